@@ -1,4 +1,4 @@
-"""Wires all parts into the whole program: from a configuration to an exit status."""
+"""Builds the whole program from its parts: takes a configuration and returns an exit status."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def run(config: Config, read_again: Callable[[], Config]) -> int:
-    """Serve until a signal; returns the exit status. ``read_again`` loads the configuration again, and raises ConfigError."""
+    """Serve until a signal arrives; returns the exit status.
+
+    ``read_again`` loads the configuration again, and raises ConfigError if the configuration has problems.
+    """
     return lifecycle.run(config, functools.partial(_serve, config, read_again))
 
 
@@ -78,7 +81,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
 
 @dataclasses.dataclass(eq=False)
 class _Node:
-    """The parts of a serving process and their connections."""
+    """The parts of a serving process and the connections between them."""
 
     config: Config
     choices: Choices
@@ -122,9 +125,9 @@ class _Node:
         self._pages: Pages
 
     async def serve(self, read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event) -> None:
-        """Serve until a signal.
+        """Serve until a signal arrives.
 
-        ``late_rules`` is set when a program of iptables ends after the loop has stopped waiting for it.
+        ``late_rules`` is set when an iptables program ends after the event loop has stopped waiting for that program.
         """
         config, kernel, engine = self.config, self.kernel, self._engine
         reloader = Reloader(config, read_again, self._reconfigure, self.metrics.configured)
@@ -143,10 +146,11 @@ class _Node:
             iptables=sorted({program.variant for program in self.programs.values()}),
         )
         work = (
-            # Interfaces and rules are followed before they are read, so that no change is missed.
+            # Notifications about interfaces and rules are enabled before the first reading, so that no change is missed.
             notifications.follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),
             notifications.follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
-            kernel.call(lambda node: node.read_rules(tuple(self.programs))),  # these processes run while the lists arrive
+            # the iptables programs that read the rules run while the lists arrive
+            kernel.call(lambda node: node.read_rules(tuple(self.programs))),
             self.source.run(self._deliver),
             engine.run(),
             _pass_on_late_rules(late_rules, engine),
@@ -164,7 +168,7 @@ class _Node:
         servers = (*routes.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
-    # The loop's Watcher.
+    # Methods that the event loop calls, as the protocol Watcher describes.
 
     def queued(self, now: float) -> None:
         """A change waits for the next sync."""
@@ -191,7 +195,10 @@ class _Node:
             self._pages.synced(summary)
 
     async def _give_up_api_servers(self) -> None:
-        """Give up addresses of API servers that a former process, or a kube-proxy, has bound for Services. None answers now."""
+        """Stop claiming the addresses of API servers that an earlier process, or a kube-proxy, has bound for Services.
+
+        No API server answers at these addresses now.
+        """
         servers, allowed = self._store.api_servers, self._engine.translation.allowed_addresses
         try:
             done = await self.kernel.call(lambda node: requirements.give_up(node, api_servers=servers, allowed=allowed))
@@ -204,17 +211,23 @@ class _Node:
             log.error("api_server_address_given_up", done=done, hint="no Service gets the address of an API server")
 
     def note_scheduler(self, name: str, why_not: str) -> None:
-        """Log and announce a scheduler that replaces the configured one; ``why_not`` is empty without a replacement."""
+        """Log the scheduler that replaces the configured scheduler, and record an event about it.
+
+        ``why_not`` is empty if there is no replacement.
+        """
         self._status.note(SCHEDULER_MISSING, f"{why_not}; {name} is used instead" if why_not else "")
         if why_not:
             log.error("scheduler_not_used", reason=why_not, used=name)
 
     async def _find_host_ports(self) -> None:
-        """Log and announce hostPort rules that come before our rules. These rules are read at the start and after each audit."""
+        """Log the hostPort rules that come before our rules, and record an event about them.
+
+        The hostPort rules are read at the start and after each audit.
+        """
         variants = {family: program.variant for family, program in self.programs.items()}
         told: tuple[str, ...] = ()
         while True:
-            with contextlib.suppress(KernelError):  # the next audit asks again
+            with contextlib.suppress(KernelError):  # the query is repeated after the next audit
                 found = await asyncio.to_thread(iptables_tables.host_ports_before_services, variants)
                 rules = ", ".join(found)
                 message = f"hostPort rules ({rules}) take their ports of all Services: {iptables_tables.HOST_PORTS_REMEDY}"
@@ -228,7 +241,7 @@ class _Node:
             self._audited.clear()
 
     async def _reconfigure(self, new: Config) -> None:
-        """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
+        """Apply a configuration completely or not at all: the step that may fail comes first."""
         try:
             choices, why_not = await _choices(self.kernel, new, self.programs)
         except (CannotStartError, KernelError) as error:
@@ -247,7 +260,7 @@ class _Node:
         self.note_scheduler(choices.translation.scheduler, why_not)
 
     def _show(self, counters: KernelThread[TrafficReader]) -> Pages:
-        """Connect the metrics to the parts that they show; returns the page of this node."""
+        """Connect the metrics to the sources of their values; returns the web pages of this node."""
         config = self.config
         figures = Sources(
             survey=self._engine.survey,
@@ -297,18 +310,20 @@ class _Node:
 
 
 async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: Mapping[Family, Program]) -> tuple[Choices, str]:
-    """Return the settings of the loop, and the reason if they do not have the configured scheduler (else empty).
+    """Return the settings of the event loop, and the reason why they do not have the configured scheduler.
+
+    The reason is empty if they have the configured scheduler.
 
     Raises:
         CannotStartError: this host cannot have these settings.
-        KernelError: the kernel could not answer now.
+        KernelError: the kernel could not answer at the moment.
     """
     scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.translation.scheduler))
     return requirements.choices(config, programs, scheduler), why_not
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
-    """Take over the witnesses in the other backend's sets, if a process with that backend has left such sets."""
+    """If an earlier process with the other backend has left sets in that backend, take over the witnesses in these sets."""
     try:
         count = await kernel.call(lambda node: node.inherit_sets(families))
     except KernelError as error:

@@ -1,9 +1,10 @@
 """Writes Kubernetes events (events.k8s.io/v1), which ``kubectl describe`` and ``kubectl get events`` show.
 
-Rule 1: nothing waits for an event, and nothing fails because of one: an event that cannot be written is dropped.
-Rule 2: repetitions are counted in one event. Each object has its own rate limit, and so has this process.
-Rule 3: an event of all nodes has a name that follows from its content, and is written after a random delay: the first node
-writes it, and the API server refuses the same name from the others.
+Rule 1: no other work waits for an event or fails because of an event. An event that cannot be written is dropped.
+Rule 2: repetitions of an event are counted in one event object. Each object has its own rate limit, and there is one rate limit
+for this whole process.
+Rule 3: if all nodes record the same event, its name is derived from its content, and it is written after a random delay. The
+first node creates the event, and the API server rejects the same name from the other nodes.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Regarding(NamedTuple):
-    """The object that an event is about. The namespace of a Node is empty."""
+    """The API object that an event is about. The namespace of a Node is empty."""
 
     kind: ObjectKind
     name: str
@@ -61,7 +62,7 @@ class Regarding(NamedTuple):
 
 
 def of_node(name: str) -> Regarding:
-    """A Node with its name as UID, as kubelet and kube-proxy write it and kubectl searches for it."""
+    """A Node, with its name in place of its UID, as kubelet and kube-proxy write it and as kubectl searches for it."""
     return Regarding(ObjectKind.NODE, name, uid=name)
 
 
@@ -89,9 +90,10 @@ class _Pending:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Recorder:
-    """Takes events at any time, and writes them in the background. Without ``post``, all events are dropped.
+    """Accepts events at any time, and writes them to the API server in the background.
 
-    ``on_outcome`` gets the outcome of each event: ``posted``, ``failed``, or ``dropped`` by a rate limit.
+    If ``post`` is None, all events are dropped. ``on_outcome`` is called with the outcome of each event: ``posted``, ``failed``,
+    or ``dropped`` by a rate limit.
     """
 
     node_name: str
@@ -128,7 +130,7 @@ class Recorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write events until it is cancelled."""
+        """Write events until this task is cancelled."""
         while True:
             self._wake.clear()
             due_s = min((waiting.due_s for waiting in self._pending.values()), default=None)
@@ -136,7 +138,7 @@ class Recorder:
                 await self.write_due()
 
     async def write_due(self) -> None:
-        """Write all events that are due."""
+        """Write all events whose time has come."""
         now = self.clock()
         for event in [event for event, waiting in self._pending.items() if waiting.due_s <= now]:
             await self._write(event, self._pending.pop(event).count)
@@ -183,7 +185,7 @@ class Recorder:
 
 
 def _render_time(epoch_s: float) -> str:
-    """A MicroTime of the API, which always has six digits after the point."""
+    """The time as a MicroTime of the API, which always has six digits after the decimal point."""
     seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{microseconds:06d}Z"
 
@@ -196,7 +198,7 @@ STARTING = "StartKubeProxy"
 
 
 class Announcer:
-    """Follows the syncs of the loop, and records events about them."""
+    """Receives the results of syncs from the event loop, and records events about them."""
 
     def __init__(self, *, node_name: str, recorder: Recorder, store: Store, status: Status) -> None:
         self._node = of_node(node_name)
@@ -244,7 +246,10 @@ class Announcer:
         self._announced = tuple(self._status.notices)
 
     def _find_hidden_nodes(self, summary: SyncSummary) -> None:
-        """Warn of the Services whose addresses make other nodes unreachable: every node treats such an address as its own."""
+        """Warn about the Services whose addresses make other nodes unreachable.
+
+        Every node treats such an address as its own.
+        """
         others = summary.view.other_nodes
         for name in summary.changes.services if others or self._hiding else ():
             state = summary.states.get(name)

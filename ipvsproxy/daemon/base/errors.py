@@ -1,10 +1,10 @@
-"""The error of a start that cannot succeed, and sentences for the operator on standard error."""
+"""The error for a start that cannot succeed, and messages for the operator on standard error."""
 
 import sys
 
 
 class CannotStartError(Exception):
-    """Requirements of the start are missing. ``reasons`` has a sentence for each."""
+    """Requirements for starting are not met. ``reasons`` has one sentence for each unmet requirement."""
 
     def __init__(self, *reasons: object) -> None:
         self.reasons = tuple(map(str, reasons))
@@ -12,6 +12,6 @@ class CannotStartError(Exception):
 
 
 def complain(*sentences: object) -> None:
-    """Writes each sentence to standard error, under the name of the program."""
+    """Writes each sentence to standard error, prefixed with the name of the program."""
     for sentence in sentences:
         sys.stderr.write(f"ipvsproxy: {sentence}\n")

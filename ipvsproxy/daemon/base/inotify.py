@@ -1,4 +1,4 @@
-"""Waits for changes of a directory: with inotify, and with polls where inotify is not available."""
+"""Waits for changes in a directory: with inotify, or by polling where inotify is not available."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
 IN_DELETE_SELF, IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x400, 0x800, 0x2000, 0x8000
 IN_ONLYDIR = 0x1000000
-# IN_ATTRIB, because a file that could not be read may have become readable.
+# IN_ATTRIB is included because a file that could not be read may have become readable.
 CHANGES = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
 END = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED
 HEADER = struct.Struct("iIII")
@@ -25,13 +25,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryChanges:
-    """Watches one directory without its subdirectories, from the start of the ``with`` block.
+    """Watches one directory, without its subdirectories, from the beginning of the ``with`` block.
 
-    While the directory is absent, or the kernel has no inotify instance left (fs.inotify.max_user_instances), ``wait`` returns
-    every ``poll_s`` seconds. Every ``poll_s`` seconds it also polls two facts. One is the directory at the path, because inotify
-    does not report a link that leads to another directory. The other fact is the time of modification: on NFS, FUSE and the like,
-    inotify may not report the changes of other hosts. On such file systems, a change inside a file that keeps its name goes
-    unnoticed.
+    While the directory is absent, or no inotify instance is available from the kernel (fs.inotify.max_user_instances), ``wait``
+    returns every ``poll_s`` seconds. Every ``poll_s`` seconds, two properties of the directory are also polled. The first
+    property is which directory the path leads to, because inotify does not report that a symbolic link was changed to another
+    directory. The second property is the modification time: on NFS, FUSE and similar file systems, inotify may not report changes
+    made by other hosts. On such file systems, a change of a file's content goes unnoticed if the file keeps its name.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
@@ -49,13 +49,14 @@ class DirectoryChanges:
 
     @property
     def is_notified(self) -> bool:
-        """Whether inotify reports changes, so that waiting costs nothing."""
+        """Whether inotify reports changes, so that waiting takes no processor time."""
         return self._descriptor >= 0
 
     async def wait(self) -> None:
-        """Wait until the directory may have changed since the last return."""
+        """Wait until the directory may have changed since the previous call returned."""
         if not self.is_notified:
-            self._open()  # Before the caller reads the directory: inotify then reports changes after that.
+            # This comes before the caller reads the directory, so that inotify reports changes made after the reading.
+            self._open()
             await asyncio.sleep(self._poll_s)
             return
         loop = asyncio.get_running_loop()
@@ -67,7 +68,7 @@ class DirectoryChanges:
         finally:
             loop.remove_reader(self._descriptor)
         before, self._polled = self._polled, self._poll()
-        if self._read_events() & END or self._polled[:2] != before[:2]:  # Another directory is at the path now.
+        if self._read_events() & END or self._polled[:2] != before[:2]:  # The path now leads to another directory.
             self._close()
             self._open()
 
@@ -82,7 +83,7 @@ class DirectoryChanges:
         self._descriptor = descriptor
 
     def _poll(self) -> tuple[int, int, int]:
-        """Device, inode and time of modification of the directory at the path; zeros if there is no directory."""
+        """Device, inode and modification time of the directory at the path, or zeros if there is no directory."""
         try:
             status = pathlib.Path(self._path).stat()
         except OSError:
@@ -95,7 +96,7 @@ class DirectoryChanges:
             self._descriptor = -1
 
     def _read_events(self) -> int:
-        """Read all waiting events into one mask."""
+        """Read all waiting events and combine their masks."""
         events = 0
         with contextlib.suppress(BlockingIOError):
             while True:

@@ -1,4 +1,4 @@
-"""Log lines: one event with its keys per line, on standard error."""
+"""Log lines on standard error: each line holds one event with its keys."""
 
 import contextlib
 import io
@@ -31,10 +31,10 @@ LAST_LINES_S = 0.5
 
 
 class _Writer:
-    """A thread that writes lines, so that no caller waits for a reader or a disk.
+    """A thread that writes log lines, so that no caller waits for the log's reader or for a disk.
 
-    A line is dropped while ``MOST_WAITING`` characters wait, or if its write fails. The log says later how many lines were
-    dropped. The file stays in blocking mode, because all processes that have the file open share its mode.
+    A line is dropped if ``MOST_WAITING`` characters are already waiting, or if writing it fails. A later log line says how many
+    lines were dropped. The file stays in blocking mode, because the mode is shared by all processes that have the file open.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -48,7 +48,7 @@ class _Writer:
         self._thread.start()
 
     def put(self, line: str) -> None:
-        """Queue a line for writing. The thread's own lines always have room."""
+        """Queue a line for writing. Lines that the thread itself logs are never dropped for lack of space."""
         with self._changed:
             if self._waiting + len(line) > MOST_WAITING and threading.current_thread() is not self._thread:
                 self._dropped += 1
@@ -70,7 +70,7 @@ class _Writer:
             try:
                 self._write((before + "".join(lines)).encode(errors="backslashreplace"))
             except OSError:
-                before = "\n"  # a part of a line may be written
+                before = "\n"  # part of a line may already be written
                 with self._changed:
                     self._dropped += len(lines)
             else:
@@ -82,7 +82,7 @@ class _Writer:
                     structlog.get_logger().log(logging.WARNING, "log_lines_dropped", lines=dropped, hint=hint)
 
     def _take(self) -> list[str]:
-        """Wait for lines and return all of them; none if the thread is to end."""
+        """Wait for lines and return all of them; an empty list means that the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ends)
             lines, self._lines, self._waiting = self._lines, [], 0
@@ -92,14 +92,14 @@ class _Writer:
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # another process has put the file in non-blocking mode
+            except BlockingIOError:  # another process has put the file into non-blocking mode
                 time.sleep(FULL_PAUSE_S)
 
 
 class _Output(io.TextIOBase):
-    """Writes to standard error, through the thread if there is one.
+    """Writes to standard error, using the thread if it is running.
 
-    A failed write is no error: a proxy goes on without a reader of its log.
+    A failed write is ignored: a proxy must keep running even if nothing reads its log.
     """
 
     def write(self, text: str) -> int:
@@ -113,14 +113,17 @@ class _Output(io.TextIOBase):
 
 
 class Libraries(logging.Handler):
-    """Turns records of Python's ``logging`` into lines of this log; libraries would write them to standard error as bare text."""
+    """Turns records of Python's ``logging`` into lines of this log.
+
+    Otherwise, the records of libraries would be written to standard error as bare text.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._texts = RateLimits[str](1, REPEAT_S, MOST_TEXTS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log a record, unless its text was logged a short while ago."""
+        """Log a record, unless the same text was logged a short while ago."""
         text = record.getMessage()
         if not self._texts.take(text, time.monotonic()):
             return
@@ -139,19 +142,19 @@ class _Process:
 
 
 def verbosity() -> int:
-    """The ``-v`` in force."""
+    """The current verbosity (``-v``)."""
     return _Process.verbosity
 
 
 def shows(level: int) -> bool:
-    """Whether the log shows lines of this verbosity. A caller asks before it makes a line that is expensive."""
+    """Whether the log shows lines of this verbosity. A caller checks this before it builds a line that is expensive to build."""
     return _Process.verbosity >= level
 
 
 def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
-    """Configure structlog for the process; ``quiet``: warnings and worse only.
+    """Configure structlog for the process; with ``quiet``, only warnings and more severe lines are logged.
 
-    Text lines are logfmt: values are quoted and escaped, so no value can forge a line.
+    Text lines use the logfmt format: values are quoted and escaped, so a value cannot be mistaken for another line.
     """
     _Process.verbosity = verbosity
     level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.WARNING if quiet else logging.INFO
@@ -168,7 +171,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Output())),
-        # A cached logger would keep the old configuration after another call.
+        # A cached logger would keep the old configuration if this function is called again.
         cache_logger_on_first_use=False,
     )
     logging.getLogger().addHandler(_libraries)
@@ -176,7 +179,10 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
 
 @contextlib.contextmanager
 def written_by_a_thread(descriptor: int = STANDARD_ERROR) -> Iterator[None]:
-    """During the block, no caller waits for the log's reader. The end of the block waits ``LAST_LINES_S`` at most."""
+    """Inside the ``with`` block, callers do not wait for the log's reader.
+
+    At its end, the block waits at most ``LAST_LINES_S`` until the remaining lines are written.
+    """
     writer = _Process.writer = _Writer(descriptor)
     try:
         yield
@@ -186,7 +192,7 @@ def written_by_a_thread(descriptor: int = STANDARD_ERROR) -> Iterator[None]:
 
 
 def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Turn lists into comma-separated text: a renderer would print them in Python's notation."""
+    """Turn lists into comma-separated text, because a renderer would print the lists in Python's notation."""
     for key, value in event.items():
         if isinstance(value, list | tuple | set | frozenset):
             event[key] = ",".join(map(str, value))
@@ -194,7 +200,7 @@ def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict
 
 
 def _printable_text(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Escape control characters: terminals and line readers act on carriage returns and escape sequences."""
+    """Escape control characters, because terminals and line-based readers interpret carriage returns and escape sequences."""
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             event[key] = printable(value)

@@ -1,4 +1,4 @@
-"""Limits of work in time: how often, when again after a failure, and for how long before other tasks have their turn."""
+"""Rate limits, delays before another attempt, and pauses of long work that let other tasks run."""
 
 import asyncio
 import random
@@ -10,9 +10,9 @@ Result = TypeVar("Result")
 
 
 class Bucket:
-    """A rate limit, so that no cause of log lines or events can fill the log or the API server.
+    """A rate limit, so that log lines or events with one cause cannot fill the log or flood the API server.
 
-    It allows ``burst`` lines or events at once, then one per ``refill_s``.
+    A bucket allows ``burst`` lines or events at once, and then one per ``refill_s`` seconds.
     """
 
     def __init__(self, burst: int, refill_s: float, now: float) -> None:
@@ -22,7 +22,7 @@ class Bucket:
         self._then_s = now
 
     def take(self, now: float) -> bool:
-        """Whether one more event is allowed; if so, it counts."""
+        """Whether one more event is allowed now; an allowed event is counted."""
         self._left = min(self._burst, self._left + (now - self._then_s) / self._refill_s)
         self._then_s = now
         if self._left < 1:
@@ -32,7 +32,7 @@ class Bucket:
 
 
 class RateLimits(Generic[Subject]):
-    """A rate limit for each subject, remembered for the ``most`` newest subjects."""
+    """A rate limit for each subject; only the ``most`` newest subjects are remembered."""
 
     def __init__(self, burst: int, refill_s: float, most: int) -> None:
         self._burst = burst
@@ -41,7 +41,7 @@ class RateLimits(Generic[Subject]):
         self._buckets: dict[Subject, Bucket] = {}
 
     def take(self, subject: Subject, now: float) -> bool:
-        """Whether one more event is allowed for this subject; if so, it counts."""
+        """Whether one more event is allowed for this subject now; an allowed event is counted."""
         bucket = self._buckets.get(subject)
         if bucket is None:
             if len(self._buckets) >= self._most:
@@ -50,15 +50,15 @@ class RateLimits(Generic[Subject]):
         return bucket.take(now)
 
     def forget(self) -> None:
-        """Let the rate limit of every subject begin anew."""
+        """Reset the rate limit of every subject."""
         self._buckets.clear()
 
 
 class Backoff:
-    """A sequence of delays that doubles up to a bound, and begins anew after ``reset``.
+    """A sequence of delays that double up to a maximum; ``reset`` starts the sequence again.
 
-    Each delay is random between half of its bound and the bound, so that a thousand nodes that lost one server do not return
-    to it together.
+    Each delay is a random time between half of its upper bound and the upper bound, so that a thousand nodes that lost the same
+    server do not reconnect at the same moment.
     """
 
     def __init__(self, *, first_s: float, longest_s: float, dice: random.Random) -> None:
@@ -69,19 +69,19 @@ class Backoff:
         """The number of delays since the last reset."""
 
     def reset(self) -> None:
-        """Begin anew, after a success."""
+        """Start the sequence again, after a success."""
         self.attempts = 0
 
     def next_s(self) -> float:
         """The next delay, in seconds."""
-        # Without a bound the exponent overflows a float: an API server may be gone for weeks.
+        # Without a limit on the exponent, the float would overflow, because an API server may be unreachable for weeks.
         bound_s = min(self._first_s * 2.0 ** min(self.attempts, 64), self._longest_s)
         self.attempts += 1
         return bound_s * self._dice.uniform(0.5, 1.0)
 
 
 async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool:
-    """Wait for at most ``longest_s`` seconds (None: without a bound). Returns whether ``wait`` ended in that time."""
+    """Wait for at most ``longest_s`` seconds; None means without a limit. Returns whether ``wait`` returned in that time."""
     try:
         async with asyncio.timeout(longest_s):
             await wait
@@ -99,7 +99,7 @@ third.
 
 
 async def in_slices(steps: Generator[None, None, Result], clock: Callable[[], float]) -> Result:
-    """Do all steps, with a pause for other tasks after each ``SLICE_S``. Returns their result."""
+    """Run all steps, with a pause for other tasks whenever ``SLICE_S`` seconds have passed. Returns the result of the steps."""
     slice_ends_s = clock() + SLICE_S
     while True:
         try:

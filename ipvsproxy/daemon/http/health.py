@@ -1,15 +1,16 @@
-"""The health of the node: whether changes are in force in time, and whether load balancers may send traffic.
+"""The health of the node: whether changes are applied in time, and whether load balancers may send traffic.
 
-Rule 1: a family is late when one of its changes has waited for two sync periods, or the objects that all its Services need
-(device, sets and rules) have been missing for so long. A single Service that cannot be programmed does not make a family late.
-Rule 2: a node is eligible for traffic of load balancers from its first complete sync on, while its Node object is known and not
-about to be removed.
-Rule 3: ``/healthz`` names a stale watch, but turns load balancers away only if the operator has chosen that. ``/livez`` ignores
-it, because a restart does not help. Unreadable manifests always turn load balancers away, because the manifests are this node's
-own.
-Rule 4: nothing is late before the first lists are complete, because nothing can be programmed. Until the first lists are
-complete, the node gets no traffic, but ``/livez`` asks for no restart.
-Rule 5: a process that is about to stop is unhealthy before it stops.
+Rule 1: an IP family is late if one of its changes has waited for two sync periods, or if the objects that all of its Services
+need (device, sets and rules) have been missing for that long. A single Service that cannot be programmed does not make a family
+late.
+Rule 2: a node is eligible for traffic from load balancers after its first complete sync, as long as its Node object is known and
+is not about to be removed.
+Rule 3: ``/healthz`` reports a stale watch, but turns load balancers away for it only if the operator has configured that.
+``/livez`` ignores a stale watch, because a restart does not help. Unreadable manifests always turn load balancers away, because
+the manifests belong to this node alone.
+Rule 4: nothing counts as late until the first lists are complete, because nothing can be programmed before. Until the first lists
+are complete, the node gets no traffic from load balancers, but ``/livez`` does not request a restart.
+Rule 5: a process that is about to stop reports itself as unhealthy before it stops.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ LATE_PERIODS = 2
 
 
 class Notice(NamedTuple):
-    """A fact about this process for a Kubernetes event at the Node, with the ``reason`` of that event."""
+    """A fact about this process that becomes a Kubernetes event about the Node, with the ``reason`` of that event."""
 
     reason: str
     message: str
@@ -33,7 +34,10 @@ class Notice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyHealth:
-    """The health of a family: when its last complete sync ended, in seconds since the epoch, and whether it is in time."""
+    """The health of an IP family: when its last complete sync ended, and whether its changes are applied in time.
+
+    The time is in seconds since the epoch.
+    """
 
     updated_s: float
     is_healthy: bool
@@ -41,13 +45,14 @@ class FamilyHealth:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The health of the node at one moment (``now_s``). ``families`` has the families with at least one complete sync.
+    """The health of the node at one moment, ``now_s``.
 
-    ``stale`` are the kinds whose watch has been silent for too long, ``missing`` the kinds without a complete first list.
-    ``unreadable`` has a sentence for each part of the kernel that cannot be read. ``unmet_settings`` are the indispensable kernel
-    settings that have another value, with that value. ``leftovers`` has a sentence for each place where obsolete rules or sets
-    resist removal. ``pending`` counts the objects that differed from their desired state after the last sync, ``drifted_s`` is
-    when objects that another program had changed were last found, None if never.
+    ``families`` has the IP families for which at least one complete sync has ended. ``stale`` are the kinds whose watch has been
+    silent for too long, and ``missing`` are the kinds whose first list is not complete. ``unreadable`` has a sentence for each
+    part of the kernel that cannot be read. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to that
+    value. ``leftovers`` has a sentence for each place from which obsolete rules or sets could not be removed. ``pending`` counts
+    the objects that differed from their desired state after the last sync. ``drifted_s`` is the last time when an object changed
+    by another program was found, or None if that never happened.
 
     Times are in seconds since the epoch.
     """
@@ -66,20 +71,22 @@ class Health:
 
     @property
     def updated_s(self) -> float | None:
-        """When the last complete sync of any family ended; None before the first."""
+        """When the last complete sync of any IP family ended; None before the first complete sync."""
         return max((family.updated_s for family in self.families.values()), default=None)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Status:
-    """Follows the syncs of the loop. ``clock`` measures the age of changes; ``wall_clock`` is for people.
+    """Receives the beginning and the result of each sync from the event loop.
 
-    ``wall_clock`` gives seconds since the epoch. The first sync counts as due from now on.
+    ``clock`` measures the age of changes; ``wall_clock`` is for times that people read. ``wall_clock`` gives seconds since the
+    epoch. The delay of the first sync is counted from the creation of this object.
 
-    ``stale`` returns the kinds whose watches are stale; with ``stale_turns_away`` they turn load balancers away. ``missing``
-    returns the kinds without a complete first list, ``unreadable`` a sentence for each part of the kernel that cannot be read
-    now, and ``leftovers`` one for each place where rules or sets of another proxy or backend resist removal. ``source_problem``
-    describes what the source has but cannot read now; empty if there is no such problem.
+    ``stale`` returns the kinds whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load balancers away.
+    ``missing`` returns the kinds whose first list is not complete. ``unreadable`` returns a sentence for each part of the kernel
+    that cannot be read now, and ``leftovers`` a sentence for each place from which rules or sets of another proxy or backend
+    could not be removed. ``source_problem`` describes what exists in the source but cannot be read now; empty if there is no such
+    problem.
     """
 
     families: Collection[Family]
@@ -106,7 +113,7 @@ class Status:
         self._drifted_s: float | None = None
 
     def note(self, reason: str, message: str) -> None:
-        """Replace the notice with this reason; an empty message takes it away."""
+        """Replace the notice that has this reason; an empty message removes the notice."""
         kept = [notice for notice in self.notices if notice.reason != reason]
         self.notices = [*kept, Notice(reason, message)] if message else kept
 
@@ -116,13 +123,14 @@ class Status:
             self._queued_s = now
 
     def listed(self, now: float) -> None:
-        """The first lists are complete: the first sync counts as due from now on."""
+        """The first lists are complete. The delay of the first sync is counted from this time."""
         self._queued_s = now
 
     def syncing(self, now: float) -> None:
-        """A sync begins with all waiting changes.
+        """A sync begins, which includes all waiting changes.
 
-        A family that the sync does not complete has waited since the oldest change, or longer.
+        If the sync does not complete a family, that family counts as waiting since the time of its oldest change or since an
+        earlier time.
         """
         since_s = now if self._queued_s is None else self._queued_s
         self._queued_s = None
@@ -147,13 +155,13 @@ class Status:
 
     @property
     def oldest_change_age_s(self) -> float:
-        """The age of the oldest change that is not in force; 0 if all changes are."""
+        """The age of the oldest change that has not been applied; 0 if all changes have been applied."""
         waiting = [*self._incomplete_since_s.values(), *(() if self._queued_s is None else (self._queued_s,))]
         return self.clock() - min(waiting) if waiting else 0.0
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every family is in time."""
+        """Whether the changes of every IP family are applied in time."""
         return not self._is_stopping and not any(map(self._is_late, self.families))
 
     @property
@@ -164,18 +172,18 @@ class Status:
 
     @property
     def node_trouble(self) -> str:
-        """The fault of its Node object that makes this node ineligible; empty if there is none."""
+        """The reason in the Node object that makes this node ineligible; empty if there is none."""
         if self.node is None:
             return "no Node object of this name is known; --hostname-override names it"
         return "its Node object is deleted or about to be, or has the cluster autoscaler's taint" if self.node.leaving else ""
 
     @property
     def is_turned_away(self) -> bool:
-        """Whether load balancers are turned away, since this node may serve outdated Services."""
+        """Whether load balancers are turned away because this node may serve outdated Services."""
         return bool(self.source_problem()) or (self.stale_turns_away and bool(self.stale()))
 
     def health(self) -> Health:
-        """The health of the node now."""
+        """The current health of the node."""
         return Health(
             now_s=self.wall_clock(),
             is_healthy=self.is_healthy,

@@ -1,11 +1,11 @@
-"""Health-check node ports: their listeners and their answers.
+"""Health-check node ports: the listeners and their answers.
 
-Rule 1: a port of a family answers for the Service that owns it in the core's table. If the Service has no addresses of a family,
-the port answers there as in the other family: load balancers use any address of the node.
-Rule 2: a listener is opened and closed, but never restarted: each request looks up its answer.
-Rule 3: an address that cannot be bound is tried again after growing pauses, and does not delay other addresses.
-Rule 4: all listeners have half of the descriptors of this process at most, and all of their connections together a quarter. The
-rest is for the kernel, programs, the API server and the servers of this node.
+Rule 1: in each IP family, a port answers for the Service that owns the port in the table of desired objects. If the Service has
+no addresses in one family, the port gives the answer of the other family, because load balancers may use any address of the node.
+Rule 2: listeners are opened and closed, but never restarted, because each request looks up the current answer.
+Rule 3: binding an address is tried again after growing pauses, which do not delay the binding of other addresses.
+Rule 4: all listeners together use at most half of this process's file descriptors, and all of their connections together at most
+a quarter. The remaining descriptors are for the kernel, started programs, the API server and the servers of this node.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
 
 
 def opener() -> Open:
-    """Opens real listeners, which share the room for connections."""
+    """Opens real listeners, all of which share one limit on the number of connections."""
     room = server.Room(max(1, min(CONNECTIONS, server.descriptors() // 4)))
 
     async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> Listener:
@@ -62,9 +62,9 @@ class _Failure(NamedTuple):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class HealthChecks:
-    """The health-check ports of all Services. ``is_healthy`` returns whether the node is healthy.
+    """The health-check node ports of all Services. ``is_healthy`` returns whether the node is healthy.
 
-    ``on_failure`` gets the Service and port that could not be opened, and why.
+    ``on_failure`` is called with the Service and the port that could not be opened, and the reason.
     """
 
     is_healthy: Callable[[], bool]
@@ -81,12 +81,15 @@ class HealthChecks:
         self._changed = asyncio.Event()
 
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck]) -> None:
-        """Set the desired health checks of all Services. The caller may pass the same mapping again with other items."""
+        """Set the desired health checks of all Services. The caller may pass the same mapping again after changing its items."""
         self._desired = checks
         self._changed.set()
 
     def listen_on(self, addresses: Mapping[Family, tuple[Address, ...]]) -> None:
-        """Set the addresses on which all ports listen, by family; the unspecified address stands for all of a family."""
+        """Set the addresses on which all ports listen, by IP family.
+
+        The unspecified address means all addresses of its family.
+        """
         if addresses != self._addresses:
             self._addresses = addresses
             self._changed.set()
@@ -97,7 +100,7 @@ class HealthChecks:
         return len(self._failures)
 
     async def run(self) -> None:
-        """Open and close listeners until it is cancelled. Cancellation closes all listeners."""
+        """Open and close listeners until this task is cancelled. When the task is cancelled, all listeners are closed."""
         try:
             while True:
                 self._changed.clear()
@@ -113,7 +116,10 @@ class HealthChecks:
             await listener.close()
 
     async def adjust(self) -> float | None:
-        """Open the desired listeners and close all others. Returns the seconds until the next attempt after failures, or None."""
+        """Open the desired listeners and close all other listeners.
+
+        Returns the seconds until the next attempt, or None if all listeners could be opened.
+        """
         desired = {
             ListenAddress(address, port): None
             for port in dict.fromkeys(port for _, port in self._desired)
@@ -131,7 +137,10 @@ class HealthChecks:
         return min((max(0.0, failure.due_s - self.clock()) for failure in self._failures.values()), default=None)
 
     def _check_at(self, endpoint: ListenAddress) -> HealthCheck | None:
-        """The health check of an endpoint, from the other family if its own has none; None if the port is not desired."""
+        """The health check for an endpoint, taken from the other IP family if the endpoint's family has none.
+
+        None means that the port is not desired.
+        """
         own = endpoint.address.family
         checks = (self._desired.get(HealthCheckPort(family, endpoint.port)) for family in sorted(Family, key=own.__ne__))
         return next(filter(None, checks), None)
@@ -166,13 +175,13 @@ class HealthChecks:
 
     def _answer(self, endpoint: ListenAddress) -> Answer:
         check = self._check_at(endpoint)
-        if check is None:  # it went a moment ago
+        if check is None:  # the health check was removed a moment ago
             return NOT_DESIRED
         return service_health(check.owner.service, check.local_endpoints, is_healthy=self.is_healthy())
 
 
 def service_health(service: ServiceName, local_endpoints: int, *, is_healthy: bool) -> Answer:
-    """The answer of a ``healthCheckNodePort``: whether this node has endpoints of the Service and is healthy."""
+    """The answer of a ``healthCheckNodePort``, which says whether this node has endpoints of the Service and is healthy."""
     document = {
         "service": {"namespace": service.namespace, "name": service.name},
         "localEndpoints": local_endpoints,

@@ -1,6 +1,6 @@
-"""The paths of the two servers of a node, health and metrics, and the page of each.
+"""The health server and the metrics server of a node: their paths, and the page at each path.
 
-A new page is one more entry of a table here.
+To add a page, add an entry to one of the tables in this module.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
-    """The answer of the page of this path; 404 without a page."""
+    """The answer of the page at this path, or 404 if there is no such page."""
     page = pages.get(request.path)
     answer = page(request) if page else server.NOT_FOUND_PAGE
     return await answer if inspect.isawaitable(answer) else answer
@@ -52,10 +52,10 @@ async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
 def health_server(
     config: Callable[[], Config], health: Callable[[], Health], on_healthz: Callable[[int], None], on_livez: Callable[[int], None]
 ) -> Handler:
-    """The health server. ``on_healthz`` and ``on_livez`` are called with the status of each answer.
+    """The health server. ``on_healthz`` and ``on_livez`` are called with the HTTP status of each answer.
 
-    ``config`` returns the configuration in force. ``?verbose`` adds the answer for ``ipvsproxy fleet``. Anybody may
-    request it, so the digest of a configuration is made once.
+    ``config`` returns the configuration in force. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads.
+    Anybody may request this data, so the digest of a configuration is computed only once.
     """
     last: tuple[Config | None, str] = (None, "")
 
@@ -79,10 +79,10 @@ def health_server(
 
 @dataclasses.dataclass(eq=False)
 class MetricsRoutes:
-    """The metrics server. ``/healthz`` only shows that the server answers.
+    """The metrics server. The path ``/healthz`` of the metrics server only shows that the server answers.
 
-    ``config`` returns the configuration in force. ``expose`` makes the page of ``/metrics``, and takes the headers ``Accept`` and
-    ``Accept-Encoding``, empty if absent. ``ui`` answers all requests below ``/ui/``.
+    ``config`` returns the configuration in force. ``expose`` creates the page ``/metrics``; its arguments are the headers
+    ``Accept`` and ``Accept-Encoding``, which are empty if the request has none. ``ui`` answers all requests below ``/ui/``.
     """
 
     config: Callable[[], Config]
@@ -112,7 +112,7 @@ class MetricsRoutes:
         return await respond(self._pages, request)
 
     def _index(self, _request: Request) -> Answer:
-        # Relative: a proxy may have put something before it.
+        # The link is relative, because a proxy may have put a prefix before the path.
         paths = (UI, *SHOWN_PATHS) if self.ui and self.config().servers.ui else SHOWN_PATHS
         links = "".join(f'<li><a href="{path[1:]}">{path}</a>\n' for path in paths)
         page = f"<!doctype html><html lang=en><title>ipvsproxy</title><h1>ipvsproxy</h1><ul>\n{links}</ul>\n"
@@ -148,9 +148,10 @@ class MetricsRoutes:
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
-    """The servers with an address, each as a coroutine that runs until it is cancelled.
+    """The servers that have an address, each as a coroutine that runs until it is cancelled.
 
-    A coroutine raises ``server.BindError`` if its address cannot be bound and the configuration has ``bindAddressHardFail``.
+    The coroutine raises ``server.BindError`` if the server's address cannot be bound and the configuration has
+    ``bindAddressHardFail``.
     """
     for name, where, answer in (("health", listen.health, health), ("metrics", listen.metrics, metrics)):
         if where:
@@ -164,7 +165,7 @@ def healthz(health: Health, **more: object) -> Answer:
 
 
 def livez(health: Health, **more: object) -> Answer:
-    """``/livez``: whether this process works in time."""
+    """``/livez``: whether this process applies changes in time."""
     return _health(health, is_fine=health.is_healthy, eligible={}, more=more)
 
 
@@ -173,7 +174,10 @@ _version = functools.cache(functools.partial(importlib.metadata.version, "ipvspr
 
 
 def _for_fleet(health: Health, digest: str) -> Mapping[str, object]:
-    """What may distinguish this process from those of other nodes. Of the configuration, there is only a digest."""
+    """Properties in which this process may differ from the processes of other nodes.
+
+    The configuration is included only as a digest.
+    """
     return {
         "version": _version(),
         "configuration": digest,
@@ -183,7 +187,7 @@ def _for_fleet(health: Health, digest: str) -> Mapping[str, object]:
 
 
 def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool], more: Mapping[str, object]) -> Answer:
-    # A healthy node is up to date, however long ago its last change was.
+    # A healthy node counts as up to date, no matter how long ago its last change was.
     updated_s = health.now_s if is_fine else health.updated_s
     status = {
         family.label: {"lastUpdated": render_time(one.updated_s), "healthy": one.is_healthy}
@@ -213,7 +217,7 @@ def configz(document: Mapping[str, object]) -> Answer:
 def slis(checks: int) -> Answer:
     """``/metrics/slis``: the number of health checks of the metrics server.
 
-    All of these checks succeed, because a dead server answers none.
+    All of these checks succeed, because a server that does not work does not answer at all.
     """
     labels = 'name="ping",type="healthz"'
     lines = (
@@ -229,12 +233,12 @@ def slis(checks: int) -> Answer:
 
 
 def flagz(values: Mapping[str, str]) -> Answer:
-    """``/flagz``: all flags with their values in force."""
+    """``/flagz``: all flags with their current values."""
     return _debug("flagz", [f"{name}={value}" for name, value in sorted(values.items())])
 
 
 def statusz(*, started_s: float, now_s: float, version: str, paths: Sequence[str]) -> Answer:
-    """``/statusz``: version, time of start and paths. Times are in seconds since the epoch."""
+    """``/statusz``: the version, the start time and the paths. Times are in seconds since the epoch."""
     minutes, seconds = divmod(round(now_s - started_s), 60)
     hours, minutes = divmod(minutes, 60)
     facts = {
@@ -252,14 +256,17 @@ def _debug(name: str, lines: Iterable[str]) -> Answer:
 
 
 def verbosity(level: int | None) -> Answer:
-    """``/debug/flags/v``: the level in force from now on; None if the request had no valid level."""
+    """``/debug/flags/v``: sets the verbosity to this level; None means that the request had no valid level."""
     if level is None:
         return Answer(BAD_REQUEST, b"the body of a PUT must be a level of -v, a whole number\n", TEXT)
     return Answer(OK, f"successfully set klog.logging.verbosity to {level}".encode(), TEXT)
 
 
 def render_time(epoch_s: float) -> str:
-    """RFC 3339 in UTC with the fewest digits after the point, as Go writes it; microseconds at most."""
+    """The time as in RFC 3339, in UTC, with as few digits after the decimal point as possible.
+
+    Go writes times in this format. The precision is at most microseconds.
+    """
     seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
     fraction = f".{microseconds:06d}".rstrip("0") if microseconds else ""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"

@@ -1,10 +1,10 @@
-"""HTTP servers of aiohttp with bounds, so that no client can keep them from answering other clients.
+"""HTTP servers built on aiohttp, with limits that prevent a client from blocking the answers to other clients.
 
-Rule 1: bounds limit a client: the number of connections, the time for its request and for reading its answer, and the size of its
-headers. The server waits for no body except the first bytes of a PUT.
-Rule 2: at the largest number of connections, a new one ends the one that has been idle for the longest time. So a client with
-many connections cannot keep others out. A connection is accepted only if there is room, so that connections without a descriptor
-wait in the kernel's queue.
+Rule 1: each client is limited in the number of connections, the time for sending its request and reading its answer, and the size
+of its headers. The server does not wait for request bodies, except for the first bytes of a PUT.
+Rule 2: when the maximum number of connections is reached, a new connection closes the connection that has been idle for the
+longest time. A client with many connections therefore cannot keep other clients out. A connection is accepted only if the limit
+allows it. Connections that have no file descriptor yet wait in the kernel's queue.
 """
 
 import asyncio
@@ -49,13 +49,14 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _silent = logging.getLogger(f"{__name__}.requests")
-_silent.disabled = True  # aiohttp would log a traceback for every client that does not speak HTTP.
+_silent.disabled = True  # Silences aiohttp, which would log a traceback for every client that does not speak HTTP.
 
 
 class Answer(NamedTuple):
     """An HTTP response.
 
-    ``more`` follows ``body`` in a long response, in parts of some ten kilobytes: handling all of it at once blocks the loop.
+    In a long response, ``more`` follows ``body`` in parts of some ten kilobytes, because handling the whole response at once
+    would block the event loop.
     """
 
     status: int
@@ -76,7 +77,7 @@ NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 class Request(NamedTuple):
     """A client's request. Header names are in lower case.
 
-    ``body`` is filled for a PUT only, with the part that arrives at once.
+    ``body`` is set only for a PUT, and holds the bytes that arrive at once.
     """
 
     path: str
@@ -94,13 +95,13 @@ class BindError(Exception):
 
 
 def descriptors() -> int:
-    """The most descriptors that this process may have."""
+    """The maximum number of file descriptors that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 class Room:
-    """The room for connections of one or more servers."""
+    """The limit on the number of connections, shared by one or more servers."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -109,7 +110,10 @@ class Room:
         self._busy: dict[object, asyncio.Transport] = {}
 
     def is_free(self) -> bool:
-        """Whether there is room now. If there is no room, a connection is ended, preferably an idle one."""
+        """Whether the limit allows another connection now.
+
+        If the limit does not allow another connection, an existing connection is closed, preferably an idle one.
+        """
         if self._beginning + len(self._idle) + len(self._busy) < self._most:
             return True
         open_ones = (one for held in (self._idle, self._busy) for one in held.values() if not one.is_closing())
@@ -118,7 +122,7 @@ class Room:
         return False
 
     def begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> "asyncio.Task[None]":
-        """Count an accepted connection from now on."""
+        """From now on, count a connection that has been accepted."""
         self._beginning += 1
         return asyncio.create_task(self._begin(make, client))
 
@@ -131,7 +135,7 @@ class Room:
             self._beginning -= 1
 
     def note(self, connection: object, transport: asyncio.Transport, *, is_busy: bool) -> None:
-        """A connection is idle, or busy with a request, from now on."""
+        """From now on, the connection counts as idle or as busy with a request."""
         self.forget(connection)
         (self._busy if is_busy else self._idle)[connection] = transport
 
@@ -142,7 +146,7 @@ class Room:
 
 
 class _Connections(web.Server):
-    """Makes the protocol of each new connection, and says to the room whether it is idle."""
+    """Creates the protocol object of each new connection, and tells the ``Room`` whether the connection is idle."""
 
     def __init__(self, handler: Handler, room: Room) -> None:
         super().__init__(
@@ -160,12 +164,12 @@ class _Connections(web.Server):
         self._room = room
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """As in aiohttp."""
+        """Overrides the method of aiohttp."""
         super().connection_made(handler, transport)
         self._room.note(handler, transport, is_busy=False)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        """As in aiohttp."""
+        """Overrides the method of aiohttp."""
         super().connection_lost(handler, exc)
         self._room.forget(handler)
 
@@ -177,7 +181,7 @@ class _Request(web.BaseRequest):
 
 
 def _begin(answer: Answer, method: str) -> web.StreamResponse:
-    """A response with its body, or one whose body follows in parts."""
+    """A response with its body, or a response whose body is sent afterwards in parts."""
     if not answer.more or method == "HEAD":
         return web.Response(status=answer.status, body=answer.whole, headers=answer.headers)
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
@@ -204,7 +208,7 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
                 asked = asked._replace(body=await _first_bytes(request))
             try:
                 answer = await handler(asked)
-            except Exception:  # of any kind: probes must still get answers
+            except Exception:  # an exception of any type: probes must still get answers
                 log.exception("request_failed", path=asked.path)
                 answer = FAILED
             response = _begin(answer, asked.method)
@@ -222,7 +226,10 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
 
 
 async def _first_bytes(request: web.BaseRequest) -> bytes:
-    """The part of the body that arrives at once. A body that breaks off or is malformed is the client's error."""
+    """The first bytes of the request body, as far as they arrive at once.
+
+    If the body breaks off or is malformed, that is the client's error.
+    """
     try:
         return await request.content.read(BODY_BYTES)
     except Exception as error:
@@ -244,11 +251,11 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port number, also if ``listen`` was called with port 0."""
+        """The actual port number, even if ``listen`` was called with port 0."""
         return int(self._bound.getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening, then close every connection; running answers have ``CLOSE_S`` to end."""
+        """Stop listening, then close every connection. Requests in progress have ``CLOSE_S`` to finish."""
         if self._pause:
             self._pause.cancel()
         self._loop.remove_reader(self._bound)
@@ -263,7 +270,7 @@ class Listener:
 
     def _accept(self) -> None:
         if not self._room.is_free():
-            return  # the loop calls again at once
+            return  # the event loop calls this function again at once
         try:
             client, _ = self._bound.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -281,10 +288,10 @@ class Listener:
 async def listen(
     address: Address, port: int, handler: Handler, *, one_family: bool = False, room: Room | None = None
 ) -> Listener:
-    """Answer HTTP on an address. Without ``room``, the server has room of its own.
+    """Answer HTTP requests on an address. If ``room`` is None, the server has its own limit on connections.
 
-    The unspecified address of either family stands for all addresses of both, as in Go programs; with ``one_family`` for all
-    addresses of its own family.
+    The unspecified address of either IP family means all addresses of both families, as in Go programs. With ``one_family``, it
+    means all addresses of its own family.
 
     Raises:
         OSError: the address cannot be bound.
@@ -294,7 +301,9 @@ async def listen(
 
 
 async def serve(name: str, address: Address, port: int, handler: Handler, *, hard_fail: bool = False) -> None:
-    """Answer HTTP on an address until it is cancelled. An address that cannot be bound is tried again every ``RETRY_S``.
+    """Answer HTTP requests on an address until this task is cancelled.
+
+    If the address cannot be bound, binding is tried again every ``RETRY_S`` seconds.
 
     Raises:
         BindError: the address cannot be bound, and ``hard_fail`` is set.
@@ -341,7 +350,7 @@ def _bind_to(address: Address, port: int, *, only_ipv6: bool) -> socket.socket:
         if address.family is Family.IPV6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         bound.bind((str(address), port))
-        # With SO_REUSEADDR, two sockets can bind one port; only ``listen`` fails for the second one.
+        # With SO_REUSEADDR, two sockets can bind the same port; only the call of ``listen`` fails for the second socket.
         bound.listen(BACKLOG)
     except BaseException:
         bound.close()

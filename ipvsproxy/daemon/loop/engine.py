@@ -1,9 +1,9 @@
-"""The loop: it translates changes, plans operations, applies them and settles their outcomes.
+"""The event loop of the daemon: it translates changes, plans operations, applies the operations and records their outcomes.
 
-Rule 1: nothing is programmed before every first list is complete and the kernel was read.
-Rule 2: the kernel is read at start-up, after an error or an unexpected outcome, by polls and by audits; never to program a change
-(see ``reader``).
-Rule 3: one sync at a time; changes that arrive meanwhile belong to the next one.
+Rule 1: nothing is programmed until every first list is complete and the kernel has been read.
+Rule 2: the kernel is read at start-up, after an error or an unexpected outcome, and by polls and audits. It is never read in
+order to program a change (see ``reader``).
+Rule 3: only one sync runs at a time; changes that arrive during a sync belong to the next sync.
 """
 
 import asyncio
@@ -58,9 +58,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Engine:
     """Keeps the kernel equal to the store.
 
-    ``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds.
+    ``clock`` is a monotonic clock, and ``processor_clock`` measures the processor time of this process; both are in seconds.
 
-    ``prepare`` is called once, when the first lists are complete, before the first reading of the kernel. It never fails.
+    ``prepare`` is called once, after the first lists are complete and before the kernel is read for the first time. ``prepare``
+    never fails.
     """
 
     choices: Choices
@@ -89,16 +90,16 @@ class Engine:
             reconciler=self._reconciler,
         )
 
-    # Called from outside.
+    # Methods that are called from outside of the event loop.
 
     def changed(self, now: float) -> None:
-        """The store has changed. ``now`` is a time of ``clock``: reading a clock is a system call."""
+        """The store has changed. The caller passes ``now``, a time of ``clock``, because reading a clock is a system call."""
         self.watcher.queued(now)
         self._is_sync_due = True
         self._wake.set()
 
     def interfaces_changed(self) -> None:
-        """Addresses of interfaces have appeared or vanished."""
+        """Addresses have been added to interfaces or removed from them."""
         self._addresses_changed = self._is_sync_due = True
         self._wake.set()
 
@@ -108,12 +109,12 @@ class Engine:
         self._wake.set()
 
     def rules_changed(self) -> None:
-        """Another program has changed our rules or sets. Virtual servers are not read for this."""
+        """Another program has changed our rules or sets. Virtual servers are not read because of such a change."""
         self._reader.request_poll(whole=False)
         self._wake.set()
 
     def rules_ended(self) -> None:
-        """A program of iptables has ended after the loop had stopped waiting for it."""
+        """An iptables program has ended after the event loop had stopped waiting for that program."""
         self._reconciler.rules_ended()
         self._reader.request_poll()
         self._is_sync_due = True
@@ -121,28 +122,28 @@ class Engine:
 
     @property
     def survey(self) -> Survey:
-        """Answers questions about desired and observed state."""
+        """Answers queries about the desired and observed state."""
         return self._reconciler.survey
 
     @property
     def translation(self) -> Settings:
-        """How Services are translated now."""
+        """The current settings for translating Services."""
         return self._translator.settings
 
     @property
     def unreadable(self) -> Collection[str]:
-        """Why parts of the kernel could not be read at the last attempt, one sentence each."""
+        """The reasons why parts of the kernel could not be read at the last attempt, one sentence per part."""
         return self._reader.unreadable
 
     def reconfigure(self, choices: Choices) -> None:
-        """Use another configuration from the next sync on. Node, families and backend do not change."""
+        """Use another configuration, beginning with the next sync. The Node, the IP families and the backend stay the same."""
         self._new_choices = choices
         self.changed(self.clock())
 
     # The loop.
 
     async def run(self) -> None:
-        """Sync for ever."""
+        """Run syncs until this task is cancelled."""
         with garbage.postponed():
             await self._wait_for_lists()
             await self._start()
@@ -161,14 +162,15 @@ class Engine:
             await self._wake.wait()
 
     async def _start(self) -> None:
-        """Read the kernel, program the first Services, then everything."""
+        """Read the kernel, program the first Services, and then all others."""
         began = self.clock()
         await self._adopt_choices()
         self._demand_primary_family()
         self._put_node()
         if self.prepare is not None:
             await self.prepare()
-        # Unreadable parts are programmed all the same, nothing of them is removed, and they are read again soon.
+        # The unreadable parts of the kernel state are still programmed, but none of their objects is removed, and they are read
+        # again soon.
         await self._reader.observe()
         self._translator.update_view(self._reader.addresses, self.clock())
         await self._learn_schedulers(self.clock())
@@ -177,15 +179,17 @@ class Engine:
         if names:
             await self._translate_all(names)
             report = await self._add(report)
-            report = await self._add(report)  # addresses are bound when their virtual servers are there
+            report = await self._add(report)  # addresses are bound only after their virtual servers have been added
             log.info("first_services_programmed", duration_s=round(self.clock() - began, 3))
         await self._sync(self.clock(), report)
 
     def _demand_primary_family(self) -> None:
-        """Go on only if the family of the node's primary address is served, as kube-proxy does (cmd/kube-proxy/app/server.go).
+        """Continue only if the IP family of the node's primary address is served, as in kube-proxy.
+
+        See cmd/kube-proxy/app/server.go in kubernetes/kubernetes.
 
         Raises:
-            CannotStartError: that family is not served.
+            CannotStartError: the family of the primary address is not served.
         """
         translation = self._translator.settings
         node = self.store.node(self.choices.settings.node_name)
@@ -197,10 +201,10 @@ class Engine:
             )
 
     async def _pause(self) -> float:
-        """Wait until there is work, and at least until the minimum interval since the last sync (or a short rest) is over.
+        """Wait until there is work and the minimum sync interval (or a short pause) has passed since the last sync.
 
-        Readings of the kernel that are due go on meanwhile; in a storm of changes, at least one part in each rest. Returns the
-        time.
+        Readings of the kernel that are due continue during the wait. Even if changes arrive continuously, at least one part is
+        read in each pause. Returns the current time.
         """
         rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
         may_begin_s = self.clock() + max(self.choices.settings.min_interval_s, rest_s)
@@ -215,9 +219,9 @@ class Engine:
         return now
 
     async def _idle(self) -> float | None:
-        """Wait until something is due or arrives; returns the time.
+        """Wait until work is due or arrives; returns the current time.
 
-        Returns None if it has only read a part of the kernel, and nothing has changed there.
+        Returns None if only a part of the kernel was read, and no change was found in that part.
         """
         times_s = (self._reconciler.next_s(), self._translator.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
@@ -230,11 +234,14 @@ class Engine:
             return None
         before = self._reader.addresses
         await self._reader.read_on()
-        # An audit counts as a sync, whatever it finds: monitoring relies on the time of the last one.
+        # An audit counts as a sync even if it finds nothing, because monitoring relies on the time of the last sync.
         return self.clock() if self._reader.has_news or self._reader.addresses != before else None
 
     async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
-        """Put all changes in force. ``done_before`` is the report of earlier operations, which joins the report of this sync."""
+        """Apply all changes.
+
+        ``done_before`` is the report of earlier operations, which is merged into the report of this sync.
+        """
         self._is_sync_due = False
         observed = began
         self.watcher.syncing(began)
@@ -251,8 +258,8 @@ class Engine:
         changes = self.store.take()
         translated = observed
         for names in _batches(changes.services):
-            # Many changes at once, as at the start: each batch is in force before the next one begins. Removals wait until all
-            # Services have been translated.
+            # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
+            # Removals wait until all Services have been translated.
             await self._translate_all(names)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)
@@ -291,9 +298,9 @@ class Engine:
         self.watcher.synced(summary)
 
     async def _learn_schedulers(self, now: float) -> None:
-        """Ask the kernel for schedulers that annotations name for the first time.
+        """Ask the kernel about the schedulers that annotations name for the first time.
 
-        If the kernel does not answer, the question is repeated later.
+        If the kernel does not answer, the query is repeated later.
         """
         for name in sorted(self._translator.unknown_schedulers):
             try:
@@ -308,16 +315,22 @@ class Engine:
         return families if self.store.may_lack_all else self._reconciler.survey.unserved(families)
 
     async def _add(self, total: Report) -> Report:
-        """Apply the additions that are possible now; other operations must wait for them. Returns ``total`` with their report."""
+        """Apply the additions that are possible now; all other operations must wait until the additions are done.
+
+        Returns ``total`` combined with the report of the additions.
+        """
         self._translator.put_skeletons()
         now = self.clock()
         return _sum(total, await self._apply(await self._plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
-        """Plan, apply and settle until nothing can be done. Returns ``total`` with the report of these operations."""
+        """Plan and apply operations and record their outcomes until nothing more can be done.
+
+        Returns ``total`` combined with the report of these operations.
+        """
         while True:
             self._translator.put_skeletons()
-            # Additions come first; while a first list is doubted, there are only additions.
+            # Additions come first; while a first list is doubted, only additions are made.
             plan = await self._plan(now, only_additions=self.store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan, now))
@@ -335,7 +348,10 @@ class Engine:
         await in_slices(self._reconciler.noting_connections(counts, now), self.clock)
 
     async def _apply(self, plan: Plan, now: float) -> Report:
-        """Apply a plan. Real servers that begin to drain by this plan and have no connections are removed in the same call."""
+        """Apply a plan.
+
+        Real servers that begin to drain because of this plan and have no connections are removed in the same call.
+        """
         room = self._reconciler.room(now)
         applied = await self.kernel.call(lambda kernel: _apply(kernel, plan, room))
         journal.log_outcomes(applied.outcomes)
@@ -348,7 +364,7 @@ class Engine:
         return report
 
     async def _read_due_drains(self, now: float) -> bool:
-        """Read the connection counts that are due. Returns whether any counts were due."""
+        """Read the connection counts whose reading is due. Returns whether the reading of any counts was due."""
         due = self._reconciler.drains_due(now)
         if not due:
             return False
@@ -360,7 +376,7 @@ class Engine:
         await in_slices(self._translator.putting(names), self.clock)
 
     async def _adopt_choices(self) -> None:
-        """Adopt the configuration given to ``reconfigure``: every Service and rule may be concerned."""
+        """Adopt the configuration given to ``reconfigure``, which may affect every Service and every rule."""
         if self._new_choices is None:
             return
         new, self._new_choices = self._new_choices, None
@@ -377,7 +393,7 @@ class Engine:
 
 
 class _Applied(NamedTuple):
-    """The outcomes of a plan, the connection counts where drains begin, and the outcomes of removing idle real servers."""
+    """The outcomes of a plan and of removing idle real servers, and the connection counts of newly draining real servers."""
 
     outcomes: Sequence[Outcome]
     connections: _Connections
@@ -395,14 +411,14 @@ def _apply(kernel: Kernel, plan: Plan, room: int) -> _Applied:
 
 
 def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
-    """The names in their order, in lists of ``SERVICES_AT_ONCE``; the last list may be shorter."""
+    """The names in their given order, in lists of ``SERVICES_AT_ONCE`` names; the last list may be shorter."""
     remaining = iter(names)
     while batch := list(itertools.islice(remaining, SERVICES_AT_ONCE)):
         yield batch
 
 
 def _sum(total: Report, report: Report) -> Report:
-    """The sum of both reports, with the pending operations of the later report."""
+    """The sum of both reports, with the number of pending operations from the later report."""
     return Report(
         done=Counter(total.done) + Counter(report.done),
         failed=Counter(total.failed) + Counter(report.failed),

@@ -1,8 +1,9 @@
-"""When Python's collector searches for cycles. Objects without cycles are freed by their reference count.
+"""Decides when Python's garbage collector searches for reference cycles.
 
-The known objects are a million values without cycles. During a start, a hundred rounds of the collector would walk all known
-objects again and again, for a third of its time. Later, one round over the objects of some seconds of churn would hold the loop
-for too long. ``docs/performance.md`` has the figures.
+Objects that are not in a cycle are freed when their reference count becomes 0. The data about known API objects consists of about
+a million values without cycles. During a start, a hundred collections would traverse all known objects again and again, which
+would take a third of the start's time. Later, one collection of the objects created in some seconds of changes would block the
+event loop for too long. ``docs/performance.md`` has the measurements.
 """
 
 import contextlib
@@ -31,7 +32,10 @@ _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
 
 @contextlib.contextmanager
 def postponed() -> Iterator[None]:
-    """Collect nothing inside the block, and freeze its objects until the next thaw."""
+    """Inside the ``with`` block, nothing is collected.
+
+    The objects created in the block are frozen until the next thaw (``gc.unfreeze``).
+    """
     gc.disable()
     try:
         yield
@@ -42,9 +46,10 @@ def postponed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
-    """Inside the block, collect often and little: an object that has outlived a round of each age is frozen until a thaw.
+    """Inside the ``with`` block, small collections run often.
 
-    Yields a function to call now and then: it thaws when that is due by ``clock`` (seconds).
+    An object that has survived a collection of each generation is frozen until a thaw. Yields a function that must be called now
+    and then: it thaws the frozen objects when that is due by ``clock`` (seconds).
     """
     thawed_s = clock()
 
@@ -53,7 +58,8 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
             gc.freeze()
 
     def collect_nothing() -> None:
-        # Python postpones the next full round until a quarter is added to what the last round left, so that must be nothing.
+        # Python postpones the next full collection until the number of new objects is a quarter of the objects that survived the
+        # last one, so no unfrozen object may survive.
         gc.freeze()
         gc.collect()
 

@@ -1,4 +1,4 @@
-"""The loop's log lines: each fact once, and one line for each sync with operations."""
+"""The log lines of the event loop: each fact is logged once, and each sync with operations has one line."""
 
 import dataclasses
 import itertools
@@ -50,7 +50,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def log_received(events: Iterable[Event]) -> None:
-    """Log the events of the source, at the verbosity of single operations."""
+    """Log the events that the source delivers, at the verbosity for single operations."""
     if not logs.shows(logs.DEBUG_VERBOSITY):
         return
     for event in events:
@@ -72,12 +72,12 @@ def log_received(events: Iterable[Event]) -> None:
 
 
 def _keys_of(why: Skipped | Rejected) -> Mapping[str, str]:
-    """The keys of a line that say why a part, or all, of an object is not used."""
+    """The keys of a log line that says why an object, or a part of it, is not used."""
     return {**({"field": why.field} if why.field else {}), "reason": why.reason}
 
 
 def log_desired(name: ServiceName, state: ServiceState | None) -> None:
-    """Log the desired state of a Service, at the verbosity of single operations."""
+    """Log the desired state of a Service, at the verbosity for single operations."""
     if not logs.shows(logs.DEBUG_VERBOSITY):
         return
     if state is None:
@@ -88,7 +88,10 @@ def log_desired(name: ServiceName, state: ServiceState | None) -> None:
 
 
 def log_outcomes(outcomes: Iterable[Outcome]) -> None:
-    """Log operations on the kernel: removals and rules at a lower verbosity, all others at a higher one."""
+    """Log operations on the kernel.
+
+    Removals and changes of rules are logged at a lower verbosity, all other operations at a higher verbosity.
+    """
     if logs.shows(logs.DEBUG_VERBOSITY):
         for outcome in outcomes:
             for operation in one_by_one([outcome.operation]):
@@ -104,9 +107,9 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
-    """Log why load balancers are turned away from a node on which everything is in force, and log when this ends.
+    """Log why load balancers are turned away from a node on which all changes have been applied, and log when the reason is gone.
 
-    ``before`` and ``trouble`` are the former and present trouble of its Node object, empty if none.
+    ``before`` and ``trouble`` are the previous and the current problem with this node's Node object; empty if there is none.
     """
     if trouble and trouble != before:
         log.warning("load_balancers_turned_away", node=name, reason=trouble)
@@ -116,13 +119,16 @@ def log_node(name: str, before: str, trouble: str) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Lines:
-    """Lines with a rate limit. Lines above the limit are counted, and the next allowed line shows their number."""
+    """Log lines with a rate limit.
+
+    Log lines above the limit are not written but counted, and the next allowed line shows their number.
+    """
 
     limit: timing.Bucket
     untold: int = 0
 
     def log(self, now: float, write: Callable[..., object], event: str, **keys: object) -> None:
-        """Log a line, or count it."""
+        """Write a log line, or only count it."""
         if not self.limit.take(now):
             self.untold += 1
             return
@@ -131,10 +137,10 @@ class _Lines:
 
 
 class Journal:
-    """Remembers what it has logged, and limits the rate of lines.
+    """Remembers what has been logged, and limits the rate of log lines.
 
-    Each object has a rate limit of complaints, and all objects together have one. Lines above the limit are counted, and the next
-    allowed line shows their number as ``untold``.
+    Each object has a rate limit for complaints, and there is a rate limit for all objects together. Log lines above a limit are
+    not written but counted, and the next allowed line shows their number as ``untold``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -147,9 +153,9 @@ class Journal:
         self._settings: Mapping[str, str] = {}
 
     def log_complaints(self, complaints: Iterable[Complaint]) -> None:
-        """Log the unused parts of objects with the reason.
+        """Log the parts of objects that are not used, with the reason.
 
-        Valid parts that this proxy does not use are logged only at the verbosity of single operations.
+        Valid parts that this proxy does not use are logged only at the verbosity for single operations.
         """
         for complaint in complaints:
             invalid = [skipped for skipped in complaint.skipped if skipped.invalid]
@@ -165,7 +171,7 @@ class Journal:
                     log.debug("part_not_used", **about, **_keys_of(skipped))
 
     def logging_conflicts(self, conflicts: Iterable[Conflict]) -> Generator[None, None, Collection[Conflict]]:
-        """Log the new conflicts among all present ones, in steps. Returns all present conflicts."""
+        """Among all current conflicts, log those that are new, in steps. Returns all current conflicts."""
         present: set[Conflict] = set()
         yield from each(present.add, conflicts)
         new = present - self._conflicts
@@ -184,7 +190,7 @@ class Journal:
         return new
 
     def log_without_scope(self, ports: Iterable[MarkedPort]) -> None:
-        """Log the Service ports that have begun to wait for a mark."""
+        """Log the Service ports that have begun to wait for a free mark."""
         for port in ports:
             if self._is_allowed(port):
                 self._log_limited(
@@ -197,7 +203,7 @@ class Journal:
                 )
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
-        """Log the doubted lists, and the end of each doubt."""
+        """Log the lists that are doubted, and the end of each doubt."""
         confirmed = f"before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it"
         for kind in doubts.keys() - self._doubted:
             doubt = doubts[kind]
@@ -217,7 +223,7 @@ class Journal:
         self._doubted = frozenset(doubts)
 
     def log_drift(self, news: News) -> None:
-        """Log drift, and drift that is left alone for a while because it returns again and again."""
+        """Log drift. Also log drift that is not repaired for a while because it keeps returning."""
         if news.drifted:
             log.warning("drift_found", **news.drifted)
         for place, times in itertools.islice(news.left_alone.items(), PLACES_SHOWN):
@@ -230,9 +236,10 @@ class Journal:
             )
 
     def log_settings(self, given_up: Mapping[str, str]) -> None:
-        """Log which kernel settings, by path, cannot be written, and why: once, until another setting cannot be written.
+        """Log which sysctls, by path, cannot be written, and why.
 
-        Without an indispensable setting no Service of its families works, so the health of the node shows such settings as well.
+        This is logged once, and again when another sysctl cannot be written. If an indispensable sysctl has a wrong value, no
+        Service of its IP families works, so the health of the node also shows such sysctls.
         """
         new = [path for path in given_up if path not in self._settings]
         if new:
@@ -260,7 +267,7 @@ class Journal:
             )
 
     def _is_allowed(self, subject: object, lines: int = 1) -> bool:
-        """Whether the rate limits allow a line about this subject now; if not, its lines count as untold."""
+        """Whether the rate limits allow a log line about this subject now; if they do not, its lines are counted as untold."""
         if self._subjects.take(subject, self._clock()):
             return True
         self._lines.untold += lines

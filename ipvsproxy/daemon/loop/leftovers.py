@@ -1,15 +1,16 @@
-"""Removes rules that another proxy, or a former process of ours, has left behind, once our rules are in force.
+"""Removes rules that another proxy or an earlier ipvsproxy process has left behind, after our own rules have been programmed.
 
-Such rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in our other backend.
+Such rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that ipvsproxy does not use
+now.
 
-Rule 1: a family is examined when its rules and sets come into force, and after each audit; a program runs only if a rule has
-changed since. While most virtual servers of a family or an entry of a set are missing, no family is examined, because the old
-rules still serve it.
-Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
-Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``leftovers`` of ``reconcile``).
-Rule 4: one log line when the rules of a place resist, and one when none are left.
-Rule 5: the other backend is removed last, as one place of all families, because rules of iptables use its sets. That backend logs
-its removals itself.
+Rule 1: an IP family is examined when its rules and sets have been programmed, and after each audit. An external program is run
+only if a rule has changed since the last examination. While most virtual servers of an IP family, or any entry of a set, are
+missing, no family is examined, because the old rules still serve traffic.
+Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
+Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``leftovers`` of ``reconcile``).
+Rule 4: one line is logged when the rules in a place cannot be removed, and one when no leftover rules remain there.
+Rule 5: the other backend is removed last, as one place for all IP families, because rules of iptables use its sets. The other
+backend logs its removals itself.
 """
 
 import asyncio
@@ -48,10 +49,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Examined(NamedTuple):
-    """The result of examining a place, with the fingerprint that its rules had before.
+    """The result of examining a place, with the fingerprint that the place's rules had before the examination.
 
-    ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed, ``foreign`` a table
-    that only has the name of a leftover, and the reason.
+    ``failure`` says why a removal did not happen although it was allowed. ``hidden`` names the tables that cannot be listed.
+    ``foreign`` names a table that has the name of a leftover table but is not one, and gives the reason.
     """
 
     fingerprint: object
@@ -64,9 +65,10 @@ class Examined(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Remains:
-    """The rules that another proxy may have left in one place, and how they are found and removed. All calls block.
+    """The rules that another proxy may have left in one place, and the functions that find and remove them.
 
-    ``fingerprint`` changes with what is in the place; None if the kernel shows none. ``look`` and ``remove`` raise KernelError.
+    All calls block the calling thread. ``fingerprint`` changes when the content of the place changes; None means that the kernel
+    provides no fingerprint. ``look`` and ``remove`` may raise KernelError.
     """
 
     fingerprint: Callable[[], object]
@@ -74,10 +76,12 @@ class Remains:
     remove: Callable[[Removal], None]
 
     def __call__(self, known: Examined | None = None, *, may_remove: bool) -> Examined:
-        """Examine the place and, with ``may_remove``, clear it; returns ``known`` if nothing has changed since that examination.
+        """Examine the place and, if ``may_remove`` is true, remove its leftovers.
+
+        Returns ``known`` if nothing has changed since that examination.
 
         Raises:
-            KernelError: the kernel could not be read just now.
+            KernelError: the kernel could not be read at the moment.
         """
         fingerprint = self.fingerprint()
         if known is not None and known.fingerprint is not None and fingerprint == known.fingerprint:
@@ -93,7 +97,7 @@ class Remains:
 
 
 def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[AnyPlace, Remains]:
-    """What may be left in places of iptables."""
+    """The leftover rules that may exist in iptables."""
 
     def look(place: RulesPlace) -> Examined:
         scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
@@ -107,7 +111,7 @@ def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[An
 
 
 def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
-    """What may be left in kube-proxy's tables of both families."""
+    """The leftover rules that may exist in kube-proxy's nftables tables of both IP families."""
 
     def look(place: TablePlace) -> Examined:
         table = tables.read(place)
@@ -123,11 +127,11 @@ def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
 
 
 def announce(remains: Mapping[AnyPlace, Remains]) -> None:
-    """Log the tables of kube-proxy's nftables mode that a start meets. Blocks."""
+    """Log the tables of kube-proxy's nftables mode that exist at the start. Blocks."""
     for place, left in remains.items():
         if not isinstance(place, TablePlace):
             continue
-        with contextlib.suppress(KernelError):  # the examination after the first sync meets with the same error
+        with contextlib.suppress(KernelError):  # the examination after the first sync will fail with the same error and log it
             if left(may_remove=False).removal.is_needed:
                 hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"
                 log.warning(FOUND, rules=str(place), hint=hint)
@@ -135,11 +139,11 @@ def announce(remains: Mapping[AnyPlace, Remains]) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _State:
-    """The state of a place.
+    """The state of one place.
 
-    ``known`` is the last examination with nothing to remove. ``ongoing`` are the log events that are not over: empty if no rules
-    are left; ``reason`` is the reason in the last log event. ``due_s`` is the time of the next examination; infinite: after the
-    next audit.
+    ``known`` is the last examination that found nothing to remove. ``ongoing`` are the log events that still apply, empty if no
+    leftover rules remain; ``reason`` is the reason in the last log event. ``due_s`` is the time of the next examination; infinity
+    means after the next audit.
     """
 
     known: Examined | None = None
@@ -151,11 +155,11 @@ class _State:
 
 @dataclasses.dataclass(eq=False)
 class Leftovers:
-    """Examines places and removes rules beside the loop, so that a waiting program of iptables delays nothing else.
+    """Examines places and removes rules in parallel to the event loop.
 
-    ``in_thread`` examines a place in another thread.
+    Waiting for an iptables program therefore delays no other work. ``in_thread`` examines a place in another thread.
 
-    ``remove_other_backend`` removes our objects from the other backend, and returns the sets that rules still use; it may raise
+    ``remove_other_backend`` removes our objects from the other backend, and returns the sets that rules still use. It may raise
     KernelError and OSError.
     """
 
@@ -173,17 +177,17 @@ class Leftovers:
 
     @property
     def present(self) -> Mapping[AnyPlace, bool]:
-        """For each place, whether rules resist removal there, or may do so because they cannot be read."""
+        """Maps each place to whether its rules cannot be removed, or may remain because they cannot be read."""
         return {place: bool(state.ongoing) for place, state in self._states.items()}
 
     @property
     def other_backend_resists(self) -> bool:
-        """Whether one of our objects in the other backend resists removal."""
+        """Whether one of our objects in the other backend could not be removed."""
         return bool(self._other_backend.ongoing)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """A sentence for each place whose rules resist removal, or may do so because they cannot be read."""
+        """A sentence for each place whose rules cannot be removed, or may remain because they cannot be read."""
         return tuple(
             f"{f'leftover rules stay ({place})' if place else 'what the other backend holds of ours stays'}: {state.reason}"
             for place, _, state in self._all()
@@ -191,7 +195,7 @@ class Leftovers:
         )
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
+        """A sync has ended."""
         before, self._in_force = self._in_force, frozenset(Family) - summary.not_in_force
         for _, families, state in self._all():
             if families <= self._in_force and (summary.is_audit or not families <= before):
@@ -199,13 +203,16 @@ class Leftovers:
                 self._wake.set()
 
     def _all(self) -> Iterator[tuple[AnyPlace | None, frozenset[Family], _State]]:
-        """Each place, the families that must be in force before it is examined, and its state; None is the other backend."""
+        """Each place with its state and with the IP families that must be programmed before the place is examined.
+
+        The place None is the other backend.
+        """
         for place, state in self._states.items():
             yield place, frozenset({place.family}), state
         yield None, frozenset(Family), self._other_backend
 
     async def run(self) -> None:
-        """Examine for ever."""
+        """Examine places until this task is cancelled."""
         while True:
             await self._pause()
             await self._examine_where_due()
@@ -232,7 +239,7 @@ class Leftovers:
                 self._fail(place, state, str(error))
 
     def _fail(self, place: AnyPlace | None, state: _State, error: str, patience: int = 1) -> None:
-        """An examination or removal has failed, which is logged once ``patience`` have failed in a row."""
+        """An examination or removal has failed. The failure is logged after ``patience`` failures in a row."""
         state.failures += 1
         state.due_s = self.clock() + delay_s(state.failures)
         if state.failures < patience:
@@ -244,7 +251,7 @@ class Leftovers:
             self._log_once(place, state, RESISTS, error=error, hint=f"{hint} these rules meanwhile")
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
-        """Note the sets of the other backend that rules still use."""
+        """Record the sets of the other backend that rules still use."""
         if used:
             self._fail(None, state, f"a rule still uses {_listed(used)}", USED_SETS_PATIENCE)
         else:
@@ -279,7 +286,7 @@ class Leftovers:
             state.ongoing.clear()
 
     def _log_once(self, place: AnyPlace | None, state: _State, event: str, **keys: str) -> None:
-        """Log an event, unless it was logged and is not over."""
+        """Log an event, unless it has already been logged and still applies."""
         if event not in state.ongoing:
             log.warning(event, **({"rules": str(place)} if place else {}), **keys)
         state.ongoing.add(event)

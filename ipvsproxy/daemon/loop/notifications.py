@@ -1,4 +1,4 @@
-"""Notifies the loop of what other programs change: addresses, interfaces, local routes, our table of nftables."""
+"""Notifies the event loop when other programs change addresses, interfaces, local routes or our nftables table."""
 
 import asyncio
 from collections.abc import Collection
@@ -12,13 +12,13 @@ from ipvsproxy.kernel.nftables.changes import NftChanges
 
 
 async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
-    """Have the engine read the kernel when another program changes addresses, interfaces or our local routes.
+    """Make the engine read the kernel when another program changes addresses, interfaces or our local routes.
 
-    ``own_ports`` are the port ids of the sockets by which this process changes addresses and routes; this set may grow meanwhile.
-    ``route_protocol`` is the protocol number of our routes.
+    ``own_ports`` are the netlink port ids of the sockets with which this process changes addresses and routes; more ports may be
+    added while this function runs. ``route_protocol`` is the protocol number of our local routes.
 
     Raises:
-        KernelError: the kernel sends no notifications, or has stopped sending them.
+        KernelError: the kernel does not send notifications, or has stopped sending notifications.
     """
     loop = asyncio.get_running_loop()
     broken: asyncio.Future[None] = loop.create_future()
@@ -30,7 +30,7 @@ async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_pr
                 for change in listener.read():
                     (engine.kernel_changed if change is notify.Change.OURS else engine.interfaces_changed)()
             except KernelError as error:
-                loop.remove_reader(listener.fileno())  # else it would be called again at once
+                loop.remove_reader(listener.fileno())  # otherwise the event loop would call this function again at once
                 broken.set_exception(error)
 
         loop.add_reader(listener.fileno(), read)
@@ -44,7 +44,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 async def follow_rules(engine: Engine, changes: NftChanges | None) -> None:
-    """Has the engine read rules and sets when another program changes our table of nftables, until its socket is lost."""
+    """Makes the engine read rules and sets when another program changes our nftables table.
+
+    Ends when the notification socket is lost.
+    """
     if changes is None:
         return
     loop = asyncio.get_running_loop()

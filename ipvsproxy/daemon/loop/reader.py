@@ -1,11 +1,14 @@
-"""Reads the kernel when a reading is due, and passes on the result; with the interface of the kernel that the loop needs.
+"""Reads the kernel when a reading is due, and passes the result on.
 
-Rule 1: everything is read at start-up and by audits, which come at a slow pace, and after an error or an unexpected outcome.
-Rule 2: between audits the kernel is polled, which is cheaper: as often as a small share of a processor allows, and after a
-notification. Most polls only read the parts of the kernel that show most changes at little cost. At the drift-check interval,
-after a notification and after drift, when another program writes, polls read all virtual servers with their real servers.
-Rule 3: audits and polls go in parts. The kernel may be written between two parts, so a change in the API waits for one part at
-most.
+Also defines the interface of the kernel that the event loop needs.
+
+Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
+Rule 2: between audits, the kernel is polled, which is cheaper. Polls run as often as a small share of a processor allows, and
+after a notification. Most polls read only those parts of the kernel that show most changes at little cost. At the drift-check
+interval, after a notification, and after drift while another program is writing, polls read all virtual servers with their real
+servers.
+Rule 3: audits and polls are read in parts. Between two parts, the event loop may write to the kernel, so a change from the API
+waits for at most one part.
 """
 
 import dataclasses
@@ -56,74 +59,78 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class ReadableKernel(Protocol):
-    """Reads the kernel. A command that changes nothing needs no other methods."""
+    """Reads the kernel. A command that changes nothing needs only these methods."""
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """Read everything: these sets, the rules of these families, these settings (paths), and all other objects.
+        """Read everything: these sets, the rules of these IP families, these sysctls (by path), and all other objects.
 
-        A part that cannot be read is None, and has a sentence in ``errors``.
+        A part that cannot be read is None, and ``errors`` has a sentence about it.
         """
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
-        """The addresses on all interfaces but our device.
+        """The addresses on all interfaces except our device.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the addresses could not be read.
         """
 
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connection counts of these virtual servers; None for a virtual server whose counts could not be read."""
+        """The connection counts of these virtual servers; None means that the counts of a virtual server could not be read."""
 
     def why_missing(self, scheduler: str) -> str:
-        """As ``why_unusable`` of ``Kernel``, but only as far as the files of kernel modules show it: it makes no attempt."""
+        """Like ``why_unusable`` of ``Kernel``, but only looks at the files of kernel modules.
+
+        The scheduler is not tried.
+        """
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the timeouts could not be read.
         """
 
 
 class Kernel(ReadableKernel, Protocol):
     """Reads and programs the kernel.
 
-    All methods block, and are called in the kernel's thread alone (``KernelThread.call``).
+    All methods block, and must be called only in the kernel's thread (``KernelThread.call``).
     """
 
     def poll(
         self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
-        """As ``observe``, but each part is read when the caller asks for it.
+        """Like ``observe``, but each part is read only when the caller requests it from the iterator.
 
-        Unless ``thorough``, only parts that may have changed.
+        If ``thorough`` is false, only parts that may have changed are read.
 
-        Unless ``whole``, changes of virtual servers that cannot be seen cheaply are left out.
+        If ``whole`` is false, changes of virtual servers that cannot be seen cheaply are not read.
         """
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why no virtual server can have this scheduler, found by an attempt; empty if one can.
+        """The reason why virtual servers cannot have this scheduler, found by trying it; empty if the scheduler is usable.
 
         Raises:
-            KernelError: the kernel could not answer now.
+            KernelError: the kernel could not answer at the moment.
         """
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their order, also after a failed one; each object is in one operation at most.
+        """Apply operations in their given order, and continue after a failed operation.
 
-        Returns their outcomes in that order. An operation on several objects may have several outcomes if its objects fared
-        differently; together, they name each object once.
+        No object may be in more than one operation. Returns the outcomes in the order of the operations. An operation on several
+        objects may have several outcomes if the results for its objects differ; together, these outcomes contain each object
+        exactly once.
         """
 
 
 @dataclasses.dataclass(slots=True)
 class _Reading:
-    """An audit or a poll under way.
+    """An audit or a poll in progress.
 
-    ``is_whole``: it reads all virtual servers. ``lacks_witnesses``: an unreadable part may hold witnesses of our virtual servers
-    (rules never hold any).
+    ``is_whole``: the reading includes all virtual servers. ``lacks_witnesses``: an unreadable part may contain witnesses of our
+    virtual servers (rules never contain witnesses).
     """
 
     parts: Iterator[Observation]
@@ -137,9 +144,9 @@ class _Reading:
 
 @dataclasses.dataclass(eq=False)
 class KernelReader:
-    """Reads the kernel for a reconciler. Times are those of ``clock``.
+    """Reads the kernel for a reconciler. Times are times of ``clock``.
 
-    ``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds.
+    ``clock`` is a monotonic clock, and ``processor_clock`` measures the processor time of this process; both are in seconds.
     """
 
     reconciler: Reconciler
@@ -170,7 +177,10 @@ class KernelReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether an audit has ended or drift was observed, and no reading is under way: its parts depend on each other."""
+        """Whether an audit has ended or drift was observed, and no reading is in progress.
+
+        The parts of a reading depend on each other.
+        """
         return (self._has_drifted or self.has_audited) and self._reading is None
 
     def take_drifted(self) -> Mapping[str, int]:
@@ -179,34 +189,34 @@ class KernelReader:
         return drifted
 
     def adopt(self, families: Collection[Family], audit_interval_s: float, drift_check_interval_s: float) -> None:
-        """From now on, read the rules of these families, and audit and poll everything at these intervals.
+        """From now on, read the rules of these IP families, and run audits and whole polls at these intervals.
 
-        Audits and polls come less often if they cost much.
+        Audits and polls run less often if they take much processor time.
         """
         self._families, self._audit_interval_s = families, audit_interval_s
         self._drift_check_interval_s = drift_check_interval_s
 
     def request_poll(self, *, whole: bool = True) -> None:
-        """Poll as soon as the rest after the last reading is over, or after the reading under way.
+        """Poll as soon as the pause after the last reading is over, or after the reading in progress.
 
-        ``whole``: with all virtual servers.
+        ``whole``: the poll includes all virtual servers.
         """
         self._poll_due_s = 0.0
         if whole:
             self._whole_poll_due_s = 0.0
 
     def request_audit(self) -> None:
-        """Audit as soon as the rest after the last reading is over, or after the reading under way."""
+        """Audit as soon as the pause after the last reading is over, or after the reading in progress."""
         self._audit_due_s = 0.0
 
     def syncing(self) -> None:
-        """A sync begins: it repairs the drift observed so far."""
+        """A sync begins, which repairs the drift observed so far."""
         self._has_drifted = False
 
     async def observe(self) -> None:
-        """Read the whole kernel. Unreadable parts keep their last observed state."""
+        """Read the whole kernel. For parts that cannot be read, the last observed state is kept."""
         now = self.clock()
-        # Set before the reading, because a change meanwhile asks for another reading.
+        # These times are set before the reading, because a change during the reading requests another reading.
         self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + self._poll_interval_s
         self._whole_poll_due_s = now + self._drift_check_interval_s
         self._reading = None
@@ -217,7 +227,7 @@ class KernelReader:
 
     @property
     def next_part_s(self) -> float:
-        """When ``read_on`` has something to do: at once while a reading is under way, else after a rest."""
+        """When ``read_on`` has work to do: immediately if a reading is in progress, otherwise after a pause."""
         return 0.0 if self._reading else max(self._rest_ends_s, min(self._poll_due_s, self._whole_poll_due_s, self._audit_due_s))
 
     @property
@@ -225,17 +235,17 @@ class KernelReader:
         return min(POLL_INTERVAL_S, self._drift_check_interval_s)
 
     async def read_on(self) -> None:
-        """Read one part of an audit or a poll. Begins a reading if none is under way."""
+        """Read one part of an audit or a poll. Begins a reading if no reading is in progress."""
         now, used_s = self.clock(), self.processor_clock()
         if self._reading is None and self._audit_due_s <= now and not self.reconciler.observer.has_observed_all:
-            # Only all witnesses, read at once, show which virtual servers are ours.
+            # Only all witnesses together, read at one time, show which virtual servers are ours.
             await self.observe()
             self.has_audited = True
             return
         if self._reading is None:
             is_audit = self._audit_due_s <= now
             is_whole = is_audit or self._whole_poll_due_s <= now
-            # No poll is due until the reading is over and its cost is known, but a change meanwhile asks for one.
+            # No poll is due until this reading has ended and its cost is known, but a change in the meantime requests a poll.
             self._poll_due_s = math.inf
             if is_whole:
                 self._whole_poll_due_s = math.inf
@@ -264,7 +274,8 @@ class KernelReader:
         poll_cost_s = 0.0
         if done.is_audit:
             self._audit_due_s = min(self._audit_due_s, done.began_s + max(self._audit_interval_s, done.cost_s / AUDIT_SHARE))
-            # No poll costs more than an audit. One expensive poll would prevent all others if audits come more often.
+            # A poll never counts as more expensive than an audit. Otherwise, if audits come more often than whole polls, one
+            # expensive poll would prevent all later polls.
             self._whole_poll_cost_s = min(self._whole_poll_cost_s, done.cost_s)
         elif done.is_whole:
             self._whole_poll_cost_s = done.cost_s
@@ -274,14 +285,15 @@ class KernelReader:
             whole_poll_s = max(self._drift_check_interval_s, self._whole_poll_cost_s / POLL_SHARE)
             self._whole_poll_due_s = min(self._whole_poll_due_s, done.began_s + whole_poll_s)
         elif self._has_drifted:
-            self._whole_poll_due_s = 0.0  # another program writes, perhaps also what this poll has not read
+            # another program is writing, and may also have changed objects that this poll has not read
+            self._whole_poll_due_s = 0.0
         self._poll_due_s = min(self._poll_due_s, done.began_s + max(self._poll_interval_s, poll_cost_s / POLL_SHARE))
         self._rest_ends_s = now + min(POLL_INTERVAL_S, REST_FACTOR * done.cost_s)
         self.has_audited |= done.is_audit
         self._note_errors(done.errors, is_audit=done.is_audit)
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
-        """The variable subjects of a reading: sets, families, settings."""
+        """The parameters of a reading that can change: the sets, the IP families and the sysctls."""
         sets, sysctls = self.reconciler.survey.subjects()
         return sets, self._families, sysctls
 
@@ -302,13 +314,16 @@ class KernelReader:
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
-        if errors and self._poll_due_s:  # 0 after a notification, which is not postponed
+        if errors and self._poll_due_s:  # 0 after a notification; a poll after a notification is not postponed
             self._poll_due_s = self._whole_poll_due_s = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()
 
     async def read_addresses(self) -> bool:
-        """Read ``addresses``. If this fails, the whole kernel is read soon. Returns whether it succeeded."""
+        """Read ``addresses``.
+
+        If the addresses cannot be read, the whole kernel is read soon. Returns whether the addresses could be read.
+        """
         try:
             self.addresses = await self.kernel.call(lambda kernel: kernel.interface_addresses())
         except KernelError as error:
@@ -318,7 +333,10 @@ class KernelReader:
         return True
 
     def synced(self, report: Report) -> None:
-        """Read everything soon if an operation failed or had an unexpected outcome. The delay grows until an audit succeeds."""
+        """If an operation failed or had an unexpected outcome, read everything soon.
+
+        The delay grows with each repetition until an audit succeeds.
+        """
         if report.surprises or report.failed:
             self._read_again_soon()
         elif self.has_audited and not self.unreadable:

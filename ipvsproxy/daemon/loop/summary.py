@@ -1,4 +1,4 @@
-"""The result of a sync, and the interface of the objects that the loop informs about syncs."""
+"""The result of a sync, and the interface of objects that the event loop notifies about syncs."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -17,17 +17,18 @@ from ipvsproxy.translate.view import NodeView
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSummary:
-    """One finished sync.
+    """The summary of one finished sync.
 
-    ``lacking`` are the families that lack a part of what all their Services need (device, sets, rules, settings);
-    ``unmet_settings`` are the missing ones among the indispensable kernel settings, with their observed value. ``states`` is the
-    desired state of each Service, ``health_checks`` the answer of each health-check port; both change with the next sync.
-    ``unserved`` are the families that lack most of their virtual servers; all families while a first list is doubted.
-    ``incomplete`` are the families of which a set lacks an entry. ``is_audit``: an audit came before the sync. ``waited_s`` is
-    the age of the oldest change when the sync began, 0 without changes. ``observed_s``, ``translated_s`` and ``applied_s`` are
-    the durations of reading the kernel, translating changes and applying operations. ``conflicts`` are the new conflicts,
-    ``without_scope`` the Service ports that newly lack a mark for a second scope. ``drifted`` counts the objects, by kind, that
-    readings since the last sync have found changed by another program.
+    ``lacking`` are the IP families that have missing objects among those that all their Services need (device, sets, rules,
+    sysctls). ``unmet_settings`` maps the indispensable sysctls that do not have their desired value to the observed value.
+    ``states`` has the desired state of each Service, and ``health_checks`` has the answer of each health-check node port; both
+    change with the next sync. ``unserved`` are the IP families in which most virtual servers are missing. While a first list is
+    doubted, all families count as unserved. ``incomplete`` are the IP families in which a set has a missing entry. ``is_audit``:
+    an audit was made directly before the sync. ``waited_s`` is the age of the oldest change when the sync began; 0 if there were
+    no changes. ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel, translating changes
+    and applying operations. ``conflicts`` are the new conflicts, and ``without_scope`` are the Service ports that newly have no
+    mark for a second scope. ``drifted`` counts, by kind, the objects that were found changed by another program since the last
+    sync.
     """
 
     report: Report
@@ -50,23 +51,26 @@ class SyncSummary:
 
     @property
     def not_in_force(self) -> frozenset[Family]:
-        """The families that may still need rules and sets of another proxy or backend: rules without their sets do nothing."""
+        """The IP families that may still need the rules and sets of another proxy or backend.
+
+        Rules have no effect without their sets.
+        """
         return frozenset((*self.lacking, *self.unserved, *self.incomplete))
 
     @property
     def duration_s(self) -> float:
-        """The duration of the sync."""
+        """The duration of the sync, in seconds."""
         return self.observed_s + self.translated_s + self.applied_s
 
 
 class Watcher(Protocol):
-    """An object that the loop informs about syncs: metrics, health, health-check listeners."""
+    """An object that the event loop notifies about syncs: metrics, health, health-check listeners."""
 
     def queued(self, now: float) -> None:
         """A change waits for the next sync."""
 
     def syncing(self, now: float) -> None:
-        """A sync begins with all changes that wait."""
+        """A sync begins, which includes all waiting changes."""
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""

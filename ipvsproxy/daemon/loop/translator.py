@@ -1,8 +1,11 @@
-"""The one way to desired state: from the store, the node and the operator's choices to a reconciler.
+"""The only module that makes desired state.
 
-Rule 1: ``run`` and every command use this way alone, so that they cannot disagree. No other module calls ``translate`` for a view
-of the node, the desired state of a Service, or rules, and no other module passes the needs of the node to a reconciler.
-Rule 2: a Service is translated after a change to it, its endpoints or the view of the node.
+It takes the store, the node and the operator's settings, and passes the desired state to a reconciler.
+
+Rule 1: ``run`` and every command use only this module for it, so that their results cannot differ. No other module calls
+``translate`` for the view of the node, the desired state of a Service, or the rules. No other module passes the objects that the
+node itself needs to a reconciler.
+Rule 2: a Service is translated after a change of the Service, of its endpoints or of the view of the node.
 """
 
 import dataclasses
@@ -35,7 +38,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class _SkeletonInputs(NamedTuple):
-    """What determines the rules of a family, besides the settings; the fields are arguments of ``build_skeleton``."""
+    """The values, besides the settings, that determine the rules of an IP family.
+
+    The fields are arguments of ``build_skeleton``.
+    """
 
     view: view.NodeView
     occupied: frozenset[SetKind]
@@ -45,12 +51,12 @@ class _SkeletonInputs(NamedTuple):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Translator:
-    """Passes desired state to a reconciler. No Service has a desired state before the first ``update_view``.
+    """Passes the desired state to a reconciler. No Service has a desired state before the first call of ``update_view``.
 
-    Call in this order: ``put_node``, ``update_view``, ``putting`` for the Services that have changed in the store, and
-    ``put_skeletons``, since rules follow from the desired state of the Services.
+    Call the methods in this order: ``put_node``, ``update_view``, ``putting`` for the Services that have changed in the store,
+    and ``put_skeletons``, because rules depend on the desired state of the Services.
 
-    ``settings`` are the operator's choices for Services and rules.
+    ``settings`` are the operator's settings for Services and rules.
     """
 
     node_name: str
@@ -84,11 +90,14 @@ class Translator:
 
     @property
     def unknown_schedulers(self) -> AbstractSet[str]:
-        """The schedulers named by annotations for which ``note_scheduler`` has no final answer yet."""
+        """The schedulers that annotations name and for which ``note_scheduler`` has not recorded a final answer yet."""
         return self.store.schedulers - self._known_schedulers
 
     def note_scheduler(self, name: str, why_missing: str, now: float, *, for_now: bool = False) -> None:
-        """Note whether the kernel has a scheduler, or why not. With ``for_now``, the answer is not final."""
+        """Record whether the kernel has a scheduler, or the reason why it does not.
+
+        With ``for_now``, the answer may change later.
+        """
         missing = {other: reason for other, reason in self.settings.missing_schedulers.items() if other != name}
         if why_missing:
             missing[name] = why_missing
@@ -100,7 +109,7 @@ class Translator:
 
     @property
     def next_s(self) -> float | None:
-        """When the first grace period of a lost address ends: the addresses must be read then."""
+        """When the first grace period of a lost address ends; the addresses must be read at that time."""
         return self._lingering.next_s
 
     def needs_addresses(self, now: float) -> bool:
@@ -108,11 +117,11 @@ class Translator:
         return self._lingering.is_due(now)
 
     def postpone_loss(self, now: float) -> None:
-        """Give up no address yet, because the addresses could not be read."""
+        """Keep all addresses for now, because the addresses of the interfaces could not be read."""
         self._lingering = self._lingering.postponed(now)
 
     def adopt(self, settings: Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
-        """Use other choices from the next ``put_node`` and ``update_view`` on."""
+        """Use other settings, beginning with the next ``put_node`` and ``update_view``."""
         self.settings = settings
         self._known_schedulers.clear()
         self.sysctls = sysctls
@@ -121,15 +130,15 @@ class Translator:
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
-        """Pass on the needs of the node, which are the same for any Services, and the addresses of node ports."""
+        """Pass on the objects that the node needs independently of its Services, and the addresses for node ports."""
         self._put_node_port_ranges(self.store.node(self.node_name))
         sysctls = [one for one in self.sysctls if not (one.for_tunnels and self._shared_tunnel)]
         self.reconciler.put_node(self.settings.families, sysctls, self.timeouts)
 
     def update_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
-        """Make the view of the node with these addresses of its interfaces.
+        """Create the view of the node from these addresses of its interfaces.
 
-        If the view differs from the last one, all Services count as changed at ``now``, in the store. Node ports stay on lost
+        If the view differs from the last view, all Services in the store are marked as changed at ``now``. Node ports keep lost
         addresses for a while.
         """
         node = self.store.node(self.node_name)
@@ -183,7 +192,10 @@ class Translator:
         self.reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
 
     def _log_unknown_pods(self, node_view: view.NodeView) -> None:
-        """Log the families whose local pods cannot be distinguished from others, once until they change."""
+        """Log the IP families in which local pods cannot be distinguished from other clients.
+
+        The same families are logged only once.
+        """
         unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, node_view.pod_networks)
         before, self._unknown_pods = self._unknown_pods, unknown
         if unknown and unknown != before:
@@ -196,13 +208,13 @@ class Translator:
             )
 
     def _endpoints_of_api_servers(self) -> Iterator[RealServerKey]:
-        """The API servers, from the endpoints of their own Service."""
+        """The API servers, taken from the endpoints of the Service ``kubernetes``."""
         for item in self.store.slices_of(refusal.KUBERNETES):
             for port in item.ports:
                 yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
     def putting(self, names: Iterable[ServiceName]) -> Generator[None, None, None]:
-        """Pass on the desired state of Services, with a pause after ``WORK_PER_STEP``, and within a large Service."""
+        """Pass on the desired state of Services, pausing after ``WORK_PER_STEP``, also in the middle of a large Service."""
         work = 0
         for name in names:
             work += yield from self._putting(name)
@@ -211,9 +223,9 @@ class Translator:
                 yield
 
     def _putting(self, name: ServiceName) -> Generator[None, None, int]:
-        """Pass on the desired state of a Service, in steps. Returns the amount of work, counted in endpoints.
+        """Pass on the desired state of one Service, in steps. Returns the amount of work, counted in endpoints.
 
-        A Service counts as one endpoint more than it has, for each of its ports.
+        A Service counts as one endpoint more than it has, multiplied by its number of ports.
         """
         service, desired, work = self.store.services.get(name), None, 1
         if service is not None and self._view is not None:
@@ -227,14 +239,14 @@ class Translator:
         return work
 
     def with_refusals(self, changes: Changes) -> Changes:
-        """Changes from the store, with complaints about the parts that translation refused."""
+        """The changes from the store, together with complaints about the parts that were refused in translation."""
         complaints, self._complaints = self._complaints, []
         return dataclasses.replace(changes, complaints=(*changes.complaints, *complaints))
 
     def _note_refusals(self, name: ServiceName, service: Service | None, desired: ServiceState | None) -> None:
-        """Complain of the refused parts of a Service once, and again after a change.
+        """Complain about the refused parts of a Service once, and again after each change of the Service.
 
-        Parts that were skipped by translation, and not by parsing, were refused.
+        A part counts as refused if it was skipped in translation and not in parsing.
         """
         before = self._refused.pop(name, ())
         if service is None or desired is None or service.not_served or len(desired.rare.skipped) == len(service.skipped):
@@ -244,9 +256,9 @@ class Translator:
             self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
 
     def put_skeletons(self, *, settled: bool = False) -> None:
-        """Passes on the rules that are needed now: for the desired objects, and for objects that must still be removed.
+        """Passes on the rules that are needed now, both for the desired objects and for objects that still have to be removed.
 
-        ``settled``: the rules that are needed once all other objects are as desired.
+        With ``settled``, passes on the rules that are needed when all other objects are as desired.
         """
         if self._view is None:
             return
