@@ -2,9 +2,9 @@
 
 It takes the store, the node and the operator's settings, and passes the desired state to a reconciler.
 
-Rule 1: ``run`` and every command use only this module for it, so that their results cannot differ. No other module calls
-``translate`` for the view of the node, the desired state of a Service, or the rules. No other module passes the objects that the
-node itself needs to a reconciler.
+Rule 1: ``run`` and every command use only this module to make desired state, so that their results cannot differ. No other
+module calls ``translate`` for the view of the node, the desired state of a Service, or the rules. No other module passes the
+objects that the node itself needs to a reconciler.
 Rule 2: a Service is translated after a change of the Service, of its endpoints or of the view of the node.
 """
 

@@ -1,7 +1,10 @@
-"""The figures that metrics and page share: their sources, the numbers of servers, and the counters of all virtual servers.
+"""The values that the metrics and the web page share.
 
-Rule: one reading of counters serves a scrape and the page. Counters are read in parts, because programming comes first. A reading
-that a scrape has given up is continued by the next one.
+The values are the numbers of virtual and real servers, and the counters of all virtual servers. This module also declares the
+sources of the values.
+
+Rule: a scrape and the web page share one reading of the counters. Counters are read in parts, because changes of the kernel have
+priority. If a scrape has stopped waiting for a reading, the next scrape continues that reading.
 """
 
 import asyncio
@@ -39,7 +42,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Watch(NamedTuple):
-    """Whether a watch is open and stale, and the age of its last contact with the API server; None without one."""
+    """Whether a watch is open, whether it is stale, and the age of its last contact with the API server.
+
+    An age of None means that there was no contact yet.
+    """
 
     is_open: bool
     is_stale: bool
@@ -48,10 +54,10 @@ class Watch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """The sources of the figures of metrics and page. ``clock`` is the one of drains and watches.
+    """The sources of the values that the metrics and the web page show. ``clock`` is the clock that measures drains and watches.
 
-    ``leftovers`` says whether rules of another proxy may remain in a place, ``other_backend`` whether our objects may remain in
-    the other backend; ``unopened_ports`` counts health-check ports.
+    ``leftovers`` maps each place to whether rules of another proxy may remain there, ``other_backend`` says whether our objects
+    may remain in the other backend, and ``unopened_ports`` counts health-check node ports.
     """
 
     survey: Survey
@@ -65,7 +71,7 @@ class Sources:
     unopened_ports: Callable[[], int] = int
 
     def watch_states(self) -> Mapping[ObjectKind, Watch]:
-        """The watch of each kind now."""
+        """The current state of the watch of each kind."""
         stale, now = self.stale(), self.clock()
         return {
             kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else max(0.0, now - watch.contact_s))
@@ -74,14 +80,14 @@ class Sources:
 
 
 class Numbers(NamedTuple):
-    """Our virtual servers and real servers in the kernel, by family."""
+    """The numbers of our virtual servers and real servers in the kernel, by IP family."""
 
     virtual_servers: collections.Counter[Family]
     real_servers: collections.Counter[Family]
 
 
 def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
-    """Counts, with a pause after each ``OBJECTS_AT_ONCE``."""
+    """Counts the virtual and real servers, with a pause after each ``OBJECTS_AT_ONCE`` objects."""
     numbers = Numbers(collections.Counter(), collections.Counter())
     for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
         if number % OBJECTS_AT_ONCE == 0:
@@ -98,12 +104,12 @@ ROWS_AT_ONCE = 100
 
 
 def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
-    """The increase of an object's counters between two readings; after a counter reset, the new counters themselves."""
+    """The increase of an object's counters between two readings; after a counter reset, the values of the second reading."""
     return now if any(map(int.__lt__, now, before)) else list(map(operator.sub, now, before))
 
 
 def forgetting(known: dict[K, Any], *present: Container[K]) -> Iterator[None]:
-    """Forget all entries that are in none of ``present``, with pauses."""
+    """Remove all entries that are in none of the collections ``present``, with pauses."""
     gone: list[K] = []
     for number, key in enumerate(known, 1):
         if number % ROWS_AT_ONCE == 0:
@@ -117,14 +123,17 @@ def forgetting(known: dict[K, Any], *present: Container[K]) -> Iterator[None]:
 
 
 async def soon(part: Awaitable[T], patience_s: float | None) -> T:
-    """The result. Raises TimeoutError if the result does not come in time."""
+    """The result. Raises TimeoutError if the result does not arrive in time."""
     async with asyncio.timeout(patience_s):
         return await part
 
 
 @dataclasses.dataclass(slots=True)
 class Sample:
-    """The counters of one reading, when it began, and its processor time. Virtual servers at zero may be missing."""
+    """The counters of one reading, the time when the reading began, and the processor time that it took.
+
+    Virtual servers whose counters are zero may be missing.
+    """
 
     began_s: float
     parts: Iterator[Mapping[VirtualServerKey, Counters]]
@@ -134,10 +143,10 @@ class Sample:
 
 @dataclasses.dataclass(eq=False)
 class Sampler:
-    """Reads counters. The readings of several callers take turns.
+    """Reads counters. If several callers read counters, their readings take turns.
 
-    ``processor_clock`` is the processor time of the calling thread. Virtual servers in ``always`` are read even if their counters
-    are zero.
+    ``processor_clock`` measures the processor time of the calling thread. Virtual servers in ``always`` are read even if their
+    counters are zero.
     """
 
     kernel: KernelThread[TrafficReader]
@@ -151,13 +160,14 @@ class Sampler:
         self._under_way: Sample | None = None
 
     async def read(self, patience_s: float | None = None) -> Sample:
-        """The counters, read now unless they are fresh. Waits for each part as long as ``patience_s``; None is no limit.
+        """The counters, which are read now unless the last reading is fresh.
 
-        A part that does not come in time is lost: its virtual servers count as not read.
+        Waits at most ``patience_s`` for each part; None means that there is no limit. A part that does not arrive in time is
+        lost: its virtual servers count as not read.
 
         Raises:
-            TimeoutError: a part did not come in time. The next call continues this reading.
-            KernelError: they could not be read.
+            TimeoutError: a part did not arrive in time. The next call continues this reading.
+            KernelError: the counters could not be read.
         """
         async with self._turn:
             now = self.clock()
@@ -173,7 +183,7 @@ class Sampler:
                 self._under_way = None
                 raise
             self._under_way, self._last = None, sample
-            # They take hundreds of bytes for each virtual server.
+            # The counters take hundreds of bytes for each virtual server.
             asyncio.get_running_loop().call_later(FRESH_S, self._forget, sample)
             return sample
 
@@ -187,7 +197,7 @@ class Sampler:
             sample.counters |= part
 
     def timed(self, do: Callable[[], T]) -> tuple[T, float]:
-        """The result, and the processor time that it took."""
+        """The result, and the processor time that was used to compute it."""
         began_s = self.processor_clock()
         return do(), self.processor_clock() - began_s
 

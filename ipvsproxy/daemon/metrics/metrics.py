@@ -1,9 +1,9 @@
-"""Prometheus metrics: kube-proxy's series under their own names, and ours with the prefix ``ipvsproxy_``.
+"""Prometheus metrics: kube-proxy's series under their original names, and the series of ipvsproxy with the prefix ``ipvsproxy_``.
 
-Rule 1: each series of kube-proxy in IPVS mode exists here with the same name, type, labels and buckets.
-Rule 2: a figure that can be counted from the tables is counted at a scrape, and not during a sync. Counting begins with copies of
-references, so that all figures are of one moment; then it takes time for each object, and pauses.
-Rule 3: a series that an alert may use exists from the start, at zero.
+Rule 1: each series of kube-proxy in IPVS mode exists with the same name, type, labels and buckets.
+Rule 2: a value that can be counted from the tables is counted at a scrape, and not during a sync. Counting begins by copying
+references, so that all values belong to the same moment. The counting itself takes time for each object, and pauses in between.
+Rule 3: a series that an alert may use exists from the start of the process, with the value zero.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ T = TypeVar("T")
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OPENMETRICS_END = b"# EOF\n"
-_GZIP = 16 + zlib.MAX_WBITS  # a gzip header and trailer around the stream
+_GZIP = 16 + zlib.MAX_WBITS  # with a gzip header and trailer around the stream
 _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
 NEVER_READ = ("timeouts", "flow")
 """Kinds of kernel objects that are written, but never read."""
 
 
 def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_core.Metric | None]:
-    """All gauges of this moment, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
+    """All gauges with their current values, with a pause (None) after each ``OBJECTS_AT_ONCE`` objects."""
     kernel, status, untaken = sources.survey.statistics(sources.clock()), sources.status, sources.store.untaken
     watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
     doubted = {kind.value: doubt.missing for kind, doubt in sources.store.doubts.items()}
@@ -111,7 +111,10 @@ def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[
 
 
 class Recorded:
-    """The values of the metrics that are recorded as things happen. Label values are in the order of the declaration."""
+    """The values of the metrics that are recorded when an event happens.
+
+    Label values are given in the order of the metric's declaration.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -126,7 +129,7 @@ class Recorded:
                 self.show(metric, *labels)
 
     def _of(self, metric: Metric, *labels: str) -> Counter | Gauge:
-        """A counter or a gauge; with label values, the series that has them."""
+        """A counter or a gauge; if label values are given, the series with these label values."""
         if metric.name not in self._values:
             make = Counter if metric.type is Type.COUNTER else Gauge
             self._values[metric.name] = make(metric.name, metric.meaning, metric.labels, registry=self._registry)
@@ -134,7 +137,7 @@ class Recorded:
         return made.labels(*labels) if labels else made
 
     def show(self, metric: Metric, *labels: str) -> None:
-        """Show a series at zero before its first value."""
+        """Make a series visible, with the value zero, before its first value is recorded."""
         if metric.type is Type.HISTOGRAM:
             self._histograms[metric.name].show(*labels)
         else:
@@ -156,11 +159,12 @@ class Recorded:
 
 
 class Histogram(Collector):
-    """A histogram with bucket bounds in Go's notation.
+    """A histogram whose bucket bounds are written in Go's notation.
 
-    Only one thread may write a combination of label values; any thread may read it.
+    Each combination of label values may be written by only one thread; any thread may read it.
 
-    Dashboards and recording rules name buckets by text: kube-proxy's ``le="1"`` is not prometheus_client's ``le="1.0"``.
+    Dashboards and recording rules refer to buckets by text, and kube-proxy's text ``le="1"`` differs from prometheus_client's
+    ``le="1.0"``.
     """
 
     def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
@@ -171,7 +175,7 @@ class Histogram(Collector):
         registry.register(self)
 
     def show(self, *labels: str) -> None:
-        """Show a series at zero before its first observation."""
+        """Make a series visible, with the value zero, before its first observation."""
         self._counts.setdefault(labels, [0] * len(self._texts))
         self._sums.setdefault(labels, 0.0)
 
@@ -182,7 +186,7 @@ class Histogram(Collector):
         self._sums[labels] += value
 
     def collect(self) -> Iterator[metrics_core.Metric]:
-        """The metric with its series in the order of their first appearance, for the registry."""
+        """The metric for the registry; its series are in the order in which they first appeared."""
         family = HistogramMetricFamily(self._metric.name, self._metric.meaning, labels=self._metric.labels)
         for labels, counts in list(self._counts.items()):
             family.add_metric(labels, list(zip(self._texts, itertools.accumulate(counts), strict=True)), self._sums[labels])
@@ -190,7 +194,7 @@ class Histogram(Collector):
 
 
 class Families(Collector):
-    """Metrics that are already made, for a registry or as a registry."""
+    """Metrics that have already been created, to be added to a registry or used as a registry."""
 
     def __init__(self, families: Iterable[metrics_core.Metric] = ()) -> None:
         self.families = families
@@ -201,7 +205,10 @@ class Families(Collector):
 
 
 class Metrics:
-    """All series of this process. Times of calls are of ``clock``; ``wall_clock`` gives seconds since the epoch."""
+    """All metric series of this process.
+
+    Times that callers pass are times of ``clock``; ``wall_clock`` gives seconds since the epoch.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
@@ -226,7 +233,7 @@ class Metrics:
         GCCollector(registry=self._registry)
 
     def show(self, families: Collection[Family], sources: Sources, traffic: Traffic | None = None) -> None:
-        """Show the series of these families, sources and traffic from now on."""
+        """From now on, show the series of these IP families, sources and traffic counters."""
         self._traffic = traffic
         self._families = tuple(sorted(families))
         self._sources = sources
@@ -240,7 +247,7 @@ class Metrics:
     # Recording.
 
     def queued(self, now: float) -> None:
-        """A change waits for the next sync; ``now`` is of ``clock``."""
+        """A change waits for the next sync; ``now`` is a time of ``clock``."""
         self._queued_s = now
 
     def synced(self, summary: SyncSummary) -> None:
@@ -286,7 +293,7 @@ class Metrics:
                         self._values.add(series.NO_LOCAL_ENDPOINTS, policy, family.label, count=change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
-        """A driver has applied operations. Called in the thread of the driver."""
+        """A kernel driver has applied operations. This method is called in the driver's thread."""
         driver = KINDS[type(outcomes[0].operation.item)].driver
         self._values.observe(series.APPLY_DURATION, driver, value=duration_s)
         if driver in series.NETLINK_DRIVERS:
@@ -307,7 +314,7 @@ class Metrics:
             self._values.observe(series.CONNTRACK_DURATION, family.label, value=duration_s)
 
     def would_differ(self, differences: Mapping[str, int]) -> None:
-        """A dry run has read the kernel. ``differences`` are by kind."""
+        """A dry run has read the kernel. ``differences`` gives the number of differing objects by kind."""
         for kind, count in differences.items():
             self._values.set(series.DRY_RUN_DIFFERENCES, kind, value=count)
         self._values.set(series.DRY_RUN_LAST_LOOK, value=self._wall_clock())
@@ -317,12 +324,12 @@ class Metrics:
         self._values.add(series.WATCH_RESTARTS, kind.value, trouble.value)
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """A request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` without an answer."""
+        """A request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` if there was no answer."""
         self._values.add(series.REQUESTS, code, host, method)
         self._values.observe(series.REQUEST_DURATION, host, method, value=duration_s)
 
     def announced(self, outcome: str) -> None:
-        """A Kubernetes event was ``posted``, has ``failed``, or was ``dropped``."""
+        """A Kubernetes event was ``posted``, ``failed`` to be written, or was ``dropped``."""
         self._values.add(series.EVENTS, outcome)
 
     def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - its only argument
@@ -340,7 +347,10 @@ class Metrics:
     # The page.
 
     async def expose(self, accept: str = "", accept_encoding: str = "") -> Answer:
-        """The page in the richest format that the client accepts. Scrapes take turns, so that they use one processor at most."""
+        """The metrics page, in the richest format that the client accepts.
+
+        Scrapes take turns, so that all scrapes together use at most one processor.
+        """
         async with self._rendering:
             self._show_queued()
             if self._traffic:
@@ -348,7 +358,7 @@ class Metrics:
             return await self._render(accept, accept_encoding)
 
     def _show_queued(self) -> None:
-        """Convert each time once: two conversions of one time would differ by the inaccuracy of the clocks."""
+        """Convert each time only once, because two conversions of the same time would differ by the inaccuracy of the clocks."""
         if self._queued_s is None:
             return
         at_s = self._wall_clock() - (self._clock() - self._queued_s)
@@ -358,12 +368,13 @@ class Metrics:
 
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
-        await asyncio.sleep(0)  # the snapshot of the tables is a slice of its own
+        await asyncio.sleep(0)  # Taking the snapshot of the tables is a separate step; the event loop runs before and after it.
         steps = gauges(self._sources, self._families) if self._sources else ()
         self._counted.families = [one for one in await in_slices(_gathering(steps), self._clock) if one]
         families = (Families([family]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
-        # Runs in the loop, where a waiting task gets its turn after a slice. Python takes longer to interrupt another thread.
+        # The rendering runs in the event loop, where other tasks that wait can run after each step. If it ran in another thread,
+        # Python would take longer to switch to the event loop.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
         first = await in_slices(_gathering(written), self._clock)
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()
@@ -378,7 +389,7 @@ class Metrics:
 
 
 def _gathering(items: Iterable[T]) -> Generator[None, None, list[T]]:
-    """All items, with a pause after each."""
+    """Collects all items, with a pause after each item."""
     gathered: list[T] = []
     for item in items:
         gathered.append(item)

@@ -1,7 +1,7 @@
-"""The declarations of all metrics: name, type, meaning, labels and buckets of each.
+"""The declarations of all metrics: the name, type, meaning, labels and buckets of each metric.
 
-A new metric is declared here, and set where its value is known; docs/metrics.md is generated from these declarations. The
-declarations of kube-proxy's metrics come from pkg/proxy/metrics in kubernetes/kubernetes, and from client-go.
+A new metric is declared in this module, and recorded where its value is known; docs/metrics.md is generated from these
+declarations. The declarations of kube-proxy's metrics come from pkg/proxy/metrics in kubernetes/kubernetes, and from client-go.
 """
 
 import enum
@@ -27,7 +27,7 @@ _SYNC = "kubeproxy_sync_proxy_rules"
 
 
 class Type(enum.Enum):
-    """The types of metrics, with their names in the text format."""
+    """The types of metrics, and their names in the text format."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -35,10 +35,11 @@ class Type(enum.Enum):
 
 
 class Metric(NamedTuple):
-    """One metric. The series of a metric differ in the values of its labels.
+    """One metric. The series of a metric differ in the values of their labels.
 
-    ``bounds`` are the upper bounds of a histogram's buckets. ``at_zero`` are label values of series that exist from the start.
-    ``is_late``: the metric is not on the page before its first value, because zero would be a wrong statement.
+    ``bounds`` are the upper bounds of a histogram's buckets. ``at_zero`` are the label values of the series that exist from the
+    start, with the value zero. ``is_late``: the metric does not appear on the metrics page before its first value, because zero
+    would be a wrong value.
     """
 
     name: str
@@ -64,7 +65,7 @@ def _histogram(
     return Metric(name, Type.HISTOGRAM, meaning, labels, bounds, at_zero)
 
 
-# Recorded metrics of kube-proxy about syncs.
+# kube-proxy's metrics about syncs, which are recorded when a sync ends.
 
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
@@ -89,7 +90,8 @@ CONNTRACK_DURATION = _histogram(
 )
 DELETED_FLOWS = _counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Tracked flows removed.", *BY_FAMILY)
 
-# Recorded metrics of kube-proxy about requests: those for its health, and its own to the API server.
+# kube-proxy's metrics about requests for its health and about its own requests to the API server, which are recorded at each
+# request.
 
 _CODES = (("200",), ("503",))
 HEALTHZ = _counter("kubeproxy_proxy_healthz_total", "Answers of /healthz.", "code", at_zero=_CODES)
@@ -99,7 +101,7 @@ REQUEST_DURATION = _histogram(
     "rest_client_request_duration_seconds", "Until the API server began to answer.", REQUEST_S, "host", "verb"
 )
 
-# Recorded metrics that kube-proxy does not have.
+# Recorded metrics that only ipvsproxy has.
 
 PHASE_DURATION = _histogram(
     "ipvsproxy_sync_phase_duration_seconds",
@@ -152,7 +154,7 @@ DRY_RUN_DIFFERENCES = _gauge(
 )
 DRY_RUN_LAST_LOOK = _gauge("ipvsproxy_dry_run_last_look_timestamp_seconds", "When a dry run last read the kernel.", is_late=True)
 
-# Metrics that are counted from the tables at a scrape.
+# Metrics that are counted from the tables of desired and observed state at a scrape.
 
 SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of services that no sync has taken yet.")
 ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that no sync has taken yet.")
@@ -204,7 +206,7 @@ WATCH_CONNECTED = _gauge("ipvsproxy_watch_connected", "Whether a watch is open."
 WATCH_STALE = _gauge("ipvsproxy_watch_stale", "Whether a watch has been silent for too long.", "kind")
 WATCH_CONTACT_AGE = _gauge("ipvsproxy_watch_contact_age_seconds", "Time since the API server last sent something.", "kind")
 
-# IPVS's own counters.
+# Metrics that show the counters of IPVS.
 
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", "kind")
 TRAFFIC_UNLISTED = _gauge("ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, counted together.", "kind")

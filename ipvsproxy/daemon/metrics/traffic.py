@@ -1,10 +1,11 @@
-"""The counters of IPVS by Service port and, optionally, by endpoint.
+"""The traffic counters of IPVS by Service port and, optionally, by endpoint.
 
-Rule 1: the counters are read only for a scrape, at most every ``FRESH_S``; the ``Sampler`` reads the counters of virtual servers.
-Rule 2: a total grows by the difference to the last reading. So it does not fall when one of its virtual servers goes, and it
-includes traffic from before this process, which IPVS remembers.
-Rule 3: a port without any traffic has no series and takes no memory. The first ports with traffic have series of their own, up to
-the limit and for as long as they exist; later ones are counted together.
+Rule 1: the counters are read only for a scrape, and at most once every ``FRESH_S`` seconds; the ``Sampler`` reads the counters of
+virtual servers.
+Rule 2: a total grows by the difference between the current and the last reading. A total therefore does not fall when one of its
+virtual servers is removed, and it includes traffic from before the start of this process, because IPVS keeps its counters.
+Rule 3: a port that has had no traffic has no series and takes no memory. The first ports with traffic have separate series, up to
+the limit and for as long as the ports exist; the traffic of later ports is counted together.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ ZERO = Counters()
 
 
 class CountedObject(NamedTuple):
-    """Counters of one kernel object, and the labels of their series."""
+    """The counters of one kernel object, and the labels of their series."""
 
     key: Hashable
     labels: str
@@ -64,9 +65,10 @@ class CountedObject(NamedTuple):
 
 
 class Ledger:
-    """Totals by labels, each in the order of ``Counters``.
+    """Totals by labels; the values of each total are in the order of ``Counters``.
 
-    At most ``limit`` labels have a total of their own; ``others`` is the total of all other labels, the ``unlisted`` ones.
+    At most ``limit`` label sets have separate totals. ``others`` is the total of all remaining label sets, which are the
+    ``unlisted`` ones.
     """
 
     def __init__(self, limit: int) -> None:
@@ -77,14 +79,15 @@ class Ledger:
         self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
-        """Add the counters of all present objects to the totals, with pauses. Labels without an object are forgotten.
+        """Add the counters of all existing objects to the totals, with pauses.
 
-        A total grows by the difference to the last counters of an object, and after a counter reset by the new counters
-        themselves.
+        Labels that no longer belong to an object are forgotten. A total grows by the difference between the current and the last
+        counters of an object; after a counter reset, it grows by the current counters.
 
-        ``ownerless`` are present objects without labels: their counters up to now are not counted again later.
+        ``ownerless`` are existing objects without labels: the traffic that they have counted so far is not added to a total
+        later.
 
-        If the caller stops at a pause, each row is counted as a whole or not at all, so nothing is counted twice.
+        If the caller stops at a pause, each row has been counted completely or not at all, so that nothing is counted twice.
         """
         present, labelled, unlisted = set(), set(), set()
         for number, (key, labels, _) in enumerate(rows, 1):
@@ -118,9 +121,9 @@ class Ledger:
 
 @dataclasses.dataclass(slots=True)
 class _TrafficReading:
-    """The counters of virtual servers, and those of endpoints that were read so far.
+    """The counters of virtual servers, and the counters of those endpoints that have been read so far.
 
-    The endpoints of the virtual servers in ``left`` are read next.
+    The endpoints of the virtual servers in ``left`` still have to be read.
     """
 
     sample: Sample
@@ -130,7 +133,7 @@ class _TrafficReading:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Traffic:
-    """Reads the counters for scrapes. With ``limit`` 0, it never reads counters."""
+    """Reads the traffic counters for scrapes. With a ``limit`` of 0, counters are never read."""
 
     sampler: Sampler
     survey: Survey
@@ -148,9 +151,10 @@ class Traffic:
         self._open: dict[str, ConnectionCounts] = {}
 
     async def refresh(self) -> None:
-        """Read the counters, unless they are fresh. Keeps the former counters if the kernel is busy or fails.
+        """Read the counters, unless the last reading is fresh.
 
-        Only one call may run at a time.
+        If the kernel is busy or the reading fails, the previous counters are kept. Only one call of this method may run at a
+        time.
         """
         now = self.clock()
         if not self.limit or (self._read_s is not None and now - self._read_s < FRESH_S):
@@ -172,9 +176,9 @@ class Traffic:
         self._read_s = now
 
     async def _read(self, now: float) -> "_TrafficReading":
-        """Continue the reading of an earlier scrape, unless it is too old, or begin a new one; read to the end.
+        """Continue the reading of an earlier scrape, unless it is too old, or begin a new reading; then read to the end.
 
-        A part that a scrape has stopped waiting for is lost: its virtual servers count as not read.
+        A part is lost if a scrape has stopped waiting for it: its virtual servers count as not read.
         """
         reading = self._reading
         if reading is None or now - reading.sample.began_s > LONGEST_PAUSE_S:
@@ -182,17 +186,18 @@ class Traffic:
             if self.of_endpoints:
                 await in_slices(self._choosing(reading), self.clock)
             self._reading = reading
-        while some := reading.left[-SERVERS_AT_ONCE:]:  # from the end, else all that is left would move each time
+        # from the end of the list, because otherwise all remaining items would be moved each time
+        while some := reading.left[-SERVERS_AT_ONCE:]:
             call = self.sampler.kernel.call(lambda reader: reader.endpoints(some))
             reading.endpoints |= await figures.soon(call, PATIENCE_S)
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
     def _choosing(self, reading: _TrafficReading) -> Generator[None, None, None]:
-        """Choose the virtual servers with traffic, so that their endpoints are read.
+        """Choose the virtual servers that have had traffic, so that their endpoints are read.
 
-        Virtual servers whose counters were not read this time are chosen as well: without its endpoints, a virtual server would
-        count as removed, and count from zero when it returns.
+        Virtual servers whose counters were not read this time are chosen as well. If its endpoints were not read, such a virtual
+        server would count as removed, and its traffic would be counted from zero when it returns.
         """
         counters = reading.sample.counters
         left: list[VirtualServerKey] = []
@@ -242,8 +247,8 @@ class Traffic:
         self._open = listed
 
     def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
-        """Add the connections of draining real servers, as last read."""
-        # Drains come and go between two slices.
+        """Add the connections of draining real servers, as they were last read."""
+        # Drains may begin and end between two steps.
         drains = self.survey.draining_connections()
         for number, (virtual_server, real_server, connections) in enumerate(drains, 1):
             if number % ROWS_AT_ONCE == 0:
@@ -253,10 +258,10 @@ class Traffic:
                 open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
 
     def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
-        """Find the Service and the labels of the port of each virtual server that has had traffic while desired."""
+        """For each virtual server that has had traffic while it was desired, find the Service and the labels of the port."""
         joined = {}
         left: set[ServiceName] = set()
-        # Ports come in the order of their first traffic.
+        # Ports are in the order of their first traffic.
         for number, key in enumerate(itertools.chain(self._labels, (key for key in counted if key not in self._labels)), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
@@ -264,15 +269,15 @@ class Traffic:
                 joined[key] = port
             elif key in self._labels:
                 left.add(self._labels[key][0].name)
-        # A port keeps its series while it has any virtual servers, even if the ones with traffic are gone.
+        # A port keeps its series while it has any virtual server, even if the virtual servers that had traffic have been removed.
         desired = self.survey.virtual_servers
-        for number, key in enumerate(list(desired) if left else (), 1):  # it changes between two slices
+        for number, key in enumerate(list(desired) if left else (), 1):  # the mapping changes between two steps
             if number % ROWS_AT_ONCE == 0:
                 yield
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
                 joined[key] = port
         self._labels = joined
-        self.sampler.always = joined.keys()  # virtual servers with traffic, now or at the last reading
+        self.sampler.always = joined.keys()  # virtual servers with traffic in this reading or the last one
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
         desired, before = self.survey.virtual_servers.get(key), self._labels.get(key)
@@ -286,7 +291,7 @@ class Traffic:
         return service, _labels(service.name.namespace, service.name.name, name, protocol.name)
 
     def render(self, *, openmetrics: bool) -> Iterator[bytes]:
-        """The series in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""
+        """The series in one of Prometheus's text formats, in parts of ``LINES_AT_ONCE`` lines."""
         lines = self._lines(openmetrics=openmetrics) if self.limit else iter(())
         while some := "".join(itertools.islice(lines, LINES_AT_ONCE)):
             yield some.encode()

@@ -1,4 +1,7 @@
-"""The life of a process of run, --init-only and --dry-run: how it begins, waits, stops, and reports why it ended; its signals."""
+"""The lifetime of a process of run, --init-only or --dry-run.
+
+This module starts the process, waits, handles signals, stops the process, and reports why it ended.
+"""
 
 import asyncio
 import concurrent.futures
@@ -33,7 +36,7 @@ STOP_WITHIN_S = 1.7
 The end of the process does not wait longer for a kernel or a program that hangs.
 """
 LARGE_BYTES = 1 << 20
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # the options M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
 
 T = TypeVar("T")
 
@@ -41,9 +44,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Signals:
-    """Signals: SIGTERM and SIGINT end the process, SIGHUP reloads its configuration.
+    """Signals: SIGTERM and SIGINT end the process, and SIGHUP reloads its configuration.
 
-    The signals are handled from ``install`` until ``close``. ``end`` ends the process at once.
+    The signals are handled from ``install`` until ``close``. ``end`` ends the process immediately.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
@@ -52,7 +55,10 @@ class Signals:
         self._deadline: threading.Timer | None = None
 
     def install(self, on_hangup: Callable[[], object]) -> None:
-        """Handle signals in the running loop. Another call replaces ``on_hangup``, which SIGHUP calls."""
+        """Handle signals in the running event loop.
+
+        SIGHUP calls ``on_hangup``; another call of this method replaces ``on_hangup``.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -66,19 +72,20 @@ class Signals:
             self._deadline.start()
 
     def close(self) -> None:
-        """Cancel the forced end, because the process has stopped in time."""
+        """Cancel the forced end of the process, because the process has stopped in time."""
         if self._deadline is not None:
             self._deadline.cancel()
 
 
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
-    """Threads that the end of the process does not wait for: their work may hang, as a program of iptables does for a minute.
+    """Threads that the end of the process does not wait for.
 
-    A thread that cannot be started, at the limit of processes, is an ``OSError``: the caller's work has failed, for now.
+    Their work may hang, for example because an iptables program hangs for a minute. If a thread cannot be started because the
+    limit of processes is reached, an ``OSError`` is raised, so that the caller's work fails but can be tried again.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
-        """As in the library, except for the error that it raises."""
+        """Does the same as the method of the library, except for the exception that it raises."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
@@ -89,9 +96,9 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
 
 
 def run(config: Config, main: Callable[[Signals], Coroutine[None, None, int]], end: Callable[[int], object] = os._exit) -> int:
-    """Run ``main`` to its end; returns the exit status. Writes to standard error why the process could not start.
+    """Run ``main`` until it ends; returns the exit status. If the process cannot start, the reason is written to standard error.
 
-    ``end`` ends the process at once if a signal has not ended it in time.
+    ``end`` ends the process immediately if it has not ended in time after a signal.
     """
     set_up_log(config)
     signals = Signals(end)
@@ -112,7 +119,7 @@ async def _run(config: Config, main: Callable[[Signals], Coroutine[None, None, i
     asyncio.get_running_loop().set_default_executor(_AbandonedThreads())
     use_little_memory()
     take_all_descriptors()
-    signals.install(on_hangup=lambda: None)  # the configuration file is read soon anyway
+    signals.install(on_hangup=lambda: None)  # the configuration file is read by the reloader soon anyway
     for notice in config.notices:
         log.warning("configuration_notice", notice=notice)
     if config.without_effect:
@@ -121,19 +128,19 @@ async def _run(config: Config, main: Callable[[Signals], Coroutine[None, None, i
 
 
 def set_up_log(config: Config) -> None:
-    """Set up the log as configured."""
+    """Set up logging as the configuration says."""
     logs.set_up(json=config.logging.format is Format.JSON, verbosity=config.logging.verbosity)
 
 
 def use_little_memory() -> None:
-    """Make the C library keep little of the freed memory.
+    """Make the C library keep little of the memory that is freed.
 
     The C library then returns each block of ``LARGE_BYTES`` or more to the kernel when the block is freed. By default, glibc
-    raises the threshold for such blocks whenever it frees one. A dictionary that has grown to a hundred thousand Services leaves
-    blocks of its dozen former sizes: 13 MB of holes.
+    raises the threshold for such blocks whenever it frees a block of this kind. A dictionary that has grown to a hundred thousand
+    Services would leave the blocks of its dozen earlier sizes as unused memory: 13 MB.
 
-    All threads share one heap: Python lets only one thread allocate at a time, and a heap of its own would keep freed memory for
-    its thread alone.
+    All threads share one heap. Python lets only one thread allocate at a time, and a heap for each thread would keep the memory
+    that the thread has freed for this thread alone.
     """
     try:
         library = ctypes.CDLL(None)
@@ -144,10 +151,11 @@ def use_little_memory() -> None:
 
 
 def take_all_descriptors() -> None:
-    """Raise the number of descriptors to the hard limit, as every Go program does.
+    """Raise the limit on open file descriptors to the hard limit, as every Go program does.
 
-    Programs that this process starts inherit the limit. The limit helps programs that open many files. It does not harm programs
-    that wait by ``select``, because they get standard streams alone, and the kernel gives out the lowest free numbers.
+    Programs that this process starts inherit the raised limit. The raised limit helps programs that open many files. The raised
+    limit does not harm programs that wait with ``select``, because they inherit only the standard streams, and the kernel assigns
+    the lowest free descriptors.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -157,7 +165,10 @@ def take_all_descriptors() -> None:
 
 
 async def watch_descriptors() -> None:
-    """Log when three quarters of the descriptors are in use, and when they no longer are, until it is cancelled."""
+    """Log when three quarters of the file descriptors are in use, and when fewer are in use again.
+
+    Runs until the task is cancelled.
+    """
     was_near = False
     while True:
         limit = server.descriptors()
@@ -171,7 +182,10 @@ async def watch_descriptors() -> None:
 
 
 def lowest_free_descriptor() -> int:
-    """The lowest descriptor that is not in use, which is at most the number of those in use; the limit if all are in use."""
+    """The lowest file descriptor that is not in use, which is at most the number of used descriptors.
+
+    If all descriptors are in use, the result is the limit.
+    """
     try:
         number = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -181,7 +195,7 @@ def lowest_free_descriptor() -> int:
 
 
 def set_oom_score(score: int) -> None:
-    """Set how readily the kernel kills this process when memory is short (-1000..1000)."""
+    """Set how likely the kernel is to kill this process when memory is short (-1000..1000)."""
     try:
         pathlib.Path("/proc/self/oom_score_adj").write_text(str(score))
     except OSError as error:
@@ -194,10 +208,10 @@ async def until_stopped(
     work: Iterable[Coroutine[None, None, None]],
     servers: Iterable[Coroutine[None, None, None]],
 ) -> None:
-    """Run until ``stopping`` is set, or until a coroutine fails: its exception is raised here.
+    """Run until ``stopping`` is set, or until a coroutine fails, in which case its exception is raised by this function.
 
-    Servers stop last: after ``stopping`` they answer for ``LAST_ANSWERS_S`` that load balancers should use other nodes. The
-    kernel goes on forwarding traffic.
+    Servers are stopped last: after ``stopping`` is set, they continue for ``LAST_ANSWERS_S`` to answer that load balancers should
+    use other nodes. Meanwhile, the kernel continues to forward traffic.
     """
     stopper = asyncio.create_task(stopping.wait())
     working, answering = [list(map(asyncio.create_task, coroutines)) for coroutines in (work, servers)]

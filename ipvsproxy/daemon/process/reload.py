@@ -1,12 +1,12 @@
-"""Reads the configuration file again, after a change and after a signal, and puts it in force without a restart.
+"""Reads the configuration file again after a change or a signal, and applies it without a restart.
 
-Rule 1: a file takes effect as a whole or not at all. A refused file leaves the former configuration in force.
-Rule 2: a configuration that cannot be put in force now also leaves the former one in force, and is tried again. A refused file is
-tried again, too, because it may have been unreadable for a moment, or half written.
-Rule 3: a setting that cannot change while the process runs keeps its value, and is named.
-Rule 4: only the content of the file decides whether it has changed. The way of the change (a write, a rename, the swapped link of
-a ConfigMap volume) does not matter. Polls find changes that inotify does not report, such as those of a file that is itself a
-mount.
+Rule 1: a file is applied completely or not at all. If a file is refused, the previous configuration remains in use.
+Rule 2: if a configuration cannot be applied now, the previous configuration remains in use as well, and the new one is tried
+again. A refused file is also tried again, because it may have been unreadable for a moment, or only half written.
+Rule 3: a setting that cannot change while the process runs keeps its value, and the setting is reported.
+Rule 4: only the content of the file decides whether it has changed. How the file was changed (by a write, a rename, or the
+swapped link of a ConfigMap volume) does not matter. Polling finds changes that inotify does not report, such as changes of a file
+that is itself a mount point.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class CannotApplyError(Exception):
-    """A configuration cannot be put in force now. No part of it is in force."""
+    """A configuration cannot be applied now. No part of the configuration has been applied."""
 
 
 @dataclasses.dataclass(eq=False)
 class Reloader:
-    """Keeps the configuration in force equal to the file. ``config`` is the configuration in force.
+    """Keeps the applied configuration equal to the file. ``config`` is the configuration that is applied now.
 
-    ``read`` loads the configuration as at the start, and raises ConfigError.
+    ``read`` loads the configuration as at the start of the process, and may raise ConfigError.
 
-    ``apply`` puts a configuration in force as a whole, or raises CannotApplyError and changes nothing. ``on_outcome`` gets
-    whether the file is in force, after each reading.
+    ``apply`` applies a configuration completely, or raises CannotApplyError and changes nothing. After each reading,
+    ``on_outcome`` is called with whether the file has been applied.
     """
 
     config: Config
@@ -67,11 +67,11 @@ class Reloader:
         self._is_asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Let the file be read again, even if it has not changed."""
+        """Request that the file be read again, even if it has not changed."""
         self._is_asked.set()
 
     async def run(self) -> None:
-        """Follow the file until it is cancelled."""
+        """Follow the file until this task is cancelled."""
         if self._path is None:
             while True:
                 await self._is_asked.wait()
@@ -84,11 +84,11 @@ class Reloader:
                 await asyncio.sleep(SETTLE_S)
 
     async def check(self, path: pathlib.Path) -> None:
-        """Read the file after a change, after ``ask``, or when the next attempt is due."""
+        """Read the file after a change, after a call of ``ask``, or when the next attempt is due."""
         try:
             content = await asyncio.to_thread(path.read_bytes)
         except OSError:
-            content = b""  # ``_reload`` reads it again, and reports the error with the flag of the file.
+            content = b""  # ``_reload`` reads the file again, and reports the error together with the flag that names the file.
         was_asked = self._is_asked.is_set()
         self._is_asked.clear()
         if was_asked or content != self._content:
@@ -105,7 +105,7 @@ class Reloader:
         self.on_outcome(self._is_accepted)
 
     async def _reload(self, *, was_asked: bool) -> bool:
-        """Put the file in force, except for settings that need a restart. Returns whether it is in force."""
+        """Apply the file, except for settings that need a restart. Returns whether the file has been applied."""
         try:
             new = self.read()
         except ConfigError as error:
@@ -115,7 +115,8 @@ class Reloader:
             self._logged = (str(error), None)
             return False
         before = self.config
-        changed = sorted(key for key, value in new.values.items() if value != before.values.get(key))  # fields of the file
+        # these keys are fields of the file
+        changed = sorted(key for key, value in new.values.items() if value != before.values.get(key))
         if not changed:
             if was_asked or not self._is_accepted:
                 log.info("configuration_unchanged", file=str(self._path))
@@ -138,7 +139,7 @@ class Reloader:
         return True
 
     def _try_again_later(self, reason: str, new: Config, settings: list[str]) -> None:
-        """Log the reason, once for each configuration, and schedule the next attempt."""
+        """Log the reason once for each configuration, and schedule the next attempt."""
         delay_s = self._retry_later()
         if (reason, new) != self._logged:
             log.error(
@@ -157,12 +158,12 @@ class Reloader:
         return delay_s
 
     def _without(self, new: Config, late: list[str]) -> Config:
-        """The new configuration with the old values of settings that need a restart."""
+        """The new configuration, with the old values of the settings that need a restart."""
         kept = new.keeping(self.config, [catalogue.BY_KEY[key].to for key in late])
         return dataclasses.replace(kept, values={**new.values, **{key: self.config.values[key] for key in late}})
 
     async def _wait(self, changes: inotify.DirectoryChanges) -> None:
-        """Wait for a change of the directory, for ``ask``, for the next attempt, and for ``POLL_S`` at most."""
+        """Wait until the directory changes, ``ask`` is called, or the next attempt is due, but for ``POLL_S`` seconds at most."""
         timeout_s = min(POLL_S, max(0.0, self._retry_due_s - asyncio.get_running_loop().time()))
         waiting = [asyncio.create_task(changes.wait()), asyncio.create_task(self._is_asked.wait())]
         try:

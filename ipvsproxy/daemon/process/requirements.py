@@ -1,6 +1,8 @@
-"""The requirements of programming: privileges, kernel features, iptables, a scheduler, and no second ipvsproxy.
+"""The requirements for programming the kernel.
 
-Missing requirements end the process with a sentence for each of them. ``--init-only`` provides what a process can, and ends.
+They are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are missing, the
+process ends with a sentence for each missing requirement. ``--init-only`` sets up those requirements that a process can set up,
+and ends.
 """
 
 import asyncio
@@ -57,9 +59,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
-    """Remove our objects that hide these API servers from this node; returns one sentence for each removal and each failure.
+    """Remove those of our objects that hide these API servers from this node.
 
-    The witnesses of a virtual server stay if it could not be removed.
+    Returns one sentence for each removal and each failure. If a virtual server could not be removed, its witnesses are kept.
 
     Raises:
         KernelError: the sets of the other backend could not be read.
@@ -74,7 +76,10 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
 
 
 def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:
-    """The configuration on this host. ``scheduler`` is the configured one, or its replacement on a kernel without it."""
+    """The configuration as it applies to this host.
+
+    ``scheduler`` is the configured scheduler, or its replacement if the kernel does not have the configured one.
+    """
     return config.on_host(
         {family: program.random_fully for family, program in programs.items()},
         scheduler,
@@ -84,7 +89,7 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
 
 
 def demand(missing: Collection[Missing]) -> None:
-    """Go on only if nothing is missing.
+    """Continue only if nothing is missing.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -101,10 +106,10 @@ async def running_kernel(
     *,
     listen: bool = False,
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
-    """Start the kernel thread after checking its requirements.
+    """Start the kernel thread after its requirements have been checked.
 
-    ``chosen`` says which drivers there are. All other arguments are as for ``NodeKernel``; ``on_late_rules`` is called in the
-    loop.
+    ``chosen`` says which drivers are used. All other arguments are those of ``NodeKernel``; ``on_late_rules`` is called in the
+    event loop.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -130,9 +135,9 @@ async def running_kernel(
 
 
 async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBackend:
-    """Choose the backend of rules and sets, after checking its requirements, and log the choice.
+    """Choose the backend of rules and sets, check its requirements, and log the choice.
 
-    ``also`` are modules that are loaded with those of the backend.
+    ``also`` are kernel modules that are loaded together with those of the backend.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -162,16 +167,16 @@ async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBack
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits for the call
+    with contextlib.suppress(RuntimeError):  # the event loop is closed, and no task waits for the call
         loop.call_soon_threadsafe(callback)
 
 
 @contextlib.contextmanager
 def only_instance() -> Iterator[None]:
-    """Hold the right to program this network namespace.
+    """Hold the exclusive right to program this network namespace.
 
     Raises:
-        CannotStartError: another ipvsproxy holds this right.
+        CannotStartError: another ipvsproxy process holds this right.
     """
     try:
         instance = Instance()
@@ -201,9 +206,9 @@ def _log_slow(bucket: Bucket) -> None:
 
 
 async def logging_wait(step: str, work: Awaitable[T]) -> T:
-    """Await a step of the start; returns its result. Logs once if it takes longer than ``SLOW_S``.
+    """Await one step of the start; returns the result of the step. If the step takes longer than ``SLOW_S``, this is logged once.
 
-    Steps after the start are calls of the kernel's thread, which reports slow calls itself.
+    Later work is done by calls of the kernel's thread, which reports slow calls itself.
     """
     hint = "the start changes nothing before this step ends"
     tell = functools.partial(log.warning, "start_step_waits", step=step, after_s=SLOW_S, hint=hint)
@@ -215,7 +220,7 @@ async def logging_wait(step: str, work: Awaitable[T]) -> T:
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """The kernel's answer to a question on which the start depends. The question is repeated after a failure of the kernel.
+    """The kernel's answer to a query on which the start depends. If the kernel fails to answer, the query is repeated.
 
     Raises:
         CannotStartError: the kernel has not answered within about ``sum(DELAYS_S)`` seconds.
@@ -233,13 +238,14 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: LocalMode) -> Mapping[Family, Program]:
-    """Go on only if addresses can be read, no other kind of interface has the name of our device, and a family can be served.
+    """Continue only if addresses can be read, the name of our device is available, and at least one IP family can be served.
 
-    Returns the iptables program of each family that can be served. Logs which features the kernel lacks, including features that
-    only some ways to recognise this node's pods need (``local_mode``).
+    The name is not available if an interface of another kind has it. Returns the iptables program of each IP family that can be
+    served. Logs which features the kernel does not have, including features that only some methods of recognising this node's
+    pods need (``local_mode``).
 
     Raises:
-        CannotStartError: one of these conditions is not met, and waiting does not help.
+        CannotStartError: one of these conditions is not met, and waiting would not help.
     """
     await until_answered(functools.partial(_demand_usable_addresses, kernel))
     if lacking := await until_answered(lambda: kernel.call(lambda node: node.lacking(by_interface=local_mode.is_by_interface))):
@@ -258,11 +264,11 @@ async def _demand_usable_addresses(kernel: KernelThread[NodeKernel]) -> None:
 
 
 def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
-    """The scheduler to use: the configured one, or the fall-back and why the configured one is unusable.
+    """The scheduler to use: the configured scheduler, or the fallback with the reason why the configured scheduler is unusable.
 
     Raises:
-        CannotStartError: both schedulers are unusable.
-        KernelError: the kernel could not answer now.
+        CannotStartError: the configured scheduler and the fallback are both unusable.
+        KernelError: the kernel could not answer at the moment.
     """
     reasons: list[str] = []
     for name in dict.fromkeys((configured, FALLBACK_SCHEDULER)):
@@ -274,15 +280,15 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
 
 
 def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The program that writes the rules, for each family that this host can serve; one family is enough.
+    """The programs that write the rules, for each IP family that this host can serve; a host may serve only one family.
 
-    A family is given up only if its rules certainly cannot be written on this host, or if IPVS certainly does not know it. If
-    that is uncertain now, for example while another process holds the lock of iptables, the family is served, and its rules are
-    written as soon as that is possible.
+    A family is not served only if its rules certainly cannot be written on this host, or if IPVS certainly does not support the
+    family. If this is uncertain now, for example while another process holds the iptables lock, the family is served, and its
+    rules are written as soon as possible.
 
     Raises:
-        CannotStartError: no family can be served, or a set type is missing.
-        KernelError: the kernel or a program could not answer now.
+        CannotStartError: no IP family can be served, or a set type is missing.
+        KernelError: the kernel or a program could not answer at the moment.
     """
     if kernel.backend is Backend.IPTABLES:
         demand(host.missing_set_types())
@@ -297,7 +303,7 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
             try:
                 programs[family] = kernel.rules.program(family)
             except KernelError as error:
-                if error.errno:  # it could not be started now, or hangs
+                if error.errno:  # the program could not be started now, or hangs
                     raise
                 refusal = Refusal(error.detail, is_certain=True)
         if refusal and refusal.is_certain:
@@ -316,7 +322,10 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
 
 
 def init_only(config: Config) -> int:
-    """Prepare this node; returns the exit status. A stop before the end is a failure: the node is not prepared."""
+    """Prepare this node for ipvsproxy; returns the exit status.
+
+    If the process is stopped before the end, that is a failure, because the node is not prepared.
+    """
     return lifecycle.run(config, functools.partial(_prepare_until_stopped, config), end=lambda _: os._exit(lifecycle.FAILED))
 
 
@@ -332,7 +341,7 @@ async def _prepare_until_stopped(config: Config, signals: Signals) -> int:
 
 
 async def _prepare(config: Config) -> int:
-    """Load modules, check all requirements, and write the kernel settings that differ from the desired ones."""
+    """Load kernel modules, check all requirements, and write the sysctls that differ from their desired values."""
     async with running_kernel(config.drivers) as kernel:
         await demand_usable_node(kernel, config.translation.detect_local)
         await until_answered(lambda: kernel.call(lambda node: usable_scheduler(node, config.translation.scheduler)))

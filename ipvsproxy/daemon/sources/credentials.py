@@ -1,16 +1,17 @@
-"""Address and credentials of the API server: from a kubeconfig, ``--master``, or the service account of the pod.
+"""The address and the credentials of the API server.
 
-kubernetes-asyncio reads them, except for credential plugins, whose answers are put into the kubeconfig first. Messages of the
-library and of the YAML parser are not shown if they may repeat secrets.
+The credentials come from a kubeconfig, ``--master``, or the service account of the pod. The library kubernetes-asyncio reads
+them. If the kubeconfig names a credential plugin, the plugin's answer is first put into the kubeconfig. Messages of the library
+and of the YAML parser are not shown if they might contain secrets.
 
-A credential plugin runs once at a time, for a bounded time, and without a leftover of its process group. The protocol is on the
-page "Authenticating", section "client-go credential plugins". The client library would run plugins itself, but does not end a
-program that hangs.
+Only one process of a credential plugin runs at a time. The plugin runs for a limited time, and no process of its process group
+remains afterwards. The protocol of credential plugins is described on the page "Authenticating", section "client-go credential
+plugins". The client library could run plugins itself, but the library does not end a plugin that hangs.
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
-``client``: 34 MB and 0.3 to 1 s for unused classes. The package ``client`` does nothing but import, so it need not be executed
-(see ``packages``). Other modules that import the library still get all of it. A version of the library that cannot be imported
-in parts is imported as usual, which costs only memory and time.
+``client``. This would take 34 MB of memory and 0.3 to 1 s for classes that are not used. The package ``client`` contains only
+imports, so its code need not be executed (see ``packages``). Other modules that import the library still get the whole library.
+If a version of the library cannot be imported in parts, it is imported as a whole, which only takes more memory and time.
 """
 
 import asyncio
@@ -38,11 +39,11 @@ PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBR
 
 @contextlib.contextmanager
 def _in_parts() -> Iterator[None]:
-    """Lets the block import the parts of the library alone, or all of it if that fails."""
+    """Inside the ``with`` block, only the needed parts of the library are imported, or the whole library if that fails."""
     if LIBRARY not in sys.modules:
         try:
             _import_parts()
-        except Exception:  # noqa: BLE001  # of any kind, from another version: the usual import may still work
+        except Exception:  # noqa: BLE001  # any exception of another version: a full import may still work
             for name in [name for name in sys.modules if name.partition(".")[0] in {LIBRARY, UNUSED}]:
                 del sys.modules[name]
     yield
@@ -53,7 +54,7 @@ def _import_parts() -> None:
     packages.defer(LIBRARY)
     names = vars(packages.defer(f"{LIBRARY}.client"))
     names["Configuration"] = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration
-    names["ApiClient"] = type("ApiClient", (), {})  # unused functions of kube_config name it
+    names["ApiClient"] = type("ApiClient", (), {})  # unused functions of kube_config refer to this name
     for part in PARTS:
         importlib.import_module(part)
     del names["ApiClient"]
@@ -73,18 +74,18 @@ PLUGIN_TIMEOUT_S = 15.0
 
 
 class PluginError(Exception):
-    """The plugin has given no credentials. The message names the plugin."""
+    """The credential plugin has given no credentials. The message contains the name of the plugin."""
 
 
 class PluginVariable(msgspec.Struct, frozen=True):
-    """A variable of the plugin's environment."""
+    """An environment variable for the plugin."""
 
     name: str
     value: str
 
 
 class Plugin(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields that are used of a kubeconfig user's ``exec`` entry."""
+    """The fields of a kubeconfig user's ``exec`` entry that are used."""
 
     api_version: str
     command: Annotated[str, msgspec.Meta(min_length=1)]
@@ -93,7 +94,7 @@ class Plugin(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The credentials: a token, or a client certificate and its key in PEM, or both."""
+    """The credentials from a plugin: a token, or a client certificate and its key in PEM, or both."""
 
     token: str = ""
     client_certificate_data: str = ""
@@ -107,14 +108,14 @@ class _Answer(msgspec.Struct, rename="camel"):
 
 
 class PluginRunner:
-    """Runs at most one plugin. Callers that ask the same plugin at the same time share its answer."""
+    """Runs at most one plugin process at a time. Callers that request the same plugin at the same time share its answer."""
 
     def __init__(self) -> None:
         self._plugin: Plugin | None = None
         self._run: asyncio.Task[PluginStatus] | None = None
 
     async def ask(self, plugin: Plugin) -> PluginStatus:
-        """The present credentials of a plugin.
+        """The current credentials of a plugin.
 
         Raises:
             PluginError: the plugin cannot be run, fails, does not end in time, or gives no credentials.
@@ -140,7 +141,7 @@ async def _ask(plugin: Plugin) -> PluginStatus:
         raise PluginError(f"{name}: exit status {status}. {errors.decode(errors='replace').strip()}")
     try:
         answer = msgspec.json.decode(output, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # The answer is not shown: it may contain secrets.
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # The answer is not shown, because it may contain secrets.
         raise PluginError(f"{name}: its answer is no ExecCredential with a status") from error
     if answer.api_version != plugin.api_version:
         raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
@@ -150,7 +151,10 @@ async def _ask(plugin: Plugin) -> PluginStatus:
 
 
 async def _output(plugin: Plugin) -> tuple[int, bytes, bytes]:
-    """Returns exit status, standard output and standard error. Kills the plugin's process group in any case."""
+    """Runs the plugin; returns its exit status, standard output and standard error.
+
+    Always kills the plugin's process group afterwards.
+    """
     info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
     given = {variable.name: variable.value for variable in plugin.env or ()}
     process = await asyncio.create_subprocess_exec(
@@ -176,14 +180,14 @@ LONGEST_MESSAGE = 300
 
 
 class SourceError(Exception):
-    """The configuration cannot work. The message is one sentence for the operator."""
+    """The configuration of the source cannot work. The message is one sentence for the operator."""
 
 
 class Credentials:
-    """The operator's files, which are read again each time.
+    """The credential files of the operator, which are read again each time.
 
-    ``kubeconfig`` is a path; ``master`` is a URL that overrides the one of the kubeconfig; without both, the service account is
-    used.
+    ``kubeconfig`` is a path, and ``master`` is a URL that overrides the URL in the kubeconfig. If both are empty, the service
+    account is used.
     """
 
     def __init__(self, kubeconfig: str, master: str, service_account: pathlib.Path) -> None:
@@ -193,9 +197,10 @@ class Credentials:
         self._plugins = PluginRunner()
 
     async def read(self, *, ask_plugin: bool = True) -> Configuration:
-        """The library's configuration from the present files.
+        """The library's configuration object, made from the current files.
 
-        Without ``ask_plugin``, no credential plugin runs: it may fail at the start like an API server that does not answer.
+        If ``ask_plugin`` is false, no credential plugin runs, because at the start a plugin may fail in the same way as an API
+        server that does not answer.
 
         Raises:
             SourceError: the credentials cannot work.
@@ -207,7 +212,7 @@ class Credentials:
         elif not self._master:
             _load_service_account(self._service_account, configuration)
         host = (self._master or configuration.host or "").rstrip("/")
-        if any(mark in host for mark in "@?#"):  # The URL is not repeated: the password would be in every log line.
+        if any(mark in host for mark in "@?#"):  # The URL is not shown, because a password in it would then be in every log line.
             raise SourceError(f"{self._kubeconfig or '--master'}: the API server's URL must not hold credentials, or a query")
         if not host.startswith(("http://", "https://")):
             raise SourceError(f"{self._kubeconfig or '--master'}: {host!r} is not the URL of an API server")
@@ -230,12 +235,13 @@ async def _load_kubeconfig(path: pathlib.Path, configuration: Configuration, plu
     except msgspec.ValidationError as error:
         raise SourceError(f"kubeconfig {path}: the user's exec: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
-        # The library raises these for an entry of a wrong type; their message may contain the entry.
+        # The library raises these exceptions for an entry of a wrong type; their messages may contain the entry.
         raise SourceError(f"kubeconfig {path}: an entry is empty or of a wrong type ({type(error).__name__})") from error
 
 
 def _content(path: pathlib.Path) -> dict[str, Any]:
-    # The file is read here, because messages of the library's own reader and of YAML may repeat lines with secrets.
+    # The file is read by this module, because messages of the library's own reader and of the YAML parser may contain lines with
+    # secrets.
     try:
         content: Any = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:
@@ -253,9 +259,9 @@ def _loader(path: pathlib.Path, content: dict[str, Any]) -> KubeConfigLoader:
 
 
 async def _put_answer(content: dict[str, Any], plugins: PluginRunner | None) -> None:
-    """Replace the plugin of the current user by its answer; without ``plugins``, remove it."""
+    """Replace the plugin entry of the current user by the plugin's answer; if ``plugins`` is None, only remove the entry."""
     user = _current_user(content)
-    if "exec" not in user or "auth-provider" in user:  # as in the library, which prefers the provider
+    if "exec" not in user or "auth-provider" in user:  # as in the library, which prefers the auth provider
         return
     plugin = msgspec.convert(user.pop("exec"), Plugin)
     if plugins is None:
@@ -270,7 +276,7 @@ async def _put_answer(content: dict[str, Any], plugins: PluginRunner | None) -> 
 
 
 def _current_user(content: dict[str, Any]) -> dict[str, Any]:
-    """The user of the current context; empty if there is none, which the library reports."""
+    """The user of the current context; empty if there is no such user, which the library reports."""
     context = _named(content, "contexts", content.get("current-context")).get("context")
     user = _named(content, "users", context.get("user") if isinstance(context, dict) else None).get("user")
     return user if isinstance(user, dict) else {}
@@ -299,5 +305,5 @@ def _load_service_account(directory: pathlib.Path, configuration: Configuration)
 
 
 def one_line(text: str) -> str:
-    """A text of another program in a form for log lines: printable, and bounded."""
+    """A text of another program in a form for log lines: without control characters, and limited in length."""
     return "".join(character if character.isprintable() else " " for character in text)[:LONGEST_MESSAGE]

@@ -1,13 +1,14 @@
-"""The directory source: Services, EndpointSlices and Nodes from manifests in files, without an API server.
+"""The source for a directory: Services, EndpointSlices and Nodes come from manifest files, without an API server.
 
-The best way to replace a file is to rename a complete one into place, as ConfigMaps and careful editors do. Changes are read
-after the directory has been quiet for a moment, so that a file written in place is usually complete.
+The best method to replace a file is to rename a complete file into place, as ConfigMaps and careful editors do. Changes are read
+after the directory has not changed for a moment, so that a file that is written in place is usually complete.
 
-Rule 1: while any part of a file cannot be read, all known objects of this file stay. Such a file is read again, after growing
-pauses.
-Rule 2: an object in two files is taken from the file whose name comes first.
-Rule 3: the first list removes all objects that it lacks, so it waits until every part of every file can be read. ``problem``
-names the unreadable part. An unreadable part whose object can be named does not delay the list, which has the object's key.
+Rule 1: while any part of a file cannot be read, all known objects from this file are kept. Such a file is read again, after
+growing pauses.
+Rule 2: if two files contain the same object, it is taken from the file whose name sorts first.
+Rule 3: the first complete list removes all objects that it does not contain, so it is delivered only when every part of every
+file can be read. ``problem`` describes the part that cannot be read. If the object in an unreadable part can be identified, the
+part does not delay the list, which then includes the key of that object.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 DEEPEST = 100
 """The most levels of nesting in a document; a Service has six."""
 
-# The labels of objects that the selectors of a watch leave out.
+# The labels of objects that the selectors of a watch exclude.
 NOT_OURS: Mapping[str, str] = {
     "Service": "service.kubernetes.io/service-proxy-name",
     "EndpointSlice": "service.kubernetes.io/headless",
@@ -42,35 +43,39 @@ NOT_OURS: Mapping[str, str] = {
 
 
 class ObjectIdentity(NamedTuple):
-    """The identity of an object among all kinds."""
+    """The identity of an object among the objects of all kinds."""
 
     kind: ObjectKind
     key: ObjectKey
 
 
 class FileContent(NamedTuple):
-    """The objects of a file, and its parts that could not be read."""
+    """The objects in a file, and the parts of the file that could not be read."""
 
     objects: Mapping[ObjectIdentity, Put]
     rejected: tuple[Rejected, ...]
 
 
 class _ManifestLoader(yaml.CSafeLoader):
-    """YAML with the types of the API's JSON: a timestamp is a string. Nesting has a bound.
+    """A YAML loader with the types of the API's JSON, in which a timestamp is a string.
 
-    libyaml's composer recurses in C: without the bound, some thousand brackets overflow the stack and end the process.
+    Nesting is limited. libyaml's composer is recursive C code: without a limit, some thousand brackets would overflow the stack
+    and end the process.
     """
 
     _depth = 0
 
     def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002  # of the base class
-        """Count a level. The composer calls this at the beginning of each node; the base class does nothing that is needed."""
+        """Count one more level of nesting.
+
+        The composer calls this method at the beginning of each node; the method of the base class does nothing that is needed.
+        """
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.YAMLError(f"is nested more than {DEEPEST} levels deep")
 
     def ascend_resolver(self) -> None:
-        """Leave a level. The composer calls this at the end of each node."""
+        """Count one level of nesting less. The composer calls this method at the end of each node."""
         self._depth -= 1
 
 
@@ -81,15 +86,15 @@ _ManifestLoader.yaml_implicit_resolvers = {
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file of this name is read: it has the suffix of a manifest, and is not hidden."""
+    """Whether a file with this name is read: the name has the suffix of a manifest, and the file is not hidden."""
     return not name.startswith(".") and pathlib.PurePath(name).suffix in SUFFIXES
 
 
 def read_file(path: pathlib.Path) -> FileContent:
-    """All manifests of a file: its documents, and the items of its Lists. Objects of other kinds are skipped.
+    """All manifests in a file: its YAML documents, and the items of its List objects. Objects of other kinds are skipped.
 
     Raises:
-        OSError: the file could not be read now.
+        OSError: the file could not be read at the moment.
     """
     objects: dict[ObjectIdentity, Put] = {}
     rejected: list[Rejected] = []
@@ -115,15 +120,15 @@ def read_file(path: pathlib.Path) -> FileContent:
 
 
 def documents(path: pathlib.Path) -> list[Any]:
-    """The documents of a file, and the items of its Lists, as plain YAML values; none if the file cannot be read."""
+    """The YAML documents in a file, and the items of its List objects, as plain YAML values; empty if the file cannot be read."""
     try:
         return [document for _, document in _documents(path)]
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):  # ``read_file`` reports it
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):  # ``read_file`` reports the error
         return []
 
 
 def _unread(path: pathlib.Path, reason: str) -> Rejected:
-    # The kind is unknown; Service is named, because a reader misses Services first.
+    # The kind is unknown. The kind Service is reported, because users notice missing Services first.
     return Rejected(ObjectKind.SERVICE, None, path.name, reason)
 
 
@@ -147,7 +152,7 @@ def _is_ours(document: Any) -> bool:
 
 
 class Manifests:
-    """The objects of all files, merged, as they were last delivered."""
+    """The objects of all files, merged, as they were last delivered to the store."""
 
     def __init__(self) -> None:
         self._files: dict[str, FileContent] = {}
@@ -155,7 +160,7 @@ class Manifests:
         self._conflicts: set[Rejected] = set()
 
     def update(self, read: Mapping[str, FileContent], present: Collection[str]) -> list[Event]:
-        """The changes. ``read`` has the content of new and changed files by name; ``present`` has the names of all files."""
+        """The changes. ``read`` has the content of new and changed files by file name; ``present`` has the names of all files."""
         events: list[Event] = []
         for name in set(self._files) - set(present):
             del self._files[name]
@@ -171,11 +176,11 @@ class Manifests:
         return events
 
     def unknown(self) -> list[str]:
-        """The unreadable parts of files that may contain any object, and why they could not be read."""
+        """The unreadable parts that may contain any object, and why they could not be read."""
         return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
 
     def listed(self) -> list[Event]:
-        """The ends of all lists, if no part is unknown."""
+        """The events that end all lists; empty if there is an unreadable part that may contain any object."""
         rejected = {ObjectIdentity(event.kind, event.key) for event in self._rejected() if event.key}
         present = self._delivered.keys() | rejected
         return [Listed(kind, frozenset(one.key for one in present if one.kind is kind)) for kind in ObjectKind]
@@ -209,9 +214,9 @@ log = structlog.stdlib.get_logger(__name__)
 class DirectorySource(Source):
     """A directory of manifests: files ending in .yaml, .yml or .json, without hidden files and subdirectories.
 
-    Its lists are never doubted: an object without a manifest has certainly been deleted.
+    The lists of a directory are never doubted: an object that has no manifest has certainly been deleted.
 
-    ``settle_s`` is the time without changes before the directory is read.
+    The directory is read when it has not changed for ``settle_s``.
     """
 
     def __init__(self, directory: str, *, settle_s: float = SETTLE_S, poll_s: float = POLL_S) -> None:
@@ -224,11 +229,11 @@ class DirectorySource(Source):
         self._backoff = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
 
     def describe(self) -> str:
-        """The directory and, if it or a file cannot be read, its problem."""
+        """The path of the directory and, if the directory or a file cannot be read, the problem."""
         return f"directory {self._directory}" + (f": {self.problem}" if self.problem else "")
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """As ``Source``. A directory that cannot be read has no targets."""
+        """As ``Source``. If the directory cannot be read, there are no targets."""
         found = await asyncio.to_thread(self._targets)
         return {key: target for key, target in found.items() if service in (None, key[0])}
 
@@ -240,7 +245,10 @@ class DirectorySource(Source):
         return targets.of_documents(document for path in paths for document in documents(path))
 
     async def run(self, deliver: Deliver) -> None:
-        """Deliver events until it is cancelled: all objects, then differences; the ends of lists once every file is readable."""
+        """Deliver events until this task is cancelled: first all objects, then differences.
+
+        The ends of the lists are delivered when every file is readable.
+        """
         with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
             await self.read(deliver)
             while True:
@@ -248,9 +256,12 @@ class DirectorySource(Source):
                 await self.read(deliver)
 
     async def read(self, deliver: Deliver) -> None:
-        """Read new and changed files, and deliver the differences. If the directory cannot be read, there are no differences."""
+        """Read the new and changed files, and deliver the differences.
+
+        If the directory cannot be read, no differences are delivered.
+        """
         try:
-            # Runs in a thread, because thousands of manifests take seconds.
+            # This runs in a thread, because reading thousands of manifests takes seconds.
             read, present, unread = await asyncio.to_thread(self._read_changed)
         except OSError as error:
             self._note(error.strerror or str(error))
@@ -268,7 +279,10 @@ class DirectorySource(Source):
             deliver(events)
 
     def _note(self, problem: str) -> None:
-        """Log a problem that is not the last one. If there is no problem, the pauses begin anew."""
+        """Log a problem if it differs from the last problem.
+
+        If there is no problem, the sequence of growing pauses starts again.
+        """
         if problem and problem != self.problem:
             at_start = "nothing is programmed before every file can be read; what is in force stays"
             hint = "known Services stay served" if self._is_listed else at_start
@@ -278,7 +292,7 @@ class DirectorySource(Source):
         self.problem = problem
 
     def _read_changed(self) -> tuple[Mapping[str, FileContent], Collection[str], Mapping[str, str]]:
-        """New and changed files, the names of all files, and why some new or changed files could not be read.
+        """The new and changed files, the names of all files, and the reasons why some new or changed files could not be read.
 
         Raises:
             OSError: the directory cannot be listed.
@@ -297,12 +311,12 @@ class DirectorySource(Source):
         return read, stamps.keys(), unread
 
     def _paths(self) -> list[pathlib.Path]:
-        """The files of manifests. Raises OSError if the directory cannot be listed."""
+        """The paths of the manifest files. Raises OSError if the directory cannot be listed."""
         with os.scandir(self._directory) as entries:
             return [pathlib.Path(entry) for entry in entries if is_manifest(entry.name) and not entry.is_dir()]
 
     async def _wait(self, changes: inotify.DirectoryChanges, within_s: float | None) -> None:
-        """Wait for a change or until ``within_s`` is over, and then until the directory is quiet."""
+        """Wait for a change, but at most for ``within_s`` seconds, and then until the directory does not change any more."""
         await comes_within(within_s, changes.wait())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_SETTLE_S):
@@ -311,9 +325,9 @@ class DirectorySource(Source):
 
 
 def _stamp(path: pathlib.Path) -> tuple[int, ...]:
-    """A text that differs between two states of a file; empty for an absent file."""
+    """Numbers that differ between two states of a file; empty if the file does not exist."""
     try:
         status = path.stat()
-    except OSError:  # A dangling link, which ``read_file`` reports.
+    except OSError:  # A symbolic link to a missing file, which ``read_file`` reports.
         return ()
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino

@@ -1,21 +1,24 @@
-"""List and watch of one kind of API objects: the requests, their order, and the reaction to each kind of trouble.
+"""Lists and watches API objects of one kind: the requests, their order, and the reaction to each kind of failure.
 
 Rule 1: a list is delivered as complete (``Listed``) only after its last page has been read.
-Rule 2: a watch continues from the last resource version that was read. Everything is listed again if the server cannot do that
-(410), or if a line could not be read and so a change was missed.
-Rule 3: a server that was restored from a backup does not know our version. Such a server reports that (504), or lets the watch
-wait silently until its version reaches ours again, and never sends the changes before that point. So after a broken watch, or a
-watch that ended without a line (bookmarks come once a minute), the server is first asked for its version.
-Rule 4: after the first bookmark, a watch that is silent for ``LONGEST_SILENCE_S`` is broken. Keepalives do not count, because a
-proxy on the way may answer them for the server.
-Rule 5: nothing is tried again at once, except after the regular end of a watch and the first 410 in a while. Watches that broke
-together begin again within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks the watches of all nodes.
-Rule 6: lists come from the watch cache of the server. The first list requests version 0, and so may be old; later lists request
-the last version that was read, also by an incomplete list, and are not older. A list of the latest state costs a quorum read of
-etcd. The latest state is requested if the server cannot list from our version on, and while a list is doubted: a cache that lags
-cannot confirm itself.
+Rule 2: a watch continues from the last resource version that was read. If the server cannot continue from that version (410),
+everything is listed again. The same happens if a line could not be read, because a change was missed then.
+Rule 3: a server that was restored from a backup does not know our resource version. Such a server reports that (504), or it keeps
+the watch silent until its version reaches our version again, and never sends the changes made before that point. Therefore, after
+a watch that broke or that ended without sending a line (bookmarks come once a minute), the server is first queried for its
+version.
+Rule 4: if a watch is silent for ``LONGEST_SILENCE_S`` after its first bookmark, it counts as broken. Keepalive messages do not
+count as data, because a proxy on the path may answer them in place of the server.
+Rule 5: no request is repeated immediately, except after the regular end of a watch and after the first 410 in a while. After
+watches have broken, they begin again at random times within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server
+breaks the watches of all nodes.
+Rule 6: lists are read from the watch cache of the server. The first list requests version 0, and may therefore be old. Later
+lists request the last version that was read, even if it was read by an incomplete list, and are not older than that version. A
+list of the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list from our
+version on, and while a list is doubted, because a cache that lags cannot confirm its own list.
 
-The protocol is on the page "Kubernetes API Concepts"; intervals and bounds are those of client-go's reflector where it has them.
+The protocol is described on the page "Kubernetes API Concepts". Intervals and limits are those of client-go's reflector where
+client-go has them.
 """
 
 import asyncio
@@ -64,9 +67,10 @@ LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Troub
 
 
 class LineBuffer:
-    """Joins chunks to whole lines.
+    """Joins chunks of data to complete lines.
 
-    The pieces of a line are joined once: adding each chunk to one buffer takes quadratic time for a line of many megabytes.
+    The chunks of a line are joined only once: adding each chunk to one buffer would take quadratic time for a line of many
+    megabytes.
     """
 
     def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
@@ -76,10 +80,10 @@ class LineBuffer:
         """The number of received bytes of an incomplete line."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that a chunk completes, without their ends and without empty lines.
+        """The lines that a chunk completes, without line ends and without empty lines.
 
         Raises:
-            ApiError: a line is too long. The buffer cannot be used any more.
+            ApiError: a line is too long. The buffer must not be used after this error.
         """
         head, *tail = chunk.split(b"\n")
         self._pieces.append(head)
@@ -95,11 +99,11 @@ class LineBuffer:
 
 
 class Freshness:
-    """Distinguishes new changes of objects from repeated and outdated ones.
+    """Distinguishes new changes of objects from repeated and outdated changes.
 
-    A server that has just taken over may send changes again or late. Resource versions of built-in kinds are growing integers
-    (KEP-5504); a change with another version always counts as new. Only changes since the last bookmark are remembered,
-    because the server has sent all changes up to a bookmark before it.
+    An API server that has just taken over may send changes again or late. Resource versions of built-in kinds are growing
+    integers (KEP-5504); a change whose version is not an integer always counts as new. Only changes since the last bookmark are
+    remembered, because the server sends all changes up to a bookmark before the bookmark.
     """
 
     def __init__(self) -> None:
@@ -107,12 +111,12 @@ class Freshness:
         self._newest: dict[ObjectKey, int] = {}
 
     def has_all_up_to(self, version: str) -> None:
-        """Take note that all changes up to this version have arrived, with a list or before a bookmark."""
+        """Record that all changes up to this version have arrived, either in a list or before a bookmark."""
         self._floor = number(version)
         self._newest.clear()
 
     def is_new(self, key: ObjectKey, version: str) -> bool:
-        """Whether a change is newer than all earlier ones of its object. A new change is remembered."""
+        """Whether a change is newer than all earlier changes of the same object. A new change is remembered."""
         new = number(version)
         if not new:
             return True
@@ -123,20 +127,23 @@ class Freshness:
 
 
 def number(version: str) -> int:
-    """A resource version for comparisons (KEP-5504); 0 if it is no integer, and so cannot be compared."""
+    """A resource version as a number for comparisons (KEP-5504).
+
+    The result is 0 if the version is not an integer, and therefore cannot be compared.
+    """
     return int(version) if version.isdecimal() and len(version) <= MOST_DIGITS else 0
 
 
 class ApiConnection(Protocol):
-    """An authenticated connection to the API server. Both methods raise only ApiError."""
+    """An authenticated connection to an API server. Both methods raise no exception other than ApiError."""
 
     def body(self, path: str) -> AsyncGenerator[bytes, None]:
-        """The body of an answer in pieces, as they arrive."""
+        """The body of a response, in chunks as they arrive."""
 
     def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """An endless body in chunks, as they arrive. An empty first chunk means that the request was accepted.
+        """The body of a response that does not end, in chunks as they arrive.
 
-        Raises ApiError with SILENT after ``idle_s`` without data.
+        An empty first chunk means that the request was accepted. Raises ApiError with SILENT if no data arrives for ``idle_s``.
         """
 
 
@@ -145,37 +152,38 @@ Connect = Callable[[], contextlib.AbstractAsyncContextManager[ApiConnection]]
 
 
 class Resource(NamedTuple):
-    """The path of the objects of a kind, and the selectors of our objects."""
+    """The URL path of the objects of one kind, and the selectors for the objects that this node needs."""
 
     path: str
     label_selector: str = ""
     field_selector: str = ""
 
     def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
-        """The query for one page; ``limit`` 0 means all objects.
+        """The query for one page of a list; a ``limit`` of 0 means all objects.
 
-        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version of the answer. A query that names the oldest version has
-        no limit, because with a limit the server would take the version for an exact one.
+        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. A query with an oldest version
+        has no limit, because with a limit the server would treat the version as an exact version.
         """
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 
     def of_service(self, name: ServiceName) -> "Resource":
-        """The EndpointSlices of one Service, where this has all of them."""
+        """The EndpointSlices of one Service; this resource must be the one with all EndpointSlices."""
         parent, _, plural = self.path.rpartition("/")
         label = f"kubernetes.io/service-name={name.name},{self.label_selector}"
         return Resource(f"{parent}/namespaces/{urllib.parse.quote(name.namespace, safe='')}/{plural}", label)
 
     def probe_query(self, version: str) -> str:
-        """The query for one object at most, from the watch cache of a server that has reached this version.
+        """The query for at most one object, answered from the watch cache of a server that has reached this version.
 
-        By namespace and name, if the kind has them, the cache finds the object without a scan. The object need not exist.
+        The query gives a name, and a namespace if the kind has namespaces, so that the cache finds the object without a scan. The
+        object does not have to exist.
         """
         parent, _, plural = self.path.rpartition("/")
         in_namespace = Resource(f"{parent}/namespaces/default/{plural}", field_selector="metadata.name=kubernetes")
         return (self if self.field_selector.startswith("metadata.name=") else in_namespace).list_query(version, limit=0)
 
     def watch_query(self, version: str, timeout_s: float) -> str:
-        """The query for all changes after this version. The server should end the watch after ``timeout_s``."""
+        """The query for all changes after this version. The query requests that the server end the watch after ``timeout_s``."""
         timeout = str(max(1, round(timeout_s)))
         return self._query({"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": timeout})
 
@@ -187,10 +195,11 @@ class Resource(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPace:
-    """The clock, sleep and random numbers of a reflector, and the duration of its watches.
+    """The clock, the sleep function and the random numbers of a reflector, and the duration of its watches.
 
-    The server should end a watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. A watch that is silent
-    for ``grace_s`` longer is dead, because the server should have ended it even without changes.
+    The server is requested to end each watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. A watch
+    that stays silent for ``grace_s`` longer counts as dead, because the server should have ended the watch even if there were no
+    changes.
     """
 
     shortest_watch_s: float = 300
@@ -202,20 +211,20 @@ class WatchPace:
 
 
 class WatchObserver(Protocol):
-    """Observes the lists and watches of reflectors, for log and metrics."""
+    """Observes the lists and watches of reflectors, for the log and for metrics."""
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
-        """A list was read completely."""
+        """A list has been read completely."""
 
     def watching(self, kind: ObjectKind) -> None:
-        """A watch was accepted."""
+        """The server has accepted a watch."""
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """A list or watch has failed or ended. The list or watch starts again after the delay."""
+        """A list or watch has failed or has ended. The list or watch will start again after the delay."""
 
 
 class Reflector:
-    """The lists and watches of one kind."""
+    """Lists and watches the objects of one kind."""
 
     def __init__(self, kind: ObjectKind, resource: Resource, connect: Connect, observer: WatchObserver, pace: WatchPace) -> None:
         self.status = WatchStatus()
@@ -227,29 +236,32 @@ class Reflector:
         self._version = ""
         self._is_known_there = True
         self._needs_latest = False
-        self._was_open = False  # the last watch
+        self._was_open = False  # whether the last watch was open
         self._gets_bookmarks = False
-        self._contact_s = -math.inf  # of the open watch, or its beginning
+        self._contact_s = -math.inf  # the time of the last contact in the open watch, or the time when the watch began
         self._asked_for_s = math.inf
         self._list_again_at_s = math.inf
         self._freshness = Freshness()
         self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
-        # A separate back-off: a list that succeeds resets the other one, but lists must not be repeated in a tight loop.
+        # This is a separate back-off, because a successful list resets the other back-off, but lists must not be repeated in a
+        # tight loop.
         self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
-        """List once more, at this time (of ``Pace.now``) or at most ``CONFIRMATION_SPREAD_S`` later.
+        """Request another list at this time (of ``Pace.now``), or at most ``CONFIRMATION_SPREAD_S`` later.
 
-        The next list that ends answers the request, even if it began before it. If that list leaves the doubt, call this again.
+        The next list that ends fulfils the request, even if that list began before the request. If the doubt remains after that
+        list, call this method again.
         """
         if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
             self._asked_for_s = at_s
             self._list_again_at_s = at_s + self._pace.dice.uniform(0, CONFIRMATION_SPREAD_S)
 
     async def list_and_watch(self, deliver: Deliver) -> None:
-        """List once, then watch from there. Returns after a pause when the list has failed or must be repeated.
+        """Read one list, then watch from the version of the list.
 
-        Events are delivered when they are read: page by page, and all lines that arrived together as one batch.
+        If the list has failed or must be repeated, the method pauses and returns. Events are delivered as soon as they are read:
+        each page of a list as one batch, and all lines that arrived together as one batch.
         """
         try:
             await self._list(deliver)
@@ -279,7 +291,8 @@ class Reflector:
             except ApiError as error:
                 if error.trouble is not Trouble.EXPIRED:
                     raise
-                # The server has not reached our version, or the token expired before the last page: one piece needs no token.
+                # Either the server has not reached our version, or the token expired before the last page. A list in one page
+                # needs no token.
                 self._needs_latest = True
                 await self._pause(error, 0)
                 keys = await self._pages(connection, LATEST, 0, deliver)
@@ -287,11 +300,11 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # Set before the delivery, which may request another list.
+        self._list_again_at_s = math.inf  # This is set before the delivery, because the delivery may request another list.
         deliver((Listed(self._kind, keys),))
 
     async def _pages(self, connection: ApiConnection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:
-        """Read a whole list; returns the keys of all of its objects, also of those that cannot be read."""
+        """Read a whole list; returns the keys of all its objects, including objects that cannot be parsed."""
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (ListStarted(self._kind),)
         token = ""
@@ -299,7 +312,8 @@ class Reflector:
             query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
             async with contextlib.aclosing(self._parts(connection, query)) as parts:
                 async for part in parts:
-                    # Set before the list is complete: if it breaks off, the next list must not be older than these events.
+                    # The version is set before the list is complete: if the list breaks off, the next list must not be older than
+                    # the events delivered so far.
                     self._version, token = part.resource_version, part.continue_token
                     self.status.contact_s = self._pace.now()
                     keys.update(event.key for event in part.events if event.key)
@@ -311,9 +325,9 @@ class Reflector:
                 return keys
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:
-        """Read one answer in parts of ``PAGE_ITEMS`` or a little more.
+        """Read one answer in parts of ``PAGE_ITEMS`` objects or a few more.
 
-        The last part, which may be empty, has the continuation.
+        The last part, which may be empty, has the continuation token.
         """
         reader = decode.ListReader(self._kind)
         events: list[Put | Rejected] = []
@@ -331,7 +345,7 @@ class Reflector:
         yield rest._replace(events=(*events, *rest.events))
 
     async def _watch(self, deliver: Deliver) -> None:
-        """Watch once. Always raises ApiError, with ENDED if the server has ended the watch regularly."""
+        """Watch once. Always raises ApiError when the watch ends, with ENDED if the server has ended the watch regularly."""
         timeout_s = self._pace.dice.uniform(self._pace.shortest_watch_s, self._pace.longest_watch_s)
         query = self._resource.watch_query(self._version, timeout_s)
         self._freshness.has_all_up_to(self._version)
@@ -365,7 +379,7 @@ class Reflector:
         return self._contact_s + LONGEST_SILENCE_S if self._gets_bookmarks else math.inf
 
     def _bound(self, limit: asyncio.Timeout) -> None:
-        """Let the watch end when a list is due, or after the longest silence from now on."""
+        """Set the end of the watch: when a list is due, or after the longest allowed silence from now on."""
         end_s = min(self._list_again_at_s, self._silent_at_s)
         if end_s < math.inf:
             limit.reschedule(asyncio.get_running_loop().time() + end_s - self._pace.now())
@@ -376,7 +390,7 @@ class Reflector:
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
     async def _require_known(self) -> None:
-        """Raise ApiError, with EXPIRED if the server has not reached our version."""
+        """Raise ApiError if the server does not answer, or with EXPIRED if the server has not reached our version."""
         query = self._resource.probe_query(self._version)
         async with self._connect() as connection, contextlib.aclosing(self._parts(connection, query)) as parts:
             version = [part.resource_version async for part in parts][-1]
@@ -392,7 +406,10 @@ class Reflector:
             self._observer.watching(self._kind)
 
     def _read(self, lines: LineBuffer, chunk: bytes, deliver: Deliver) -> None:
-        """Deliver the lines that a chunk completes, up to the first one that ends the watch; raises ApiError for that one."""
+        """Deliver the lines that a chunk completes, up to the first line that ends the watch.
+
+        For that line, ApiError is raised.
+        """
         events: list[Event] = []
         try:
             for line in lines.feed(chunk):
@@ -438,7 +455,7 @@ class Reflector:
 
     async def _pause(self, error: ApiError, delay_s: float) -> None:
         self.status.restarts[error.trouble] = self.status.restarts.get(error.trouble, 0) + 1
-        # The delays are added, because the server names the same second to all clients.
+        # The delays are added, because the server sends the same time to all clients.
         delay_s += min(error.retry_after_s, LONGEST_RETRY_AFTER_S)
         self._observer.restarting(self._kind, error, delay_s)
         if delay_s:
@@ -446,5 +463,8 @@ class Reflector:
 
 
 def _needs_latest(error: ApiError) -> bool:
-    """Whether the next list must be the latest one. After a 410, a list not older than our version is enough."""
+    """Whether the next list must request the latest state.
+
+    After a 410, it is enough that the list is not older than our version.
+    """
     return isinstance(error, BehindError) or error.trouble in {Trouble.REFUSED, Trouble.DOUBTED}

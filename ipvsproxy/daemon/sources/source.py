@@ -1,15 +1,15 @@
-"""The configured source of Services, EndpointSlices and the Node, the wait for its first lists, and its silence.
+"""The configured source of Services, EndpointSlices and the Node, the wait for its first lists, and the detection of its silence.
 
-Rule 1: a page of a list that is still missing counts as contact. The wait for a long or slow list goes on while its pages arrive,
-because a new list would only take longer.
-Rule 2: ``run`` waits for the API server without end, and logs that it waits. After a power cut, all nodes start before their API
-server does; if a process ended itself, its supervisor might still delay its restart when the API server comes. ``run`` also waits
-after 401 and 403: a token or a role may come later than the node. A configuration that cannot work ends the process earlier
-(``make``).
-Rule 3: a command gives up after ``PATIENCE_S`` without contact, because a person or a script waits for its answer.
-Rule 4: a stale watch is no reason for a restart: a new process could not begin without the API server, while this one serves the
-Services that it knows. Load balancers are turned away only if the operator has chosen that: without an API server, all nodes
-would turn them away at once, and an outage of the control plane would become an outage of the traffic.
+Rule 1: while a first list is missing, each page of the list counts as contact. The wait for a long or slow list continues while
+pages arrive, because starting a new list would only take longer.
+Rule 2: ``run`` waits for the API server without a time limit, and logs that it waits. After a power failure, all nodes start
+before their API server. If a process ended itself, its supervisor might still be delaying the restart when the API server is
+available. ``run`` also waits after the statuses 401 and 403, because a token or a role may be created later than the node. If a
+configuration cannot work, the process ends earlier (``make``).
+Rule 3: a command gives up if it has no contact for ``PATIENCE_S``, because a person or a script waits for its answer.
+Rule 4: a stale watch is no reason for a restart: a new process could not start without the API server, whereas this process
+serves the Services that it knows. Load balancers are turned away only if the operator has configured that: if the API server
+failed, all nodes would turn them away at the same time, and an outage of the control plane would become an outage of the traffic.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
 
 
 class Trouble(enum.StrEnum):
-    """The reason why a list or watch starts again; the label of the metric."""
+    """The reason why a list or watch starts again, which is also the label of the metric."""
 
     ENDED = "ended"
     EXPIRED = "expired"
@@ -55,7 +55,10 @@ class Trouble(enum.StrEnum):
 
 
 class ApiError(Exception):
-    """A request or its stream has failed. ``retry_after_s`` is the pause that the server demands, 0 without one."""
+    """A request, or the stream of its response, has failed.
+
+    ``retry_after_s`` is the pause that the server requests; 0 means that it requests none.
+    """
 
     def __init__(self, trouble: Trouble, message: str, retry_after_s: float = 0) -> None:
         super().__init__(message)
@@ -64,7 +67,7 @@ class ApiError(Exception):
 
     @classmethod
     def of_status(cls, code: int, message: str, retry_after_s: float = 0) -> "ApiError":
-        """The error for an HTTP status, or for the code of an ERROR event."""
+        """The error for an HTTP status, or for the code in an ERROR event of a watch."""
         troubles = {401: Trouble.UNAUTHORIZED, 403: Trouble.FORBIDDEN, 410: Trouble.EXPIRED, 429: Trouble.THROTTLED}
         if code == GATEWAY_TIMEOUT and TOO_LARGE in message:
             return BehindError(f"status {code}: {message}", retry_after_s)
@@ -79,7 +82,7 @@ OnRequest = Callable[[str, str, float, str], None]
 
 
 class BehindError(ApiError):
-    """The server has not reached the requested version: it was restored, or it lags."""
+    """The server has not reached the requested version, because it was restored from a backup or lags behind."""
 
     def __init__(self, message: str, retry_after_s: float = 0) -> None:
         super().__init__(Trouble.EXPIRED, message, retry_after_s)
@@ -87,10 +90,10 @@ class BehindError(ApiError):
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WatchStatus:
-    """The status of the watch of one kind, in times of ``Pace.now``. Only the reflector of that kind writes it.
+    """The status of the watch of one kind; times are times of ``Pace.now``. Only the reflector of that kind changes the status.
 
     ``connected``: a watch is open. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the last data
-    from the server. ``event_s``: the time of the last change. ``restarts`` counts by reason.
+    from the server. ``event_s``: the time of the last change. ``restarts`` counts the restarts by reason.
     """
 
     connected: bool = False
@@ -103,44 +106,44 @@ class WatchStatus:
 class Source(Protocol):
     """A source of Services, EndpointSlices and the Node.
 
-    ``problem`` describes a part of the source that is present but cannot be read now; empty if there is none.
+    ``problem`` describes a part of the source that exists but cannot be read now; empty if there is no such part.
     """
 
     problem: str = ""
 
     async def run(self, deliver: Deliver) -> None:
-        """Deliver events until it is cancelled."""
+        """Deliver events until this task is cancelled."""
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
-        """List a kind once more at this time (of a monotonic clock), or soon after, if a list may lack objects."""
+        """If a list may have missed objects, list the kind again at this time (of a monotonic clock) or soon after."""
         del kind, at_s
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """The pods behind all endpoints, or those of one Service, read now, for people.
+        """The pods behind all endpoints, or behind the endpoints of one Service, read now and shown to people.
 
         Raises:
             ApiError: the pods could not be read.
         """
 
     def describe(self) -> str:
-        """The place of the source and, if it does not answer, its last problem."""
+        """The location of the source and, if the source does not answer, its last problem."""
 
     @property
     def post(self) -> Post | None:
-        """Creates an object in the source; None if that is impossible."""
+        """A function that creates an object in the source; None if the source does not support that."""
         return None
 
     @property
     def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
-        """The status of each watch; empty without watches."""
+        """The status of each watch; empty if the source has no watches."""
         return {}
 
 
 async def make(config: Config, on_restart: OnRestart = lambda *_: None, on_request: OnRequest = lambda *_: None) -> Source:
-    """Make the configured source, which calls ``on_restart`` and ``on_request`` if it is an API server.
+    """Create the configured source, which calls ``on_restart`` and ``on_request`` if it is an API server.
 
     Raises:
-        CannotStartError: the source cannot work.
+        CannotStartError: the configured source cannot work.
     """
     if config.source.manifests:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
@@ -174,7 +177,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(eq=False)
 class Staleness:
-    """Detects stale watches. ``clock`` is the one of the watches. With ``limit_s`` 0, no watch is ever stale."""
+    """Detects stale watches.
+
+    ``clock`` is the clock with which the watches measure their times. With a ``limit_s`` of 0, watches never count as stale.
+    """
 
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]]
     limit_s: float
@@ -185,14 +191,14 @@ class Staleness:
         self._logged: Collection[ObjectKind] = ()
 
     def stale(self) -> Collection[ObjectKind]:
-        """The kinds whose watch is stale now."""
+        """The kinds whose watch is stale at the moment."""
         if not self.limit_s:
             return []
         oldest_s = self.clock() - self.limit_s
         return [kind for kind, one in self.watches().items() if (one.contact_s or self._began_s) <= oldest_s]
 
     def check(self) -> None:
-        """Log watches that have become stale since the last check, and watches that are no longer stale."""
+        """Log the watches that have become stale since the last check, and those that are no longer stale."""
         stale = self.stale()
         for kind in stale:
             if kind not in self._logged:
@@ -203,7 +209,7 @@ class Staleness:
         self._logged = stale
 
     async def run(self) -> None:
-        """Check for ever."""
+        """Check the watches until this task is cancelled."""
         while True:
             self.check()
             await asyncio.sleep(CHECK_INTERVAL_S)
@@ -227,11 +233,12 @@ async def wait_for_lists(
     waiting: Callable[[str], object] = lambda _: None,
     heal: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Wait until every kind is listed.
+    """Wait until the first list of every kind is complete.
 
-    ``waiting`` gets a sentence every ``PROGRESS_S``; ``silent`` gets one after ``PATIENCE_S`` without contact, and again every
-    ``REPEAT_S`` after that. It may raise. ``heal`` is called after ``silent``, to remove what may hide the API server, unless the
-    server has refused or postponed a request, and so is not hidden.
+    ``waiting`` is called with a sentence every ``PROGRESS_S``; ``silent`` is called with a sentence after ``PATIENCE_S`` without
+    contact, and again every ``REPEAT_S`` after that. The function ``silent`` may raise an exception. ``heal`` is called after
+    ``silent``, to remove objects that may hide the API server from this node. It is not called if the server has refused or
+    postponed a request, because the server is not hidden then.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()
@@ -255,7 +262,7 @@ async def wait_for_lists(
 
 
 def give_up(sentence: str) -> None:
-    """End a command after a silence of the source.
+    """End a command, because the source is silent.
 
     Raises:
         CannotStartError: always.
@@ -264,13 +271,13 @@ def give_up(sentence: str) -> None:
 
 
 def log_silence(sentence: str) -> None:
-    """Log a silence of the first lists."""
+    """Log that the source is silent while the first lists are missing."""
     log.warning(
         "first_lists_missing", error=sentence, hint="nothing is programmed before these lists are complete; the process waits"
     )
 
 
 def _last_contact_s(store: Store, source: Source) -> float:
-    """The time of the last contact of the missing kinds, by a monotonic clock; 0 if there was no contact."""
+    """The time of the last contact for the kinds whose first list is missing, by a monotonic clock; 0 if there was no contact."""
     statuses = source.statuses
     return max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)

@@ -1,11 +1,11 @@
-"""The Kubernetes source: Services, EndpointSlices and our Node from an API server.
+"""The source for a Kubernetes API server: it provides Services, EndpointSlices and this process's Node.
 
-kubernetes-asyncio makes the TLS transport. The model classes of the library are never used: ``decode`` gets the bytes as they
-are.
+The library kubernetes-asyncio provides the TLS transport. The model classes of the library are never used: ``decode`` gets the
+unparsed bytes.
 
-Every list and every watch has a connection of its own, made from the files of configuration and credentials at that moment. So a
-rotated token, certificate or authority and a changed server address need no code of their own: they take effect at the next
-connection, and a 401 leads to one.
+Every list and every watch uses a separate connection, which is made from the configuration and credential files as they are at
+that moment. Therefore a rotated token, certificate or authority and a changed server address need no special code: they take
+effect at the next connection, and a 401 leads to a new connection.
 """
 
 import asyncio
@@ -72,15 +72,15 @@ NO_ANSWER = "<error>"
 PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 _SocketAddress = tuple[str, int]
 
-_USER_INFO = re.compile(r"//[^/\s]*@")  # name and password in the URL of a proxy, which messages of aiohttp repeat
+_USER_INFO = re.compile(r"//[^/\s]*@")  # user name and password in the URL of a proxy, which messages of aiohttp contain
 
 log = structlog.stdlib.get_logger(__name__)
 
 
 def watched(node_name: str, *, all_nodes: bool = False) -> Mapping[ObjectKind, reflector.Resource]:
-    """The resources that the proxy of a node watches, with kube-proxy's selectors (``cmd/kube-proxy/app/server.go``).
+    """The resources that the proxy of a node watches, with the same selectors as kube-proxy (``cmd/kube-proxy/app/server.go``).
 
-    ``all_nodes``: also the Nodes of others.
+    ``all_nodes``: the Nodes of other nodes are watched as well.
     """
     return {
         ObjectKind.SERVICE: reflector.Resource(
@@ -94,10 +94,10 @@ def watched(node_name: str, *, all_nodes: bool = False) -> Mapping[ObjectKind, r
 
 
 class KubernetesSource(source.Source):
-    """Lists and watches of an API server, with one reflector per kind.
+    """Lists and watches the objects of an API server, with one reflector per kind.
 
-    ``kubeconfig`` is a path; ``master`` is a URL that overrides the one of the kubeconfig; without both, the service account of
-    the pod is used. ``statuses`` can be read at any time.
+    ``kubeconfig`` is a path, and ``master`` is a URL that overrides the URL in the kubeconfig. If both are empty, the service
+    account of the pod is used. ``statuses`` may be read at any time.
     """
 
     def __init__(
@@ -137,27 +137,32 @@ class KubernetesSource(source.Source):
         self._reflectors[kind].list_again(at_s)
 
     def describe(self) -> str:
-        """The API server and the last problem of each failing watch, in one line."""
+        """The API server, and the last problem of each watch that fails, in one line."""
         problems = "; ".join(dict.fromkeys(self._failing.values()))
         return f"API server {self._server}".rstrip() + (f": {problems}" if problems else "")
 
     async def check(self) -> None:
-        """Read configuration and credentials once, without the API server and without a credential plugin.
+        """Read the configuration and the credentials once. The API server is not contacted, and no credential plugin is run.
 
         Raises:
-            SourceError: configuration or credentials cannot work.
+            SourceError: the configuration or the credentials cannot work.
         """
         self._server = (await self._credentials.read(ask_plugin=False)).host or ""
 
     async def run(self, deliver: Deliver) -> None:
-        """Deliver events until it is cancelled. Requests to an absent API server are repeated; only a bug ends this."""
+        """Deliver events until this task is cancelled.
+
+        Requests to an API server that does not answer are repeated; only a bug in the program can end this method.
+        """
         self._deliver = deliver
         async with asyncio.TaskGroup() as group:
             for kind, each in self._reflectors.items():
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """As ``Source``: a list of all EndpointSlices, or those of the Service, in one piece. It is decoded in a thread.
+        """As described in ``Source``.
+
+        Requests one list with all EndpointSlices, or with those of the Service, without pages. The list is decoded in a thread.
 
         Raises:
             ApiError: the list could not be read.
@@ -172,7 +177,7 @@ class KubernetesSource(source.Source):
             raise ApiError(Trouble.GARBLED, str(error)) from error
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
-        """Create an object.
+        """Create an object at the API server.
 
         Raises:
             ApiError: the object was not created.
@@ -181,11 +186,11 @@ class KubernetesSource(source.Source):
             await connection.post(path, body)
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
-        """As ``Observer`` says."""
+        """As described in ``Observer``."""
         log.info("listed", kind=kind.value, objects=objects, server=self._server)
 
     def watching(self, kind: ObjectKind) -> None:
-        """As ``Observer`` says."""
+        """As described in ``Observer``."""
         if kind in self._failing:
             del self._failing[kind]
             log.info("watch_resumed", kind=kind.value, server=self._server)
@@ -193,12 +198,12 @@ class KubernetesSource(source.Source):
             self._messages.forget()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """As ``Observer``. A problem is logged once, not for each kind and attempt, and then every few minutes."""
+        """As ``Observer``. A problem is logged once, not for each kind and attempt, and again every few minutes."""
         self._on_restart(kind, error.trouble)
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)
-        if not hint:  # A regular restart.
+        if not hint:  # The restart is regular.
             log.debug("watch_restarting", **event, error=message)
             return
         self._failing[kind] = message
@@ -207,10 +212,10 @@ class KubernetesSource(source.Source):
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator["HttpConnection"]:
-        """A connection with newly read credentials.
+        """A connection that uses newly read credentials.
 
         Raises:
-            ApiError: the credentials cannot be read now.
+            ApiError: the credentials cannot be read at the moment.
         """
         try:
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
@@ -228,7 +233,7 @@ class KubernetesSource(source.Source):
             await transport.close()
 
     def _found(self, *servers: _SocketAddress) -> None:
-        """Deliver the addresses of API servers that are new."""
+        """Deliver the addresses of API servers that were not known before."""
         found = (RealServerKey.of(parse_address(host.partition("%")[0]), port) for host, port in servers)
         new = frozenset(found) - self._api_servers
         if new:
@@ -237,7 +242,10 @@ class KubernetesSource(source.Source):
 
 
 async def _addresses_of(configuration: credentials.Configuration) -> Collection[_SocketAddress]:
-    """The addresses of the API server's name, and of the proxy to it; an unknown name has no addresses."""
+    """The addresses that the names of the API server and of the proxy to it resolve to.
+
+    A name that cannot be resolved has no addresses.
+    """
     server = urllib.parse.urlsplit(configuration.host or "")
     bypasses = urllib.request.proxy_bypass(server.hostname or "")
     proxy = configuration.proxy or ("" if bypasses else urllib.request.getproxies().get(server.scheme, ""))
@@ -245,7 +253,7 @@ async def _addresses_of(configuration: credentials.Configuration) -> Collection[
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(NAMES_TIMEOUT_S):
             for url in (server, urllib.parse.urlsplit(proxy)):
-                with contextlib.suppress(OSError, ValueError):  # a port may be no number
+                with contextlib.suppress(OSError, ValueError):  # the port may not be a number
                     port = url.port or PORTS.get(url.scheme)
                     if url.hostname and port:
                         answers = await asyncio.get_running_loop().getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
@@ -260,7 +268,7 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
 
 @dataclasses.dataclass(eq=False)
 class HttpConnection:
-    """An ``ApiConnection`` over the transport of the library. All methods raise only ApiError."""
+    """An ``ApiConnection`` that uses the library's transport. All methods raise no exception other than ApiError."""
 
     transport: credentials.RESTClientObject
     configuration: credentials.Configuration
@@ -273,9 +281,9 @@ class HttpConnection:
         self._headers = HEADERS | ({"Authorization": token} if token else {})
 
     async def answer(self, path: str, most_bytes: int) -> tuple[int, bytes]:
-        """Status and body of an answer that may come from any program behind the API server. No redirect is followed.
+        """The status and the body of an answer, which may come from any program behind the API server.
 
-        Raises ApiError with GARBLED if the body is longer.
+        Redirects are not followed. Raises ApiError with GARBLED if the body is longer than ``most_bytes``.
         """
         async with self._response(path, ANSWER_TIMEOUT_S, follow=False) as response:
             body = bytearray()
@@ -287,25 +295,26 @@ class HttpConnection:
             return response.status, bytes(body)
 
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
-        """As ``ApiConnection`` says."""
+        """As described in ``ApiConnection``."""
         async with self._request(path, ANSWER_TIMEOUT_S) as response:
             with _reading(ANSWER_TIMEOUT_S):
                 async for piece in response.content.iter_any():
                     yield piece
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
-        """Create an object."""
+        """Create an object at the API server."""
         async with self._request(path, ANSWER_TIMEOUT_S, "POST", body) as response:
             with _reading(ANSWER_TIMEOUT_S):
                 await response.read()
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """As ``ApiConnection`` says."""
+        """As described in ``ApiConnection``."""
         async with self._request(path, idle_s) as response:
             _keep_alive(response, self.on_peer)
             yield b""
             with _reading(idle_s):
-                # Data is not read by lines: the longest line of the reader is far below a Service with its annotations.
+                # The data is not read by lines, because the reader's limit for a line is far smaller than a Service with its
+                # annotations may be.
                 async for chunk in response.content.iter_any():
                     yield chunk
 
@@ -330,7 +339,7 @@ class HttpConnection:
         code = ""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                # Not by the transport's own method, which follows redirects.
+                # The request does not use the transport's own method, because that method follows redirects.
                 response: aiohttp.ClientResponse = await self.transport.pool_manager.request(
                     method,
                     self._host + path,
@@ -350,7 +359,7 @@ class HttpConnection:
             code = NO_ANSWER
             raise ApiError(Trouble.UNREACHABLE, _reason(error)) from error
         finally:
-            if code:  # Not after a cancellation by us.
+            if code:  # A request that ipvsproxy itself has cancelled is not reported.
                 self.on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
         async with response:
             yield response
@@ -378,13 +387,13 @@ def _keep_alive(response: aiohttp.ClientResponse, on_peer: Callable[[_SocketAddr
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_AFTER_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-    peer = response.connection.transport.get_extra_info("peername")  # None if it has gone meanwhile
+    peer = response.connection.transport.get_extra_info("peername")  # None if the connection was closed in the meantime
     if peer:
         on_peer((peer[0], peer[1]))
 
 
 def status_message(answer: bytes) -> str:
-    """The message of the API server's Status; empty if the answer has none."""
+    """The message in the API server's Status object; empty if the answer contains none."""
     try:
         return str(json.loads(answer)["message"])
     except (ValueError, LookupError, TypeError, RecursionError):

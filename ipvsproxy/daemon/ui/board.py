@@ -1,10 +1,11 @@
-"""The table of all Services: kept up to date by change, searched, sorted and cut into pages.
+"""The table of all Services: updated with each change, searched, sorted and divided into pages.
 
-Rule 1: the table is built in steps when a viewer looks at the page, and forgotten when no viewer does.
-Rule 2: a change makes only the rows of its Services anew; a search is made once, and kept up to date by change as well.
+Rule 1: the table is built in steps when a viewer opens the web page, and discarded when no viewer looks at the page any more.
+Rule 2: after a change, only the rows of the changed Services are built again. The result of a search is computed once, and is
+also updated with each change.
 
-A search is for a part of the name, the beginning of an address of a Service or endpoint (``10.244.1.`` finds a node's pods), a
-port or node port, or both as ``ipvsadm -Ln`` prints them: ``address:port``.
+A search looks for a part of the name, the beginning of an address of a Service or endpoint (``10.244.1.`` finds the pods of a
+node), a port or node port, or an address with a port as ``ipvsadm -Ln`` prints them: ``address:port``.
 """
 
 import heapq
@@ -43,9 +44,10 @@ _HOST_PORT = re.compile(r"\[([0-9a-f:.]+)\]:([0-9]{1,5})|([0-9.]+):([0-9]{1,5})"
 
 
 class Query(NamedTuple):
-    """A search whose text has been parsed. ``text`` is in lower case; ``address`` with ``port`` is ``address:port``.
+    """A search, with its text parsed.
 
-    The other fields are filters: a namespace, the type of a Service, the node of an endpoint, empty for any of them.
+    ``text`` is in lower case; if ``address`` and ``port`` are both set, the text was ``address:port``. The other fields are
+    filters: a namespace, the type of a Service, and the node of an endpoint. An empty filter matches everything.
     """
 
     text: str = ""
@@ -58,7 +60,7 @@ class Query(NamedTuple):
     only_problems: bool = False
 
     def matches(self, service: Service, slices: Collection[EndpointSlice], *, has_problems: bool = False) -> bool:
-        """Whether a Service with these EndpointSlices matches."""
+        """Whether a Service that has these EndpointSlices matches the search."""
         return (
             self.namespace in ("", service.name.namespace)
             and self.type in ("", service.options.type.value)
@@ -83,7 +85,7 @@ class Query(NamedTuple):
         if address in service.addresses:
             return any(self.port == one.port for one in service.ports)
         if any(self.port == one.node_port for one in service.ports):
-            return True  # of any address of the node
+            return True  # any address of the node may match
         return any(
             any(one.port == self.port for one in item.ports) and _has(item, address)
             for item in slices
@@ -92,7 +94,7 @@ class Query(NamedTuple):
 
 
 def parse_query(text: str) -> Query:
-    """Read the text of a search. Every text is valid."""
+    """Parse the text of a search. Every text is a valid search."""
     text = text.strip().lower()
     if found := _HOST_PORT.fullmatch(text):
         try:
@@ -110,13 +112,13 @@ def parse_query(text: str) -> Query:
 def _has(item: EndpointSlice, address: Address) -> bool:
     size, at = len(address), -1
     while (at := item.addresses.find(address, at + 1)) >= 0:
-        if at % size == 0:  # else the bytes belong to two addresses
+        if at % size == 0:  # otherwise the bytes would belong to two adjacent addresses
             return True
     return False
 
 
 class Selection(NamedTuple):
-    """Which rows a viewer asks for, in which order. ``page`` counts from 1."""
+    """Which rows a viewer requests, and in which order. ``page`` is the number of the page, which starts at 1."""
 
     query: Query = Query()
     sort: str = "name"
@@ -129,7 +131,7 @@ SORTS = ("name", "connections", "packets", "bytes", "endpoints", "problems")
 
 
 class Board:
-    """Rows of all Services."""
+    """The rows of all Services."""
 
     def __init__(self, store: Store, survey: Survey, counted: CounterFollower, troubles: "Troubles") -> None:
         self._store = store
@@ -159,7 +161,7 @@ class Board:
             self._dirty.setdefault(name, False)
 
     def refreshing(self) -> Generator[None, None, None]:
-        """Bring all rows up to date, with pauses."""
+        """Update all rows, with pauses."""
         yield from self._troubles.refreshing(self._recount)
         dirty, self._dirty = self._dirty, {}
         revision = self._revision + 1
@@ -170,7 +172,7 @@ class Board:
                 yield
 
     def _refresh(self, name: ServiceName, revision: int, *, is_changed: bool) -> bool:
-        """Make a row again. Returns whether the table differs."""
+        """Build a row again. Returns whether the table has changed."""
         service = self._store.services.get(name)
         if service is None:
             if self._rows.pop(name, None) is None:
@@ -193,7 +195,7 @@ class Board:
         return True
 
     def finding(self, selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
-        """All Services that match, in their order, with pauses."""
+        """All Services that match the search, in the requested order, with pauses."""
         key = (selection.query, selection.sort, selection.descending)
         stamp = self._stamp(selection)
         known = self._sorted.pop(key, None)
@@ -209,7 +211,7 @@ class Board:
         return known[1]
 
     def _stamp(self, selection: Selection) -> tuple[int, int]:
-        """A value that changes whenever the order may have changed."""
+        """A value that changes whenever the order of the rows may have changed."""
         if selection.sort in ("connections", "packets", "bytes"):
             return self._revision, self._counted.rates.readings
         if selection.sort == "name" and selection.query == Query():
@@ -218,7 +220,8 @@ class Board:
 
     def _searching(self, query: Query) -> Iterator[None]:
         matching = set[ServiceName]()
-        # Rows may come and go at a pause; ``_refresh`` does not know this search yet, so it is known from the start.
+        # Rows may be added or removed during a pause. ``_refresh`` updates only known searches, so this search is stored before
+        # the first pause.
         self._matching[query] = matching
         _forget_oldest(self._matching)
         for number, name in enumerate(list(self._rows), 1):
@@ -256,7 +259,7 @@ class Board:
                 return lambda _: 0
 
     def answer(self, selection: Selection, found: Sequence[ServiceName]) -> dict[str, Any]:
-        """One page as a document. Only the rows of this page are described."""
+        """One page of the table as a document. Only the rows of this page are described."""
         pages = max(1, -(-len(found) // selection.size))
         page = min(selection.page, pages)
         names = [name for name in found[(page - 1) * selection.size : page * selection.size] if name in self._store.services]
@@ -292,7 +295,7 @@ def _forget_oldest(kept: dict[Any, Any]) -> None:
 
 
 class Troubles:
-    """The problems of Services that the node knows, beyond those of the Service itself."""
+    """The problems of Services that this node knows, in addition to those that follow from the Service object."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
@@ -301,17 +304,17 @@ class Troubles:
         self._draining: set[ServiceName] = set()
 
     def failed(self, name: ServiceName, text: str) -> None:
-        """An operation for a Service has failed; it counts until the Service is in force."""
+        """An operation for a Service has failed; the failure counts until the Service has been programmed."""
         self._failures[name] = text
 
     def of(self, name: ServiceName) -> tuple[str, ...]:
-        """What is wrong with a Service, in sentences."""
+        """The problems of a Service, as sentences."""
         return self._texts.get(name, ())
 
     def refreshing(self, changed: Callable[[Iterable[ServiceName]], None]) -> Iterator[None]:
-        """Ask the survey for the problems, with a pause between questions.
+        """Query the survey for problems, with a pause between queries.
 
-        ``changed`` gets the Services whose problems have changed.
+        The Services whose problems have changed are added to ``changed``.
         """
         found: dict[ServiceName, list[str]] = {}
         self._find_pending(found)
@@ -353,7 +356,7 @@ PORTS = 16
 
 
 class Endpoints(NamedTuple):
-    """The endpoints of a Service in numbers of addresses. This node uses the ``ready`` ones; no address counts twice."""
+    """The numbers of a Service's endpoint addresses. This node uses the ``ready`` addresses; each address is counted once."""
 
     ready: int = 0
     draining: int = 0
@@ -361,7 +364,7 @@ class Endpoints(NamedTuple):
 
 
 class BoardRow(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of a Service."""
+    """The data that is remembered about a Service."""
 
     endpoints: Endpoints
     problems: tuple[str, ...]
@@ -379,7 +382,7 @@ def count_endpoints(
         known.update(item.each_address)
     used: set[bytes] = set()
     for weights in _weights(state):
-        # Weight 0 is a choice: no new connections.
+        # An endpoint with weight 0 does not count as used, because the weight was set so that it gets no new connections.
         chosen = weights if isinstance(weights, EvenWeights) else (one for one, weight in weights.items() if weight)
         used.update(bytes(one[:-PORT_SIZE]) for one in chosen)
     draining = {bytes(one[:-PORT_SIZE]) for key in keys for one in draining_of(key)}
@@ -387,7 +390,7 @@ def count_endpoints(
 
 
 def _weights(state: ServiceState | None) -> Collection[Weights]:
-    """The different weights of a Service's virtual servers: many share one object."""
+    """The different weights of a Service's virtual servers; many virtual servers share one ``Weights`` object."""
     if state is None:
         return ()
     every: tuple[Weights, ...] = (*(one.weights for one in state.served), *(one.weights for one in state.rare.scopes))
@@ -395,7 +398,7 @@ def _weights(state: ServiceState | None) -> Collection[Weights]:
 
 
 def problems_of(service: Service, state: ServiceState | None, endpoints: Endpoints, others: Sequence[str]) -> tuple[str, ...]:
-    """What is wrong with a Service, the most serious first. ``others`` are the problems that the node knows."""
+    """The problems of a Service, with the most serious first. ``others`` are the problems that this node knows."""
     return tuple(dict.fromkeys((*others, *_own_problems(service, state, endpoints))))[:PROBLEMS]
 
 
@@ -420,7 +423,7 @@ def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpo
 
 
 def described(service: Service, row: BoardRow) -> dict[str, Any]:
-    """The row as a document, without traffic."""
+    """The row as a document, without traffic rates."""
     return {
         "name": str(service.name),
         "type": service.options.type.value,

@@ -1,15 +1,17 @@
-"""Reads the kernel's counters for the page when they are due, and computes rates: connections, packets and bytes per second.
+"""Reads the kernel's counters for the web page when a reading is due, and computes rates.
 
-Rule 1: while the page has no viewer, only the counters of the whole node are read (one small file), and only after a sync, when
+The rates are connections, packets and bytes per second.
+
+Rule 1: while nobody looks at the page, only the counters of the whole node are read (one small file), and only after a sync, when
 the process is awake anyway.
-Rule 2: while the page has a viewer, all virtual servers are read every ``SAMPLE_S``, or less often, so that a reading costs no
-more than ``SHARE`` of a processor.
-Rule 3: the real servers of a few Services are read as well: of the Services that a viewer has opened, and of the Services on a
-viewer's page.
-Rule 4: a rate is computed from two readings of one virtual server; a counter reset counts from zero.
-Rule 5: the page shows the mean of the last two rates: the kernel adds up its counters every two seconds, so the rate of one short
+Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``, or less often, so that
+reading uses at most ``SHARE`` of a processor.
+Rule 3: the real servers of a few Services are read as well: those of Services that a viewer has opened, and those of Services on
+the page that a viewer sees.
+Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
+Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
 interval may be zero or twice the true rate.
-Rule 6: a Service without traffic in all remembered readings takes no memory.
+Rule 6: a Service that had no traffic in all remembered readings takes no memory.
 """
 
 import asyncio
@@ -58,14 +60,14 @@ NAME = re.compile(r"[0-9A-Za-z-]{0,32}")
 
 
 class Viewers:
-    """The viewers of the last seconds. Times are those of a monotonic clock."""
+    """The viewers of the page during the last seconds. Times are times of a monotonic clock."""
 
     def __init__(self) -> None:
         self._seen_s: dict[str, float] = {}
         self._last_s: float | None = None
 
     def admit(self, name: str, now: float) -> bool:
-        """Count a request of a viewer; False if there are too many others."""
+        """Count a request of a viewer; returns False if there are too many other viewers."""
         self._seen_s = {viewer: seen_s for viewer, seen_s in self._seen_s.items() if now - seen_s < VIEWER_S}
         if name not in self._seen_s and len(self._seen_s) >= MOST_VIEWERS:
             return False
@@ -73,7 +75,7 @@ class Viewers:
         return True
 
     def have_looked(self, now: float) -> bool:
-        """Whether a viewer has asked for anything in the last ``IDLE_S``."""
+        """Whether a viewer has requested anything in the last ``IDLE_S``."""
         return self._last_s is not None and now - self._last_s < IDLE_S
 
 
@@ -90,7 +92,7 @@ _ZERO = _COUNTERS.pack(*_NOTHING)
 
 
 class Rates(NamedTuple):
-    """Connections, packets and bytes per second; packets and bytes of both directions."""
+    """Connections, packets and bytes per second; packets and bytes include both directions."""
 
     connections: float = 0.0
     packets: float = 0.0
@@ -101,16 +103,16 @@ NO_RATES = Rates()
 
 
 def described(rates: Rates | None) -> dict[str, float | None]:
-    """Rates as they are sent, with three digits after the point; None if they are unknown."""
+    """Rates as they are sent to the browser, with three digits after the decimal point; None if they are unknown."""
     known = rates or (None,) * len(Rates._fields)
     return {f"{name}PerSecond": None if rate is None else round(rate, 3) for name, rate in zip(Rates._fields, known, strict=True)}
 
 
 class _History(msgspec.Struct, gc=False):
-    """The last readings of one Service: connections and bytes of ``REMEMBERED`` ones, then packets of the last two.
+    """The last readings of one Service: connections and bytes of the last ``REMEMBERED`` readings, then packets of the last two.
 
-    All figures are in one array, because each array takes 64 bytes for itself. ``busy`` is the number of the last reading with
-    traffic.
+    All numbers are in one array, because each array takes 64 bytes in addition to its content. ``busy`` is the number of the last
+    reading that showed traffic.
     """
 
     figures: "array[float]"
@@ -121,12 +123,12 @@ _LENGTH = 2 * REMEMBERED + 2
 
 
 def between(before: Counters | None, now: Counters, seconds: float) -> Rates:
-    """The rates between two readings of one object; ``before`` is None if it had counted nothing."""
+    """The rates between two readings of one object; a ``before`` of None means that the object had counted nothing."""
     return Rates._make(count / seconds for count in _counts(before or _NOTHING, now))
 
 
 def _counts(before: Sequence[int], now: Sequence[int]) -> tuple[int, int, int]:
-    """Connections, packets and bytes since then."""
+    """Connections, packets and bytes between two readings."""
     connections, packets_in, packets_out, bytes_in, bytes_out = figures.growth(before, now)
     return connections, packets_in + packets_out, bytes_in + bytes_out
 
@@ -150,11 +152,11 @@ class ServiceRates:
     def taking(
         self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
     ) -> Generator[None, None, None]:
-        """Add a reading to the histories, with pauses.
+        """Add a reading to the histories of all Services, with pauses.
 
-        Virtual servers without a Service do not count; virtual servers at zero may be missing.
+        Virtual servers that belong to no Service are ignored; virtual servers whose counters are zero may be missing.
 
-        Services that have had no traffic for long are forgotten.
+        Services that have had no traffic for a long time are removed.
         """
         if began_s == self._read_s:
             return
@@ -180,7 +182,10 @@ class ServiceRates:
     def _adding(
         self, counters: Mapping[VirtualServerKey, Counters], desired: Mapping[VirtualServerKey, VirtualServer], *, is_first: bool
     ) -> Iterator[None]:
-        """Add what each virtual server has counted since the last reading; the first reading only sets where counting begins."""
+        """Add the traffic that each virtual server has counted since the last reading.
+
+        The first reading only sets the start values.
+        """
         last, seen = self._last, 0
         for index, (key, counted) in enumerate(counters.items(), 1):
             if index % ROWS_AT_ONCE == 0:
@@ -198,7 +203,7 @@ class ServiceRates:
             yield from figures.forgetting(last, desired)
 
     def _add(self, name: ServiceName, counts: tuple[int, int, int]) -> None:
-        """Add counts to the place of this reading; they become rates at its end."""
+        """Add counts to the entry of the current reading; the counts become rates when the reading ends."""
         history, number = self._histories.get(name), self.readings + 1
         if history is None:
             history = self._histories[name] = _History(array("f", bytes(4 * _LENGTH)), 0)
@@ -208,7 +213,7 @@ class ServiceRates:
             figures[place] = count if is_first else figures[place] + count
 
     def of(self, name: ServiceName) -> Rates | None:
-        """The rates of a Service now; None before the second reading."""
+        """The current rates of a Service; None before the second reading."""
         if not self.readings:
             return None
         history = self._histories.get(name)
@@ -221,7 +226,7 @@ class ServiceRates:
         return Rates._make((figures[new] + figures[old]) / 2 for new, old in zip(now, before, strict=True))
 
     def ranking(self, index: int) -> Callable[[ServiceName], float]:
-        """A function that gives one of the rates of a Service, for sorting: connections, packets or bytes."""
+        """A sort key for Services: a function that returns one of the rates of a Service (connections, packets or bytes)."""
         now, before = _places(self.readings)[index], _places(self.readings - (self.readings > 1))[index]
         histories = self._histories
 
@@ -232,7 +237,10 @@ class ServiceRates:
         return rank
 
     def line(self, name: ServiceName) -> tuple[list[float], list[float]]:
-        """Connections and bytes per second of the last readings, the oldest first; both empty without traffic."""
+        """Connections and bytes per second in the last readings, the oldest first.
+
+        Both lists are empty if there was no traffic.
+        """
         history = self._histories.get(name)
         if history is None:
             return [], []
@@ -243,12 +251,12 @@ class ServiceRates:
 
 
 def _places(number: int) -> tuple[int, int, int]:
-    """The indexes of a reading's connections, packets and bytes."""
+    """The array indexes of a reading's connections, packets and bytes."""
     return number % REMEMBERED, 2 * REMEMBERED + number % 2, REMEMBERED + number % REMEMBERED
 
 
 def keys_of(survey: Survey, name: ServiceName) -> list[VirtualServerKey]:
-    """The virtual servers that a Service desires, second scopes included."""
+    """The virtual servers that a Service desires, including those of second scopes."""
     state = survey.states.get(name)
     if state is None:
         return []
@@ -260,7 +268,7 @@ Traffic = Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]
 
 
 class Opened:
-    """The endpoints of one Service: their last reading, and the rates since the one before."""
+    """The endpoints of one Service: their last reading, and the rates since the reading before."""
 
     def __init__(self) -> None:
         self.read_s: float | None = None
@@ -270,7 +278,7 @@ class Opened:
         self._rates: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
 
     def taking(self, traffic: Traffic, now: float) -> Generator[None, None, None]:
-        """Add another reading, with pauses."""
+        """Add another reading of the endpoints, with pauses."""
         seconds = 0.0 if self.read_s is None else now - self.read_s
         counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts]] = {}
         found: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
@@ -286,12 +294,15 @@ class Opened:
         self.counts, self._rates, self._traffic, self.read_s = counts, found, traffic, now
 
     def rates(self, key: VirtualServerKey, real_server: RealServerKey) -> Rates | None:
-        """The rates of a real server; None before its second reading."""
+        """The rates of a real server; None before the second reading of it."""
         return self._rates.get((key, real_server))
 
 
 class CounterFollower:
-    """Follows the counters. Times are those of ``clock``, which is monotonic; ``wall_clock`` gives seconds since the epoch."""
+    """Reads counters regularly and keeps the rates.
+
+    Times are those of ``clock``, which is monotonic; ``wall_clock`` gives seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -304,7 +315,7 @@ class CounterFollower:
         wall_clock: Callable[[], float] = time.time,
         processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``processor_clock`` is the processor time of the calling thread."""
+        """``processor_clock`` measures the processor time of the calling thread."""
         self.rates = ServiceRates()
         self.active: Mapping[ServiceName, ConnectionCounts] = {}
         self._sampler = sampler
@@ -322,21 +333,21 @@ class CounterFollower:
         self._is_readable = True
 
     def looked_at(self) -> None:
-        """A viewer looks at the page: read at once, unless the last reading is fresh."""
+        """A viewer looks at the page: read the counters at once, unless the last reading is fresh."""
         self._wake.set()
 
     def synced(self) -> None:
-        """A sync has ended: the node's counters are read, unless they were a moment ago."""
+        """A sync has ended: read the counters of the node, unless they were read a moment ago."""
         if self._sampled_s is None or self._clock() - self._sampled_s >= QUIET_S:
             self._wake.set()
 
     def show(self, names: Collection[ServiceName]) -> None:
-        """These Services are on the page of a viewer."""
+        """These Services are on the page that a viewer sees."""
         now = self._clock()
         self._shown.update(dict.fromkeys(names, now))
 
     async def run(self) -> None:
-        """Read for ever."""
+        """Read counters until this task is cancelled."""
         while True:
             is_watched = self._viewers.have_looked(self._clock())
             if not is_watched:
@@ -361,7 +372,7 @@ class CounterFollower:
         self._cost_s = 0.0
 
     async def sample(self) -> None:
-        """Read what is due now. Counters that cannot be read are unknown until the next reading."""
+        """Make the readings that are due now. Counters that cannot be read count as unknown until the next reading."""
         now = self._sampled_s = self._clock()
         is_watched = self._viewers.have_looked(now)
         try:
@@ -384,7 +395,7 @@ class CounterFollower:
         self._cost_s = sample.cost_s + took_s
 
     async def _read_shown(self, now: float) -> None:
-        """Count the open connections of the Services on viewers' pages."""
+        """Count the open connections of the Services on the pages that viewers see."""
         self._shown = {name: shown_s for name, shown_s in self._shown.items() if now - shown_s < VIEWER_S}
         keys: list[VirtualServerKey] = []
         owners: dict[VirtualServerKey, ServiceName] = {}
@@ -410,7 +421,7 @@ class CounterFollower:
         return traffic
 
     async def open(self, name: ServiceName) -> Opened:
-        """The endpoints of a Service, read now unless they were a moment ago.
+        """The endpoints of a Service, which are read now unless they were read a moment ago.
 
         Raises:
             KernelError: the endpoints could not be read.
@@ -427,7 +438,7 @@ class CounterFollower:
 
 
 def timed(steps: Generator[None, None, T], processor_clock: Callable[[], float]) -> Generator[None, None, tuple[T, float]]:
-    """Runs the steps; returns their result, with the processor time that they took."""
+    """Runs the steps; returns their result and the processor time that they took."""
     took_s = 0.0
     while True:
         began_s = processor_clock()

@@ -1,6 +1,7 @@
-"""What a sync has changed of endpoints, as documents and in words.
+"""The changes that a sync has made to endpoints, as documents and as text.
 
-An endpoint has a real server in each virtual server of its Service; here it is one, with the sum of its connections.
+An endpoint has a real server in each virtual server of its Service. In this module, these real servers are one endpoint with the
+sum of their connections.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ Document = dict[str, Any]
 
 
 def describe(changes: Iterable[WeightChange], survey: Survey, store: Store) -> tuple[list[Document], int]:
-    """The first endpoints that have changed, and the number of the others."""
+    """The first changed endpoints, and the number of further changed endpoints."""
     grouped: dict[tuple[ServiceName | None, Address], list[WeightChange]] = {}
     for one in changes:
         desired = survey.virtual_servers.get(one.virtual_server)
@@ -75,7 +76,7 @@ def _what(endpoint: Document) -> str:
 
 
 def name(events: Iterable[Document], targets: Targets) -> None:
-    """Write the names of pods into events, where they are known."""
+    """Add the names of pods to events, where the names are known."""
     if not targets:
         return
     found = {(str(service), key.address): target for (service, key), target in targets.items()}
@@ -89,7 +90,7 @@ def name(events: Iterable[Document], targets: Targets) -> None:
 
 
 def sentence(endpoints: Iterable[Document], more: int) -> str:
-    """The endpoints in words, each Service once; ``more`` endpoints are not among them."""
+    """The endpoints as text, with each Service mentioned once; ``more`` endpoints are not included."""
     parts: list[str] = []
     service = None
     for one in endpoints:

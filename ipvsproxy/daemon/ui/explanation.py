@@ -1,7 +1,7 @@
-"""All that is known about a Service or a virtual server, as a document for ``ipvsproxy explain`` and for the page.
+"""All that is known about a Service or a virtual server, as a document for ``ipvsproxy explain`` and for the web page.
 
-Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``translate``, desired and observed state from the
-survey.
+Rule: this module makes no decisions. Reasons come from ``explain`` and ``trace`` of ``translate``, and the desired and observed
+state come from the survey.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
@@ -36,10 +36,10 @@ Hairpins = Mapping[tuple[Protocol, Address, int], str]
 
 
 class _Indexed(NamedTuple):
-    """The facts about a Service that each of its ports and virtual servers needs.
+    """The facts about a Service that are needed for each of its ports and virtual servers.
 
-    ``scopes`` are by family, protocol, port and clients. Packets to ``scoped`` virtual servers get the mark of a second scope.
-    This node may not use the ``refused`` virtual servers.
+    ``scopes`` has the second scopes by IP family, protocol, port and clients. Packets to ``scoped`` virtual servers get the mark
+    of a second scope. ``refused`` are the virtual servers that this node itself may not use.
     """
 
     service: Service
@@ -54,7 +54,10 @@ ENDPOINTS_AT_ONCE = 50
 
 
 class Explainer:
-    """Describes Services and virtual servers. ``view`` is this node as the desired state of the survey knows it."""
+    """Describes Services and virtual servers.
+
+    ``view`` is the view of this node from which the desired state in the survey was made.
+    """
 
     def __init__(
         self,
@@ -68,9 +71,10 @@ class Explainer:
         rates: Callable[[VirtualServerKey, RealServerKey], Document] = lambda _key, _real_server: {},
         targets: Targets = MappingProxyType({}),
     ) -> None:
-        """``is_carried`` says whether the node has an address. ``rates`` are further fields of a real server.
+        """``is_carried`` is a function that says whether the node has an address.
 
-        ``targets`` are the pods behind the endpoints of these Services, as far as they are known.
+        ``rates`` gives additional fields for a real server. ``targets`` are the pods behind the endpoints of the described
+        Services, as far as they are known.
         """
         self._survey = survey
         self._store = store
@@ -82,11 +86,11 @@ class Explainer:
         self._targets = targets
 
     def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
-        """A known Service that has been translated; of its virtual servers only these."""
+        """Describes a known Service that has been translated, with only those of its virtual servers that are in ``keys``."""
         return steps.at_once(self.describing(name, keys))
 
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
-        """As ``service``, with pauses."""
+        """Like ``service``, but with pauses."""
         service, slices = self._store.services[name], self._store.slices_of(name)
         explained = yield from explain.explaining(service, slices, self._view, self._translation)
         yield
@@ -140,7 +144,7 @@ class Explainer:
             if scope := (yield from self._scope(indexed, use, clients)):
                 port[name] = scope
         for frontend in frontends:
-            if frontend.virtual_server.key in self._survey.virtual_servers:  # it may go at a pause
+            if frontend.virtual_server.key in self._survey.virtual_servers:  # the virtual server may be removed during a pause
                 port["virtualServers"].append(described := self._frontend(indexed, frontend))
                 described["kernel"] = yield from self._kernel(frontend.virtual_server.key, frontend.virtual_server)
             yield
@@ -169,7 +173,7 @@ class Explainer:
         )
 
     def _scope(self, indexed: _Indexed, use: explain.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
-        """The scope of some clients at the port's external addresses; None without one."""
+        """The second scope for some clients at the external addresses of the port; None if there is no such scope."""
         scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port, clients))
         if scope is None:
             return None
@@ -221,7 +225,7 @@ class Explainer:
         }
 
     def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Generator[None, None, Document | None]:
-        """The observed virtual server, described with pauses; None if the kernel has none."""
+        """The observed virtual server, described with pauses; None if it does not exist in the kernel."""
         observed = self._survey.sides(key).observed
         if observed is None:
             return None
@@ -249,12 +253,12 @@ class Explainer:
         }
 
     def _target(self, service: ServiceName, key: RealServerKey) -> str | None:
-        """The name of the pod behind an endpoint; None if it is not known."""
+        """The name of the pod behind an endpoint; None if the name is not known."""
         target = self._targets.get((service, key))
         return target.name or None if target else None
 
     def unclaimed(self, key: VirtualServerKey) -> Document:
-        """A virtual server that is desired by no Service."""
+        """A virtual server that no Service desires."""
         is_foreign = self._survey.sides(key).is_foreign
         return {
             "virtualServer": str(key),
@@ -289,7 +293,7 @@ def _hairpins(entries: Iterable[SetEntry]) -> Hairpins:
 
 
 def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> Document:
-    """The settings that a Service may choose."""
+    """The settings of a virtual server that a Service may choose."""
     return {"scheduler": settings.scheduler, "schedulerFlags": settings.flag_names, **_limits(thresholds)}
 
 
@@ -300,7 +304,10 @@ def _limits(thresholds: Thresholds) -> Document:
 def _real_server(
     key: RealServerKey, weight: int, counts: ConnectionCounts | None, desired: Mapping[RealServerKey, int]
 ) -> Document:
-    """A real server; ``desired`` has the full weight of each desired real server, which slow start may reduce for a while."""
+    """Describes a real server.
+
+    ``desired`` has the full weight of each desired real server; slow start may reduce the weight for a while.
+    """
     is_ours, by_tunnel = weight != NOT_MASQUERADED, weight >= TUNNELLED
     weight, desired = without_method(weight), {key: without_method(desired[key])} if key in desired else {}
     if key in desired and 0 < weight < desired[key]:

@@ -1,10 +1,13 @@
-"""The pods behind endpoints, of the Services that viewers look at.
+"""The names of the pods behind the endpoints of those Services that viewers look at.
 
-Rule 1: the daemon keeps no names, because serving needs none, and those of 100,000 endpoints take some ten megabytes. They are
-read from the source for one Service while it is looked at, and forgotten with the last viewer.
-Rule 2: whoever reaches the page can make this process ask the API server, so there is a rate limit of all readings.
-Rule 3: an answer waits for the names at most ``WAIT_S``, and only if it began to read them. Without names it shows addresses. It
-waits before its turn, so that a slow API server delays no other answer.
+Rule 1: the daemon stores no pod names permanently, because proxying does not need them, and the names for 100,000 endpoints would
+take some ten megabytes. The names for one Service are read from the source while a viewer looks at the Service, and discarded
+when the last viewer has gone.
+Rule 2: anybody who can open the page can cause requests from this process to the API server, so all readings together have a rate
+limit.
+Rule 3: a response waits for the names at most ``WAIT_S``, and only if the request has started the reading of the names. If the
+names are not known, the page shows addresses. The response waits before its turn, so that a slow API server delays no other
+response.
 """
 
 import asyncio
@@ -33,7 +36,10 @@ ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 
 @dataclasses.dataclass(eq=False)
 class _SliceReading:
-    """The last reading of a Service. ``slices`` are those of its beginning, by which a change is noticed."""
+    """The last reading of the names for one Service.
+
+    ``slices`` are the EndpointSlices at the beginning of the reading; they show whether the Service has changed since.
+    """
 
     slices: tuple[EndpointSlice, ...] = ()
     began_s: float = 0.0
@@ -43,7 +49,7 @@ class _SliceReading:
 
 
 class Names:
-    """Reads names, and keeps those of the last Services."""
+    """Reads the names of pods, and stores the names for the Services that were looked at last."""
 
     def __init__(self, read: ReadTargets, store: Store, clock: Callable[[], float]) -> None:
         self._read = read
@@ -53,7 +59,7 @@ class Names:
         self._limit = timing.Bucket(BURST, REFILL_S, clock())
 
     async def read(self, services: Iterable[ServiceName]) -> None:
-        """Begin to read the pods behind the endpoints of these Services, where they are not known, and wait for them a while."""
+        """Begin to read the pods behind the endpoints of these Services, if they are not known, and wait a while for them."""
         begun = [task for name in _first(services) if (task := self._begin(name))]
         if begun:
             await asyncio.wait(begun, timeout=WAIT_S)
@@ -64,14 +70,14 @@ class Names:
         return {key: target for reading in readings for key, target in reading.targets.items()}
 
     def forget(self) -> None:
-        """Forget all names."""
+        """Discard all names."""
         for reading in self._readings.values():
             if reading.task:
                 reading.task.cancel()
         self._readings.clear()
 
     def _begin(self, name: ServiceName) -> asyncio.Task[None] | None:
-        """Begin to read a Service, unless its names are known or it is being read."""
+        """Start to read the names for a Service, unless they are known or are being read."""
         reading = self._readings[name] = self._readings.pop(name) if name in self._readings else _SliceReading()
         if len(self._readings) > MOST:
             del self._readings[next(iter(self._readings))]

@@ -1,4 +1,4 @@
-"""The node as a document: whether all changes are in force, its last syncs, its history, and a bounded list of events."""
+"""The node as a document: whether all changes have been applied, its last syncs, its history, and a limited list of events."""
 
 import collections
 import dataclasses
@@ -35,7 +35,10 @@ COLUMNS = (
 
 
 class Point(NamedTuple):
-    """The node at one moment; rates and changes count from the point before. ``at_s`` is in seconds since the epoch."""
+    """The state of the node at one moment; rates and numbers of changes refer to the time since the previous point.
+
+    ``at_s`` is in seconds since the epoch.
+    """
 
     at_s: float
     connections: float | None
@@ -56,7 +59,7 @@ class _Sample(NamedTuple):
 
 
 class History:
-    """The points of the node."""
+    """The points in the history of the node."""
 
     def __init__(self) -> None:
         self._points: collections.deque[Point] = collections.deque(maxlen=POINTS)
@@ -66,13 +69,17 @@ class History:
         self._added_s = 0.0
 
     def note_changes(self, count: int, latency_s: float) -> None:
-        """Some changes have come in force; ``latency_s`` is the time since the arrival of the oldest one."""
+        """Some changes have been applied; ``latency_s`` is the time since the oldest of these changes arrived."""
         if count:
             self._changes += count
             self._latency_s = max(latency_s, self._latency_s or 0.0)
 
     def add(self, counters: Counters | None, now: float, at_s: float) -> None:
-        """Add a point. ``counters`` are those of the whole node, None if they could not be read; ``now`` is monotonic time."""
+        """Add a point to the history.
+
+        ``counters`` are the counters of the whole node, or None if they could not be read; ``now`` is a time of the monotonic
+        clock.
+        """
         if counters is None:
             self._samples.clear()
             rates: Sequence[float | None] = _UNKNOWN
@@ -86,7 +93,7 @@ class History:
             self._points.popleft()
 
     def _follow_clock(self, now: float, at_s: float) -> None:
-        """Correct the times of the points after the clock of the node was set back, so that their ages stay the same."""
+        """After the clock of the node was set back, correct the times of the points so that their ages stay the same."""
         if self._points and at_s < (last_s := self._points[-1].at_s):
             moved_s = at_s - last_s - (now - self._added_s)
             self._points = collections.deque((point._replace(at_s=point.at_s + moved_s) for point in self._points), POINTS)
@@ -100,17 +107,17 @@ class History:
         seconds = last.taken_s - since.taken_s
         if seconds <= 0:
             return _UNKNOWN
-        # Counters that were set to zero (ipvsadm --zero) count from there.
+        # Counters that were set to zero (ipvsadm --zero) count from zero on.
         differences = [new - old if new >= old else new for new, old in zip(last.counters, since.counters, strict=True)]
         return [difference / seconds for difference in differences]
 
     @property
     def last(self) -> Point | None:
-        """The newest point; None before the first."""
+        """The newest point; None before the first point."""
         return self._points[-1] if self._points else None
 
     def since(self, at_s: float) -> Iterator[Point]:
-        """The points after this time, the oldest first."""
+        """The points after this time, with the oldest first."""
         later = itertools.takewhile(lambda point: point.at_s > at_s, reversed(self._points))
         return reversed(list(later))
 
@@ -124,9 +131,9 @@ _KINDS = {kind.name: kind for kind in KINDS.values()}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The facts that do not change while the process runs.
+    """The facts about the node that do not change while the process runs.
 
-    ``variants`` returns what holds the rules of each served family now: a variant of iptables, or nftables.
+    ``variants`` returns what currently holds the rules of each served IP family: a variant of iptables, or nftables.
     """
 
     version: str
@@ -138,7 +145,7 @@ class Identity:
 
 
 def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:
-    """A sync as a document."""
+    """The result of a sync as a document."""
     return {
         "endedAt": at_s,
         "isAudit": summary.is_audit,
@@ -166,7 +173,7 @@ def describe(
     history: History,
     since_s: float,
 ) -> dict[str, Any]:
-    """The document of ``node.json``, with the points of the history after a time."""
+    """The document for ``node.json``, with the points of the history after a given time."""
     health = sources.status.health()
     reasons = list(_reasons(health, sources, statistics, events.failed))[:REASONS]
     last = history.last if history.last and health.now_s - history.last.at_s < RECENT_S else None
@@ -222,7 +229,7 @@ def describe(
 
 
 def _point(point: Point) -> list[float | None]:
-    # The time as it is: a viewer asks for what is later.
+    # The time is not rounded, because a viewer requests the points that are later than this time.
     return [point.at_s, *(None if figure is None else round(figure, 3) for figure in point[1:])]
 
 
@@ -260,7 +267,10 @@ LONGEST_TEXT = 500
 
 
 class EventLog:
-    """The last events and syncs, as documents. The ``id`` of an event counts from 1; times are in seconds since the epoch."""
+    """The last events and syncs of the node, as documents.
+
+    The ``id`` of the first event is 1, and each later event has the next number; times are in seconds since the epoch.
+    """
 
     def __init__(self) -> None:
         self.syncs: collections.deque[dict[str, Any]] = collections.deque(maxlen=SYNCS)
@@ -273,15 +283,19 @@ class EventLog:
 
     @property
     def last(self) -> int:
-        """The number of the newest event; 0 if there is no event."""
+        """The ``id`` of the newest event; 0 if there is no event."""
         return self._events[-1]["id"] if self._events else 0
 
     def since(self, number: int) -> Iterator[dict[str, Any]]:
-        """The events after this one, the newest first."""
+        """The events after the event with this number, with the newest first."""
         return itertools.takewhile(lambda event: event["id"] > number, reversed(self._events))
 
     def synced(self, summary: SyncSummary, at_s: float, endpoints: Sequence[Document] = (), more: int = 0) -> None:
-        """A sync has ended. ``endpoints`` are what ``endpoint_changes`` describes of it; it has changed ``more``."""
+        """A sync has ended.
+
+        ``endpoints`` are the changes of this sync that ``endpoint_changes`` describes, and ``more`` is the number of further
+        changed endpoints.
+        """
         report, names = summary.report, summary.changes.services
         self.syncs.appendleft(_sync(summary, at_s))
         if report.failed or not report.pending:
@@ -310,7 +324,10 @@ class EventLog:
             )
 
     def _add_unchanged(self, summary: SyncSummary, at_s: float) -> None:
-        """Add a sync that has changed nothing. It replaces the event before, if that is one as well."""
+        """Add a sync that has changed nothing to the events.
+
+        The new event replaces the previous event if that is also a sync that has changed nothing.
+        """
         names, last = summary.changes.services, self._events[-1] if self._events else _NO_SYNC
         syncs = last["unchangedSyncs"] + 1
         self._add(
@@ -328,14 +345,20 @@ class EventLog:
             del self._events[-2]
 
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
-        """Note the state of a subject, in words. A state that differs from the last one is an event; the first state is not."""
+        """Record the state of a subject, as text.
+
+        A state that differs from the last state of the subject is added as an event; the first state is not.
+        """
         before = self._states.get((kind, subject))
         self._states[kind, subject] = state
         if before is not None and before != state:
             self._add(kind, at_s, f"{subject}: {state}")
 
     def _add(self, kind: str, at_s: float, text: str, **more: Any) -> None:
-        """Add an event. ``latencySeconds`` is the time from the arrival of the oldest change to the end of the sync."""
+        """Add an event to the log.
+
+        ``latencySeconds`` is the time from the arrival of the oldest change to the end of the sync.
+        """
         number = self.last + 1
         head = {"id": number, "firstId": number, "at": at_s, "kind": kind, "text": text[:LONGEST_TEXT]}
         self._events.append({**head, **_NO_SYNC, **more})
@@ -354,13 +377,13 @@ _NO_SYNC: Mapping[str, Any] = {
 
 
 def _failure(outcome: Outcome) -> str:
-    """What failed and why. Some errors name their operation themselves."""
+    """Which operation failed, and why. Some error messages already name their operation."""
     operation = str(outcome.operation)
     return outcome.error if outcome.error.startswith(operation) else f"{operation}: {outcome.error}"
 
 
 def _sentence(summary: SyncSummary, endpoints: str) -> str:
-    """What has changed: ``endpoints`` in words, then the other kernel objects by number."""
+    """The changes of a sync as text: ``endpoints`` are described one by one, and other kernel objects are counted."""
     report, names = summary.report, summary.changes.services
     parts = [endpoints] if endpoints else [f"{len(names):,} Services changed"] if len(names) > 1 else []
     is_told = endpoints and sum(number for (_, kind), number in report.done.items() if kind == "real_server") == len(

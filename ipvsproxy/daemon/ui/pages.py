@@ -1,8 +1,9 @@
-"""The page of the node: its files and its API, on the metrics server.
+"""The web page of the node: its files and its API, on the metrics server.
 
-Rule 1: no request changes anything, and of a request only the path, the parameters and ``Host`` count.
-Rule 2: requests of the API take turns, and long work pauses, so the page never keeps the loop from changes.
-Rule 3: a browser may load nothing from elsewhere, and no other site may read or frame the page.
+Rule 1: no request changes anything. Only the path, the parameters and the header ``Host`` of a request are used.
+Rule 2: API requests are answered one after the other, and long work pauses, so that the page never delays the handling of changes
+in the event loop.
+Rule 3: a browser may load nothing from other sites, and no other site may read or frame the page.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ _NAME = re.compile(r"[^/]{1,63}/[^/]{1,253}")
 
 
 class RefusedError(Exception):
-    """A request cannot be answered: the HTTP status, and a sentence for the client."""
+    """A request cannot be answered; has the HTTP status and a sentence for the client."""
 
     def __init__(self, status: int, sentence: str) -> None:
         self.status = status
@@ -78,7 +79,10 @@ class RefusedError(Exception):
 
 
 class Pages:
-    """Answers every request below ``/ui/``. The caller reports each sync to it; ``run`` follows the counters."""
+    """Answers every request below ``/ui/``.
+
+    The caller must report each sync to this object; ``run`` reads the counters regularly.
+    """
 
     def __init__(
         self,
@@ -93,9 +97,10 @@ class Pages:
         wall_clock: Callable[[], float] = time.time,
         processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``source`` and ``translation`` tell where Services come from and how; ``programs`` writes each family's rules now.
+        """``source`` and ``translation`` say where Services come from and how they are translated.
 
-        ``targets`` reads the pods of a Service. ``processor_clock`` is the processor time of the calling thread.
+        ``programs`` returns the program that writes the rules of each IP family now. ``targets`` is a function that reads the
+        pods of a Service. ``processor_clock`` measures the processor time of the calling thread.
         """
         self._processor_clock = processor_clock
         self._sources = sources
@@ -138,11 +143,11 @@ class Pages:
         }
 
     async def run(self) -> None:
-        """Follow the counters until it is cancelled."""
+        """Read the counters regularly until this task is cancelled."""
         await self._counters.run()
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended. While the page has no viewer, this costs some microseconds."""
+        """A sync has ended. While nobody looks at the page, this call takes only some microseconds."""
         at_s = self._wall_clock()
         self._view = summary.view
         names = summary.changes.services
@@ -171,7 +176,7 @@ class Pages:
             self._events.note("watch", kind.value, state, at_s)
 
     async def answer(self, request: Request) -> Answer:
-        """Answer a request whose path begins with ``UI``, or is that without its last slash."""
+        """Answer a request whose path begins with ``UI``, or whose path is ``UI`` without the final slash."""
         try:
             return await self._answer(request)
         except RefusedError as error:
@@ -182,7 +187,8 @@ class Pages:
         self._check(request)
         name = request.path.removeprefix(UI)
         if request.path == UI.removesuffix("/"):
-            return Answer(308, b"", {**HEADERS, "Location": "ui/"})  # relative: a proxy may have put something before it
+            # the link is relative, because a proxy may have put a prefix before the path
+            return Answer(308, b"", {**HEADERS, "Location": "ui/"})
         if not name.startswith("api/"):
             return self._file(name or FILES[0])
         part = name.removeprefix("api/").removesuffix(".json")
@@ -243,7 +249,7 @@ class Pages:
         )
 
     async def _count(self, statistics: Statistics) -> Numbers:
-        """The numbers of virtual servers and of real servers, counted again after each sync."""
+        """The numbers of virtual servers and of real servers, which are counted again after each sync."""
         if self._numbers is None:
             self._numbers = await in_slices(figures.counting(statistics), self._clock)
         return self._numbers
@@ -291,7 +297,8 @@ class Pages:
             rates=lambda key, real_server: counters.described(opened.rates(key, real_server)),
             targets=targets,
         )
-        if name not in self._sources.store.services or name not in survey.states:  # gone while the kernel was read
+        # the Service was deleted while the kernel was read
+        if name not in self._sources.store.services or name not in survey.states:
             raise RefusedError(404, f"there is no Service {text}")
         counted = [one for servers in opened.counts.values() for one in servers.values()]
         row = {
@@ -312,7 +319,10 @@ class Pages:
         return self._remember(name, answer, took_s)
 
     def _remember(self, name: ServiceName, answer: dict[str, Any], cost_s: float) -> Any:
-        """Keep an answer of thousands of endpoints for as long as its cost takes to become small."""
+        """Store an answer with thousands of endpoints for a while.
+
+        The time is so long that making such answers takes only a small share of it.
+        """
         self._told.pop(name, None)
         kept_s = min(LONGEST_KEPT_S, cost_s / SERVICE_SHARE)
         if kept_s < SHORTEST_KEPT_S:
@@ -346,7 +356,7 @@ _METHOD = 405
 
 
 def _host(text: str) -> str:
-    """The name or address in a ``Host`` header, without the port."""
+    """The name or address in a ``Host`` header, without the port number."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::\d{1,5})?", text.strip())
     return found[1].strip("[]").rstrip(".").lower() if found else ""
 
