@@ -1,11 +1,11 @@
-"""Decides when an operation may be tried: again after a failure, and how many real servers may be removed at a time.
+"""Decides when an operation may be tried: when it is retried after a failure, and how many real servers may be removed at a time.
 
-The kernel keeps a removed real server on a list for two to three minutes. Each addition walks the whole list, and packets wait
-meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to 0.1 µs for each
-entry. After a minute of a thousand replaced endpoints a second, each addition takes 4 ms.
+The kernel keeps a removed real server on a list for two to three minutes. Each addition of a real server walks the whole list,
+and packets wait meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to 0.1
+µs for each entry. After a minute in which a thousand endpoints a second are replaced, each addition takes 4 ms.
 
-Limiting removals helps in a burst. In a longer storm, all real servers that may wait are waiting already, and the list grows as
-it would without a limit.
+Limiting the number of removals helps in a burst. In a longer storm, the real servers whose removal may be postponed are all
+postponed already, and the list grows as it would without a limit.
 """
 
 import itertools
@@ -41,7 +41,7 @@ In a larger virtual server, as many may wait as are desired. The scheduler walks
 
 
 def delay_s(attempts: int) -> float:
-    """The delay in seconds after a number of failures in a row (1 or more)."""
+    """The delay in seconds after a number of consecutive failures (1 or more)."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempts - 1, 16))
 
 
@@ -52,9 +52,10 @@ class _FailedOperation(NamedTuple):
 
 
 class Retries:
-    """Failed operations by object. Each further failure doubles the delay, up to ``LONGEST_DELAY_S``. No operation is given up.
+    """Failed operations by object.
 
-    A failure counts for one desired value. An operation with another desired value counts as a first attempt.
+    Each further failure doubles the delay, up to ``LONGEST_DELAY_S``. Operations are retried without end. A failure counts only
+    for the desired value that was tried. An operation with a different desired value counts as a first attempt.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ class Retries:
         self._failures[key] = _FailedOperation(desired, attempts, now + (LONGEST_DELAY_S if is_running else delay_s(attempts)))
 
     def hasten(self, kind: str) -> None:
-        """Let every operation on this kind of kernel object be tried now."""
+        """Let every operation on this kind of kernel object be tried now, whatever its delay."""
         for key, failure in self._failures.items():
             if isinstance(key, tuple) and key[0] == kind:
                 self._failures[key] = failure._replace(due_s=-math.inf)
@@ -80,7 +81,7 @@ class Retries:
         self._failures.pop(key, None)
 
     def may_try(self, key: object, desired: object, now: float) -> bool:
-        """Whether no operation on an object has failed, or the delay is over."""
+        """Whether an operation may be tried: no operation on this object has failed, or the delay is over."""
         failure = self._failures.get(key)
         return failure is None or failure.desired != desired or failure.due_s <= now
 
@@ -91,9 +92,10 @@ class Retries:
     def due(
         self, operations: Sequence[Operation], identity: Callable[[Operation], tuple[str, object]], now: float
     ) -> list[Operation]:
-        """The operations except those that must wait after a failure. Failures of objects without an operation are forgotten.
+        """The given operations except those that must wait after a failure.
 
-        ``identity`` gives the key of a failure. The real servers of a missing virtual server wait for the virtual server.
+        Failures of objects without an operation are forgotten. ``identity`` returns the key under which the failures of an
+        operation are counted. While a virtual server is missing, its real servers wait until it has been added.
         """
         identities = [identity(operation) for operation in operations]
         for key in self._failures.keys() - identities:
@@ -103,7 +105,7 @@ class Retries:
         for key, operation in zip(identities, operations, strict=True):
             item = operation.item
             if isinstance(item, RealServers) and item.virtual_server in missing:
-                self.forget(key)  # otherwise its own delay would wake the loop in vain
+                self.forget(key)  # otherwise the delay of the real servers would wake the loop although nothing can be done
             elif self.may_try(key, operation, now):
                 due.append(operation)
             elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
@@ -140,7 +142,7 @@ class Pace:
         self._removed = _Window(KEPT_S)
 
     def note(self, *, added: int, removed: int, now: float) -> None:
-        """Record added and removed real servers, including those removed with their virtual server."""
+        """Record added and removed real servers, including real servers that were removed together with their virtual server."""
         if added:
             self._added.add(added, now)
         if removed:
@@ -148,10 +150,10 @@ class Pace:
 
     @property
     def changes_s(self) -> float:
-        """The time at which ``room`` may next grow by itself, as of its last call; infinite if it will not grow."""
+        """The time at which ``room`` may next return more, as of its last call; infinite if it will not grow as time passes."""
         return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:
-        """The number of further removals that are possible now; 0 or more."""
+        """The number of further removals that are allowed now; 0 or more."""
         most = WALKED // max(1, self._added.total(now))
         return max(0, min(MOST_KEPT, max(FEWEST_KEPT, most)) - self._removed.total(now))

@@ -1,10 +1,13 @@
-"""From the kernel to the tables: what was read, what is ours of it, which drains go on, and what others have changed (drift).
+"""Updates the tables from what was read from the kernel.
 
-Rule 1: a witness of a virtual server stays until the virtual server is gone, and until everything was read at least once. A
-witness that one part of a reading has found stays until the whole reading is done.
-Rule 2: the first few times, drift is repaired at once and only counted. Drift that returns more often waits some time before each
-repair, because another program sets another value, and a fight helps neither side.
-Rule 3: only drift from the same desired value waits. A new desired value is programmed at once.
+A reading shows which objects exist, which of them are ours, which drains continue, and what other programs have changed (drift).
+
+Rule 1: a witness of a virtual server stays until the virtual server has been removed, and until every kind of object has been
+read at least once. A witness that was found by one part of a reading stays until the whole reading is complete.
+Rule 2: the first few times that an object drifts, the drift is repaired at once and only counted. If drift of the same object
+returns more often, each repair is delayed for some time, because another program sets another value, and competing with that
+program helps nobody.
+Rule 3: only drift away from the same desired value is delayed. A new desired value is programmed at once.
 """
 
 import itertools
@@ -36,22 +39,25 @@ A program that flushes our rules once a minute must not keep them absent: kube-p
 
 
 class DriftPlace(NamedTuple):
-    """A place of drift: the kind of kernel object, and the key in its table."""
+    """Identifies an object that has drifted: the kind of kernel object, and its key in the table."""
 
     kind: str
     key: object
 
     def __str__(self) -> str:
-        """The name for people, without the kind. Rules are named by their family; a set entry has the name of its set as well."""
+        """The name of the object for people, without its kind.
+
+        Rules are named by their family; the name of a set entry includes the name of its set.
+        """
         if isinstance(self.key, Family):
             return self.key.label
         return f"{self.key.set} {self.key}" if isinstance(self.key, SetEntry) else str(self.key)
 
 
 class News(NamedTuple):
-    """The drift since the last call: the number of objects by kind, and the places that wait for their repair.
+    """The drift since the last call: the number of objects by kind, and the objects whose repair is delayed.
 
-    ``left_alone`` has the number of times that the desired value of each waiting place was undone.
+    ``left_alone`` holds, for each delayed object, how often its desired value was undone.
     """
 
     drifted: Mapping[str, int]
@@ -66,7 +72,7 @@ class _DriftHistory(NamedTuple):
 
 
 class Drifts:
-    """All recent places of drift."""
+    """All objects that have drifted recently."""
 
     def __init__(self) -> None:
         self._drifted: Counter[str] = Counter()
@@ -77,11 +83,11 @@ class Drifts:
         self._withheld: dict[DriftPlace, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether any place must wait for its repair."""
+        """Whether the repair of any object is delayed."""
         return bool(self._contested)
 
     def note(self, place: DriftPlace, desired: object, now: float) -> None:
-        """Record drift at a place. ``desired`` is None if no value is desired there."""
+        """Record that an object has drifted. ``desired`` is None if the object is not desired."""
         self._drifted[place.kind] += 1
         last = self._places.pop(place, None)
         again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
@@ -97,11 +103,11 @@ class Drifts:
         self._left_alone[place] = times
 
     def begin_round(self) -> None:
-        """Begin a round: ``may_heal`` is called again for every operation, and places without an operation stop waiting."""
+        """Begin a round: ``may_heal`` is called again for every operation. Objects without an operation are no longer delayed."""
         self._withheld.clear()
 
     def may_heal(self, place: DriftPlace, desired: object, now: float) -> bool:
-        """Whether an operation on this place is allowed now."""
+        """Whether an operation on this object is allowed now."""
         if place not in self._contested:
             return True
         history = self._places[place]
@@ -111,14 +117,14 @@ class Drifts:
         return False
 
     def forget_calm(self, now: float) -> None:
-        """Forget places without drift for ``CALM_S``."""
+        """Forget objects that have not drifted for ``CALM_S``."""
         calm = list(itertools.takewhile(lambda known: now - known[1].last_s > CALM_S, self._places.items()))
         for place, _ in calm:
             del self._places[place]
             self._contested.discard(place)
 
     def next_s(self) -> float | None:
-        """The time at which the first operation that was refused in this round is allowed."""
+        """The time at which the first operation that was refused in this round becomes allowed."""
         return min(self._withheld.values(), default=None)
 
     def take_news(self) -> News:
@@ -131,8 +137,8 @@ class Drifts:
 class Observer:
     """Takes in observations of the whole kernel, or of parts of it.
 
-    ``has_observed_all``: every kind of witness was read at least once. ``newcomers`` are undesired set entries, addresses and
-    local routes that have appeared during a reading in parts, until its end.
+    ``has_observed_all``: every kind of witness was read at least once. ``newcomers`` are set entries, addresses and local routes
+    that are not desired and that have appeared since a reading in parts began; they are kept until the reading ends.
     """
 
     def __init__(self, tables: NodeTables, drains: Drains, drifts: Drifts) -> None:
@@ -148,9 +154,10 @@ class Observer:
         """The ranges in which the addresses of this host serve node ports."""
 
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
-        """Replaces the observed state by a reading, in steps. Parts that could not be read do not change.
+        """Replaces the observed state by the results of a reading, in steps.
 
-        An observation without all virtual servers is a part of a reading; ``concluding`` follows the last part.
+        Kinds of objects that could not be read do not change. An observation without all virtual servers is one part of a
+        reading; ``concluding`` must be called after the last part.
         """
         tables = self._tables
         for kind in tables.kinds:
@@ -161,7 +168,8 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            # A twin proves nothing before the addresses of this host are known: node ports on them may be desired.
+            # Before the addresses of this host are known, a twin proves nothing, because node ports on these addresses may be
+            # desired.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
@@ -175,7 +183,7 @@ class Observer:
         self._note_drift(now, in_parts=observed.virtual_servers is None)
 
     def begin_audit(self) -> None:
-        """Begins an audit in parts."""
+        """Begins an audit that is read in parts."""
         self._tables.virtual_servers.begin_reading()
 
     def _take_in(self, some: Mapping[VirtualServerKey, ObservedVirtualServer | None], now: float) -> Iterator[None]:
@@ -183,9 +191,9 @@ class Observer:
         yield from self._tables.virtual_servers.observing_some(some, self._is_ours({}))
 
     def concluding(self, now: float) -> Generator[None, None, None]:
-        """Conclude a reading after its last part, in steps. Only the whole reading shows which virtual servers are foreign.
+        """Completes a reading after its last part, in steps. Only a complete reading shows which virtual servers are foreign.
 
-        With pauses as in ``observing``.
+        It pauses between steps as ``observing`` does.
         """
         virtual_servers = self._tables.virtual_servers
         foreign = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
@@ -201,7 +209,10 @@ class Observer:
     def _recall_drains(
         self, observed_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float
     ) -> Iterator[None]:
-        """Adopt drains of a former process, and end drains whose real server or virtual server (None) is gone."""
+        """Take over drains that a former process has begun, and end drains whose real server no longer exists.
+
+        A value of None means that the whole virtual server no longer exists.
+        """
         virtual_servers = self._tables.virtual_servers.desired
         known = set(self._drains.virtual_servers)
         for number, (key, observed) in enumerate(observed_now, 1):
@@ -231,7 +242,7 @@ class Observer:
 
 
 def healed_place(tables: NodeTables, item: Item) -> tuple[DriftPlace, object]:
-    """The place of the drift that an operation on this item repairs, and the desired value there."""
+    """The object whose drift an operation on this item repairs, and the object's desired value."""
     kind = tables.by_class[type(item)]
     table, key = kind.place(item)
     return DriftPlace(kind.name, key), table.desired.get(key)

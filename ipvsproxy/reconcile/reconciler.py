@@ -1,12 +1,12 @@
 """The reconciler: holds desired and observed state, and plans the operations that make them equal.
 
-No I/O, no clock: ``now`` is an argument, in seconds of any monotonic clock.
+The reconciler does no I/O and reads no clock: ``now`` is an argument, in seconds of any monotonic clock.
 
-Rule 1: a key whose two sides differ stays pending until its desired value is observed or confirmed; a failure only delays the
-next attempt.
-Rule 2: an operation that needs another object waits until that object is in force (see ``kinds/kind.py``).
-Rule 3: a kernel setting that cannot be written is given up until its desired or observed value changes, and is not pending
-meanwhile.
+Rule 1: a key whose desired and observed values differ stays pending until its desired value is observed or confirmed; a failure
+only delays the next attempt.
+Rule 2: an operation that needs another object waits until that object exists in the kernel (see ``kinds/kind.py``).
+Rule 3: a kernel setting that cannot be written is given up until its desired or observed value changes, and does not count as
+pending in the meantime.
 """
 
 import dataclasses
@@ -52,11 +52,11 @@ _ERRORS_SHOWN = 5
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The operator's choices that change when and whether something is done.
+    """The operator's choices that decide whether and when operations are done.
 
-    ``drain_deadline_s`` 0 means no deadline. ``excluded`` are ranges whose virtual servers are never removed. ``families`` are
-    served by this node. No object of another family is removed: a former process may have programmed it, and it goes on serving.
-    ``scope_bits`` are the bits of packet marks for second scopes.
+    A ``drain_deadline_s`` of 0 means that there is no deadline. ``excluded`` holds address ranges whose virtual servers are never
+    removed. ``families`` are the families that this node serves. Objects of any other family are never removed: a former process
+    may have programmed them, and they continue to serve. ``scope_bits`` are the bits of packet marks for second scopes.
     """
 
     drain_deadline_s: float = 0
@@ -66,7 +66,7 @@ class Policy:
 
 
 class Reconciler:
-    """The desired and observed state of the whole node, and the operations for the differences between them."""
+    """The desired and observed state of the whole node, and the operations that remove the differences between them."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -88,10 +88,11 @@ class Reconciler:
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy.
 
-        Virtual servers in ranges that are no longer excluded may be removed from now on, and vice versa.
+        From now on, virtual servers in ranges that are no longer excluded may be removed, and virtual servers in newly excluded
+        ranges may not.
         """
         self._policy = policy
-        for key in self._drains.virtual_servers:  # the deadline may have changed
+        for key in self._drains.virtual_servers:  # the deadline of the Service may have changed
             self._drains.ask(key, 0)
         self._tables.scopes.use_bits(policy.scope_bits)
         virtual_servers = self._tables.virtual_servers
@@ -101,7 +102,7 @@ class Reconciler:
     # Desired state.
 
     def put_node(self, families: Collection[Family], sysctls: Collection[Sysctl], timeouts: Timeouts | None) -> None:
-        """Put the objects that the node needs whatever Services exist: device, sets, settings."""
+        """Put the objects that the node needs whatever Services exist: the device, the sets, the settings."""
         self._tables.put_node(families, sysctls, timeouts)
 
     def put_tunnel_ends(self, addresses: Collection[Address]) -> None:
@@ -109,9 +110,9 @@ class Reconciler:
         self._tables.put_tunnel_ends(addresses)
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """Replaces the desired state of a Service, in steps; None when it is gone.
+        """Replaces the desired state of a Service, in steps; a value of None means that the Service no longer exists.
 
-        Between two steps of this or another method, nothing else may change the reconciler.
+        Between two steps of any method, nothing else may change the reconciler.
         """
         return self._putting_drained(name, state) if self._drains else self._tables.putting(name, state)
 
@@ -125,7 +126,10 @@ class Reconciler:
                 self._drains.ask(key, 0)
 
     def _deadline_s(self, key: VirtualServerKey) -> float:
-        """How long connections to undesired real servers may last: the deadline of their Service, else that of the node."""
+        """How long connections to undesired real servers may last.
+
+        The deadline of their Service applies, or the deadline of the node if the Service has none.
+        """
         owner = self._tables.virtual_servers.owner_of(key)
         state = self._tables.states.get(owner.service) if owner is not None else None
         return (state and state.rare.drain_deadline_s) or self._policy.drain_deadline_s or math.inf
@@ -137,11 +141,14 @@ class Reconciler:
     # Observed state.
 
     def note_timeouts(self, observed: Timeouts) -> None:
-        """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
+        """Take in the IPVS timeouts, which are not part of any other reading.
+
+        A timeout whose desired value is 0 counts as equal.
+        """
         self._tables.of_timeouts.note(observed)
 
     def take_drift_news(self) -> News:
-        """The drift since the last call, and the places whose repair waits."""
+        """The drift since the last call, and the objects whose repair is delayed."""
         return self._drifts.take_news()
 
     # Draining.
@@ -153,7 +160,10 @@ class Reconciler:
     def noting_connections(
         self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], now: float
     ) -> Generator[None, None, None]:
-        """Take in the connection counts of virtual servers with a draining real server, in steps; None for unreadable counts."""
+        """Take in the connection counts of virtual servers with a draining real server, in steps.
+
+        A value of None means that the counts could not be read.
+        """
 
         def judge(key: VirtualServerKey) -> None:
             deadline_s, may_wait = self._deadline_s(key), self._may_wait(key)
@@ -163,9 +173,10 @@ class Reconciler:
         return each(judge, counts)
 
     def _may_wait(self, key: VirtualServerKey) -> int:
-        """The number of real servers without connections whose removal may wait.
+        """The number of real servers without connections whose removal may be postponed.
 
-        The number is 0 with session affinity, which ends only with their removal, or if the scheduler would still choose them.
+        The number is 0 if the virtual server has session affinity, because affinity to a real server ends only when the real
+        server is removed, or if the scheduler would still choose the real servers.
         """
         desired = self._tables.virtual_servers.desired.get(key)
         if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in PATIENT_SCHEDULERS:
@@ -177,14 +188,15 @@ class Reconciler:
         return max(0, self._pace.room(now) - self._drains.over)
 
     def take_without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports that have begun to wait for a mark since the last call."""
+        """The Service ports that have started to wait for a mark since the last call."""
         return self._tables.scopes.marks.take_news()
 
     def tend(self, now: float) -> None:
-        """Desire what also depends on the kernel's state, as a new process would right after its first reading.
+        """Update the desired state that also depends on the kernel's state.
 
-        The method concerns second scopes of external addresses, as far as there are marks, and the weights of endpoints with slow
-        start. Undesired scopes drain. Every Service must have been put before.
+        A new process would do the same right after its first reading. This concerns second scopes of external addresses, as far
+        as there are free marks, and the weights of endpoints with slow start. Undesired scopes drain. All Services must have been
+        put before this call.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))
@@ -225,22 +237,22 @@ class Reconciler:
         return Plan(self._retries.due(operations, self._identity, now) if self._retries else operations)
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
-        """The key of a failure: the kind and the identity of the objects, whatever the verb and the value."""
+        """The key under which a failure is counted: the kind and the identity of the objects, whatever the verb and the value."""
         return kind_of(operation.item), self._tables.by_class[type(operation.item)].identity(operation.item)
 
     def _takes_away(self, operation: Operation) -> bool:
-        """Whether an operation removes an object or rule that a Service which has not been put yet may need."""
+        """Whether an operation removes an object or a rule that may be needed by a Service which has not been put yet."""
         is_removal = operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS
         return is_removal or self._loses_rules(operation)
 
     def _loses_rules(self, operation: Operation) -> bool:
-        """Whether an operation would remove an observed rule: a Service that has not been put yet may need it."""
+        """Whether an operation would remove an observed rule, which may be needed by a Service that has not been put yet."""
         item = operation.item
         if not isinstance(item, Skeleton):
             return False
         observed = self._tables.skeletons.observed.get(item.family)
         if observed is None or observed.hidden:
-            return True  # the observed rules are unknown
+            return True  # the observed rules are not known
         desired = item.chains
         return any(not set(rules) <= set(desired.get(chain, ())) for chain, rules in observed.chains.items())
 
@@ -293,18 +305,21 @@ class Reconciler:
 
     @property
     def pending(self) -> int:
-        """The number of keys whose two sides differ; draining real servers and settings that cannot be written do not count."""
+        """The number of keys whose desired and observed values differ.
+
+        Draining real servers and settings that cannot be written do not count.
+        """
         different = sum(len(table.pending) + len(table.surplus) for table in self._tables.unequal)
         return different - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
-        """Note that an operation on rules that was under way (EINPROGRESS) has ended, so that its outcome is available."""
+        """Note that an operation on rules that was still running (EINPROGRESS) has ended, so that its outcome is available."""
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
-        """The time at which the next operation becomes possible without any event.
+        """The time at which the next operation becomes possible even if no event arrives.
 
-        The operation is a retry, a delayed repair, a reading of draining connections, or a step of a slow start.
+        This operation is a retry, a delayed repair, a reading of draining connections, or a step of a slow start.
         """
         room_due_s = self._pace.changes_s if self._drains.waiting else None
         climbing_due_s = self._tables.slow_starts.next_s()

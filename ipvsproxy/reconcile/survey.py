@@ -1,4 +1,4 @@
-"""Answers questions about desired and observed state, for commands, metrics and the log. No question changes the state."""
+"""Answers queries about the desired and the observed state, for commands, metrics and the log. Queries never change the state."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,10 @@ COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.i
 
 
 class Sides(NamedTuple):
-    """The two sides of one virtual server. ``is_foreign``: the virtual server is observed, and is not ours."""
+    """The desired and the observed side of one virtual server.
+
+    ``is_foreign``: the virtual server exists in the kernel and is not ours.
+    """
 
     desired: VirtualServer | None
     observed: ObservedVirtualServer | None
@@ -37,10 +40,11 @@ class Sides(NamedTuple):
 class Statistics:
     """Desired and observed state in numbers, at one moment.
 
-    ``virtual_servers`` and ``observed`` are in the same order; ``foreign`` are the keys of virtual servers that are not ours.
-    ``set_entries`` are counts by set, ``pending`` and ``drifted`` are counts by kind of kernel object. ``conflicts`` counts
-    addresses and ports that several Services desire, ``without_scope`` counts the Service ports without a mark for their second
-    scope. ``waiting_removals`` are real servers at weight 0 whose removal waits. ``oldest_drain_age_s`` is 0 without a drain.
+    ``virtual_servers`` and ``observed`` are in the same order; ``foreign`` holds the keys of virtual servers that are not ours.
+    ``set_entries`` holds a count for each set, ``pending`` and ``drifted`` hold a count for each kind of kernel object.
+    ``conflicts`` is the number of addresses and ports that several Services desire, ``without_scope`` is the number of Service
+    ports that have no mark for their second scope. ``waiting_removals`` is the number of real servers at weight 0 whose removal
+    is postponed. ``oldest_drain_age_s`` is 0 if no real server drains.
     """
 
     virtual_servers: Sequence[VirtualServerKey]
@@ -74,16 +78,17 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are all desired sets, and the sets that only scopes use even if they are not desired.
+        The sets are all desired sets, and also the sets that only scopes use, even if these are not desired.
         """
         tables = self._tables
         scoped = (one for one in IP_SETS.values() if one.kind in SCOPE_KINDS and one.family in tables.scopes.families)
         return list(dict.fromkeys(one.name for one in (*tables.sets.desired, *scoped))), list(tables.sysctls.desired)
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets that have, or will have, an entry, on which rules depend. ``settled``: once all is as desired.
+        """The kinds of sets that have an entry, or will have an entry, in the kernel; rules depend on these kinds.
 
-        A ``ForeignElement`` alone does not count: a rule for it would treat all packets as it should treat those of some
+        ``settled``: the kinds of sets that have an entry once the observed state equals the desired state. A ``ForeignElement``
+        by itself does not count, because a rule for its set would treat all packets in the way that is meant for packets of some
         Services.
         """
         tables = self._tables
@@ -99,9 +104,10 @@ class Survey:
         return frozenset(one.kind for name, one in IP_SETS.items() if one.family is family and is_occupied(name, one))
 
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers that this node itself may not use, and undesired ones that rules name until their removal.
+        """The virtual servers that this node itself may not use.
 
-        ``settled``: without the undesired ones, as once all is as desired.
+        Virtual servers that are no longer desired, but that rules name until they are removed, are included. ``settled``: without
+        the virtual servers that are no longer desired, as if the observed state already equalled the desired state.
         """
         table, restricting, in_rules = self._tables.virtual_servers, self._tables.restricting, self._tables.in_rules
         desired = {key for state in restricting.values() for key in state.rare.refused if table.owner_of(key) == state.owner}
@@ -109,22 +115,25 @@ class Survey:
         return frozenset(desired.union(going))
 
     def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers among ``keys`` whose address is, or will be, local by a route. ``settled``: as for ``refused``."""
+        """The virtual servers among ``keys`` whose address is, or will be, local by a route.
+
+        ``settled`` has the same meaning as for ``refused``.
+        """
         desired, observed = self._tables.routes.desired, {} if settled else self._tables.routes.observed
         return frozenset(key for key in keys if key.address in desired or key.address in observed)
 
     @property
     def settings_given_up(self) -> Mapping[str, str]:
-        """The reason by path for each setting that could not be written and has not changed since."""
+        """The settings that could not be written and have not changed since: the reason for each path."""
         return self._tables.of_sysctls.given_up
 
     def unmet_settings(self) -> Mapping[str, str]:
-        """The observed value by path of each setting of ``INDISPENSABLE_SETTINGS`` that has a wrong value."""
+        """The settings of ``INDISPENSABLE_SETTINGS`` that have a wrong value: the observed value for each path."""
         sysctls = self._tables.sysctls
         return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
 
     def lacking(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families that lack the device, a set, the rules or a setting that all their Services need."""
+        """The families for which the device, a set, the rules or a setting that all Services of the family need is missing."""
         tables = self._tables
         if tables.devices.pending:
             return frozenset(families)
@@ -143,17 +152,17 @@ class Survey:
         return frozenset(family for family in families if absent[family] * 2 > desired[family])
 
     def lacking_entries(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families with a set that lacks a desired entry."""
+        """The families that have a set in which a desired entry is missing."""
         entries = self._tables.of_entries
         return frozenset(families) & {IP_SETS[entries.names[table]].family for table in entries.unequal() if table.pending}
 
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports that wait for a mark for their second scope, in the order in which they get marks."""
+        """The Service ports that wait for a mark for their second scope, in the order in which they will get marks."""
         return list(self._tables.scopes.marks.waiting)
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
-        """The virtual server of a Service port's second scope; None if there is none."""
+        """The virtual server of a Service port's second scope; None if the port has no second scope."""
         mark = self._tables.scopes.marks.mark_of(port)
         key = FirewallMark.of(family, mark)
         return key if mark and key in self._tables.virtual_servers.desired else None
@@ -173,7 +182,7 @@ class Survey:
             return found
         if isinstance(key, FirewallMark) or key.address in service.cluster_addresses:
             return None
-        # An external or load-balancer address may be this node's own, and then has node ports, too.
+        # An external or load-balancer address may also be an address of this node, and then node ports are served on it, too.
         return next((port for port in ports if port.node_port == asked.port), None)
 
     @property
@@ -182,7 +191,7 @@ class Survey:
         return len(self._drains)
 
     def draining_connections(self) -> list[tuple[VirtualServerKey, RealServerKey, ConnectionCounts]]:
-        """The draining real servers whose connections are known, except real servers that only wait for their removal."""
+        """The draining real servers whose connections are known, except real servers that only wait to be removed."""
         drains = self._drains.with_connections()
         return [(one.virtual_server, one.key, one.connections) for one in drains if one.connections is not None]
 
@@ -192,15 +201,21 @@ class Survey:
         return self._drains.virtual_servers
 
     def draining_of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
-        """The draining real servers of a virtual server, including those that only wait for their removal."""
+        """The draining real servers of a virtual server, including real servers that only wait to be removed."""
         return self._drains.of(key)
 
     def connections_of_drain(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
-        """The connections of a draining real server at the last reading; None if it does not drain or was not read."""
+        """The connections of a draining real server at the last reading.
+
+        None means that the real server does not drain, or that its connections were not read.
+        """
         return self._drains.connections(key, real_server)
 
     def pending_owners(self) -> Iterator[Owner]:
-        """The owner of each desired object whose two sides differ, once per object. Do not await during the iteration."""
+        """The owner of each desired object whose desired and observed values differ; an owner occurs once for each such object.
+
+        The caller must not await during the iteration.
+        """
         for table in self._tables.unequal:
             yield from filter(None, map(table.owner_of, table.pending))
 
@@ -210,20 +225,20 @@ class Survey:
         return {**dict.fromkeys(table.desired), **dict.fromkeys(table.observed)}
 
     def sides(self, key: VirtualServerKey) -> Sides:
-        """Both sides of a virtual server."""
+        """The desired and the observed side of a virtual server."""
         table = self._tables.virtual_servers
         return Sides(table.desired.get(key), table.observed.get(key), key in table.foreign)
 
     def has(self, owner: Owner, key: VirtualServerKey) -> bool:
-        """Whether this owner has a virtual server, even if other Services desire it, too."""
+        """Whether this owner has the virtual server, even if other Services desire it, too."""
         return self._tables.virtual_servers.owner_of(key) == owner
 
     def conflicts(self) -> Iterator[Conflict]:
-        """The conflicts about virtual servers that several Services desire, with the reasons why one of them wins."""
+        """The conflicts about virtual servers that several Services desire, with the reasons why one Service wins."""
         return map(self._with_reasons, self._tables.virtual_servers.conflicts())
 
     def conflict(self, key: VirtualServerKey) -> Conflict | None:
-        """The conflict about one virtual server; None unless several Services desire it."""
+        """The conflict about one virtual server; None if at most one Service desires the virtual server."""
         conflict = self._tables.virtual_servers.conflict(key)
         return conflict and self._with_reasons(conflict)
 
@@ -232,19 +247,19 @@ class Survey:
         return one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
 
     def is_desired_entry(self, entry: SetEntry) -> bool:
-        """Whether this set entry is desired."""
+        """Whether a Service or the node desires this set entry."""
         return entry in self._tables.entries[entry.set].desired
 
     def rules(self, family: Family) -> Skeleton:
         """The desired rules of a family.
 
         Raises:
-            KeyError: the family is not served.
+            KeyError: this node does not serve the family.
         """
         return self._tables.skeletons.desired[family]
 
     def witness(self, key: VirtualServerKey) -> BoundAddresses | LocalRoutes | SetEntry | None:
-        """The observed address, local route or set entry that shows that a virtual server is ours; None if there is none."""
+        """The observed address, local route or set entry that shows that a virtual server is ours, or None."""
         for object_class, table in self._tables.bindings.items():
             if key.address in table.observed:
                 return object_class.of(key.address)
@@ -280,12 +295,12 @@ class Survey:
         return self._tables.stage(operation)
 
     def differences(self, describe_rule: DescribeRule) -> Iterator[Difference]:
-        """Every difference between the desired and the observed state, in the order of the tables."""
+        """All differences between the desired and the observed state, in the order of the tables."""
         self._tables.of_rules.describe_rule = describe_rule
         return itertools.chain.from_iterable(kind.differences() for kind in self._tables.kinds)
 
     def statistics(self, now: float) -> Statistics:
-        """The state in numbers: a copy, which the caller may read while the tables change."""
+        """The state in numbers. The result is a copy, which the caller may read while the tables change."""
         tables, drains = self._tables, self._drains
         by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
         for kind in tables.kinds:

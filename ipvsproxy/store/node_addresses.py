@@ -1,7 +1,7 @@
 """Which external and load-balancer addresses of Services are addresses of nodes, according to EndpointSlices and Nodes.
 
-An endpoint in the host's network has the address and the name of its node. So no watch of all Nodes is needed; a node without an
-endpoint in its network stays unknown.
+An endpoint in the host network has the address and the name of its node. Therefore no watch of all Nodes is needed; the address
+of a node that has no endpoint in the host network stays unknown.
 """
 
 from collections import Counter
@@ -16,23 +16,25 @@ FEW = 8
 
 
 class NodeAddresses:
-    """Follows Services, EndpointSlices and Nodes. Only addresses that Services ask for take memory.
+    """Follows Services, EndpointSlices and Nodes. Only addresses that Services request take memory.
 
-    A change costs what it contains. A look-up searches all slices for the addresses that no Service asked for before.
+    The cost of a change depends only on the size of the changed object. A look-up searches all EndpointSlices for addresses that
+    no Service had requested before.
     """
 
     def __init__(self) -> None:
-        self._services: dict[Address, dict[ServiceName, None]] = {}  # in order, unlike a set
+        self._services: dict[Address, dict[ServiceName, None]] = {}  # a dictionary, because it keeps the order, unlike a set
         self._new: set[Address] = set()
-        self._nodes: dict[Address, Counter[str]] = {}  # how many endpoints and Nodes show it
+        # the number of endpoints and Nodes that show that the address belongs to the node
+        self._nodes: dict[Address, Counter[str]] = {}
 
     def services_with(self, addresses: Iterable[Address]) -> Iterator[ServiceName]:
-        """The Services that ask for these addresses."""
+        """The Services that request these addresses."""
         for address in addresses:
             yield from self._services.get(address, ())
 
     def note_service(self, before: Service | None, after: Service | None) -> None:
-        """A Service has changed; None stands for a Service that does not exist."""
+        """Take in a change of a Service; None means that the Service does not exist."""
         former, present = _addresses(before), _addresses(after)
         self._new |= present - self._services.keys()
         if after:
@@ -46,18 +48,18 @@ class NodeAddresses:
                     self._nodes.pop(address, None)
 
     def note_slice(self, before: EndpointSlice | None, after: EndpointSlice | None) -> None:
-        """An EndpointSlice has changed; None before it came, and after it went."""
+        """Take in a change of an EndpointSlice; None means that the slice did not exist before, or does not exist afterwards."""
         for item, step in ((before, -1), (after, 1)):
             if item and not self._services.keys().isdisjoint(item.each_address):
                 self._count(_of_slice(item), step)
 
     def note_node(self, before: Node | None, after: Node) -> None:
-        """A Node has changed; None before it came."""
+        """Take in a change of a Node; None means that the Node did not exist before."""
         for node, step in ((before, -1), (after, 1)):
             self._count(((address, node.name) for address in node.addresses) if node else (), step)
 
     def of_others(self, here: str, slices: Collection[EndpointSlice], nodes: Iterable[Node]) -> Mapping[Address, str]:
-        """For each given address that belongs to another node, the name of that node."""
+        """The name of the other node for each given address that belongs to another node."""
         asked = self._new & self._services.keys()
         self._new = set()
         for address in asked:

@@ -2,15 +2,16 @@
 
 Rule 1: an object that equals the known one changes nothing.
 Rule 2: a complete list replaces all objects of its kind.
-Rule 3: if an object cannot be parsed, its known version stays in force.
+Rule 3: if an object cannot be parsed, the last version that could be parsed stays valid.
 
-A list that is suddenly much shorter is doubted, because an API server that has just started may return an empty one (``Guard``):
+A list that is suddenly much shorter is doubted, because an API server that has just started may return an empty list (``Guard``):
 
-Rule 4: if one complete list lacks more than a share of all objects, none of them is removed.
-Rule 5: a second complete list, ``CONFIRMED_AFTER_S`` later or more, that also lacks too much confirms the first.
+Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed.
+Rule 5: a second complete list confirms the first if it arrives at least ``CONFIRMED_AFTER_S`` later and also lacks more than this
+share.
 Rule 6: an empty first list is doubted, since every API server has at least the Service of its own address. Until a doubted list
-is confirmed, the observed objects of the kernel stay.
-Rule 7: deletions that a watch reports one by one are always accepted.
+is confirmed, kernel objects of the missing objects stay.
+Rule 7: deletions that a watch reports one at a time are always accepted.
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ CONFIRMED_AFTER_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """A doubted list: its time (by the caller's clock), and the numbers of missing and of known objects.
+    """A doubted list: the time when it arrived (by the caller's clock), and the numbers of missing and of known objects.
 
     ``is_first``: the list is an empty first list, so the number of missing objects is unknown.
     """
@@ -63,19 +64,22 @@ class Doubt:
 
     @property
     def due_s(self) -> float:
-        """The time from which another list confirms it."""
+        """The time from which another list confirms this doubted list."""
         return self.since_s + CONFIRMED_AFTER_S
 
 
 class Guard:
-    """Judges lists. ``percent`` is the largest share that one list may remove, 0..100; 0 accepts every list."""
+    """Judges lists.
+
+    ``percent`` is the largest share of the objects that one list may remove, 0..100; 0 means that every list is accepted.
+    """
 
     def __init__(self, percent: int) -> None:
         self.percent = percent
         self.doubts: dict[ObjectKind, Doubt] = {}
 
     def accepts(self, kind: ObjectKind, *, missing: int, known: int, now: float) -> bool:
-        """Whether the objects that a complete list lacks may be removed."""
+        """Whether the objects that are missing from a complete list may be removed."""
         is_much = missing >= LEAST and missing * 100 > self.percent * known
         return self._weigh(kind, Doubt(since_s=now, missing=missing, known=known), is_doubtful=is_much)
 
@@ -92,14 +96,20 @@ class Guard:
 
 
 class Trigger(NamedTuple):
-    """The time at which a change of a family's endpoints began, by its annotation, in seconds since the epoch."""
+    """The time at which a change of a family's endpoints began, in seconds since the epoch.
+
+    The annotation of the EndpointSlice gives this time.
+    """
 
     family: Family
     began_s: float
 
 
 class Complaint(NamedTuple):
-    """An object and its unused parts, reported once for each change. ``where`` is a file, or empty."""
+    """An object and the parts of it that are not used, reported once for each change.
+
+    ``where`` is the name of a file, or empty.
+    """
 
     kind: ObjectKind
     name: str
@@ -111,8 +121,9 @@ class Complaint(NamedTuple):
 class Changes:
     """The changes since the last call of ``take``.
 
-    ``services``: Services to translate again, each with the time at which its first unapplied change arrived. ``triggers``: when
-    the endpoint changes of these Services began. ``counts``: changed objects by kind.
+    ``services``: Services that must be translated again, each with the time at which the first change that has not been applied
+    arrived. ``triggers`` holds the times at which the endpoint changes of these Services began. ``counts`` holds the number of
+    changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
@@ -124,8 +135,8 @@ class Changes:
 class Store:
     """The known objects.
 
-    ``started_s`` (since the epoch): older trigger times do not count for this process. ``guard`` judges lists; without one, every
-    list is accepted.
+    ``started_s`` (since the epoch): trigger times before this time do not count for this process. ``guard`` judges complete
+    lists; without a guard, every list is accepted.
     """
 
     def __init__(self, started_s: float, guard: Guard | None = None) -> None:
@@ -143,7 +154,8 @@ class Store:
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._node_addresses = NodeAddresses()
         self._listed: set[ObjectKind] = set()
-        self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
+        # objects of a list that has not been read completely yet
+        self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None
         self._remembered: set[ServiceName] = set()
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
@@ -152,7 +164,10 @@ class Store:
         """The number of changes that ``take`` has not returned yet, by kind of object."""
 
     def is_only_remembered(self, name: ServiceName) -> bool:
-        """Whether the newest list, which is doubted, lacks a known Service: Services on the newest list have precedence."""
+        """Whether a known Service is missing from the newest list, which is doubted.
+
+        Services on the newest list have precedence.
+        """
         return name in self._remembered
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
@@ -168,7 +183,7 @@ class Store:
         return self._node_addresses.of_others(here, self._slices.values(), self._nodes.values())
 
     def tunnel_ends(self, here: str) -> Mapping[str, tuple[Address, ...]]:
-        """The addresses of each other node that takes packets of direct return."""
+        """The addresses of each other node that accepts packets of direct return."""
         return {one.name: one.addresses for one in self._nodes.values() if one.takes_direct_return and one.name != here}
 
     @property
@@ -178,11 +193,11 @@ class Store:
 
     @property
     def missing(self) -> Collection[ObjectKind]:
-        """The kinds that have not been listed yet."""
+        """The kinds of objects that have not been listed yet."""
         return [kind for kind in ObjectKind if kind not in self._listed]
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
-        """Apply events in their order; ``now`` is a time of a monotonic clock."""
+        """Apply events in their order; ``now`` is a time of any monotonic clock."""
         for event in events:
             match event:
                 case Put():
@@ -207,20 +222,20 @@ class Store:
 
     @property
     def doubts(self) -> Mapping[ObjectKind, Doubt]:
-        """The doubted lists; the objects that they lack are still in the store."""
+        """The doubted lists; the objects that are missing from them are still in the store."""
         return self._guard.doubts
 
     @property
     def may_lack_all(self) -> bool:
-        """Whether a first list is doubted.
+        """Whether a first list is doubted at present.
 
-        While it is doubted, observed kernel objects may be desired although no known Service has them.
+        While a first list is doubted, observed kernel objects may be desired although they belong to no known Service.
         """
         return any(doubt.is_first for doubt in self.doubts.values())
 
     def _take_list(self, event: Listed, now: float) -> None:
         kind = event.kind
-        # Not by operations on sets, whose results have room for all keys: 100,000 would take 4 MB each.
+        # Set operations are not used, because their results reserve memory for all keys: 4 MB for each result with 100,000 keys.
         missing = {key for key in itertools.chain(self._keys(kind), self._rejected[kind]) if key not in event.keys}
         shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
         if kind is ObjectKind.ENDPOINT_SLICE:
@@ -252,7 +267,7 @@ class Store:
         return self._guard.accepts(event.kind, missing=lost, known=of, now=now)
 
     def _size(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
-        """The number of Services or of endpoints in slices, by kind."""
+        """The number of Services with these keys, or, for EndpointSlices, the number of their endpoints."""
         if kind is ObjectKind.SERVICE:
             return len(keys)
         return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
@@ -319,7 +334,7 @@ class Store:
         before = self._slices.get(item.name)
         if before is not None:
             if self._shrunk is not None and len(item.conditions) < len(before.conditions):
-                # The slice is on a list, with fewer endpoints than before: the list is judged by the sum of these losses.
+                # The slice is in the list, but with fewer endpoints than before: the list is judged by the sum of these losses.
                 self._shrunk[item.name] = item
                 return
             if before == item:
@@ -341,7 +356,7 @@ class Store:
             self._complain(ObjectKind.ENDPOINT_SLICE, item, before)
 
     def _known_name(self, name: ServiceName) -> ServiceName:
-        """The equal name that is stored already. 100,000 slices with names of their own would take 13 MB."""
+        """The stored name that is equal to this name. 100,000 slices with names of their own would take 13 MB."""
         if service := self.services.get(name):
             return service.name
         slices = self.slices_of(name)
@@ -353,7 +368,7 @@ class Store:
 
     def _reject(self, event: Rejected) -> None:
         if event.key and not event.where:
-            # An API server repeats it with each list; a directory reports each change of a file once.
+            # An API server repeats an invalid object with each list; a directory reports each change of a file once.
             if self._rejected[event.kind].get(event.key) == event:
                 return
             self._rejected[event.kind][event.key] = event
@@ -382,13 +397,15 @@ class Store:
                     if gone.service:
                         self._forget_slice(gone.service, gone.name)
                         if gone.family:
-                            # As in EndpointsChangeTracker, the annotation is of an earlier change, which is never programmed.
+                            # As in EndpointsChangeTracker, the annotation belongs to an earlier change, which is never
+                            # programmed.
                             self._triggers.pop((gone.service, gone.family), None)
                     self._note_change(kind, gone.service, now)
             case ObjectKind.NODE:
                 node = self._nodes.get(key.name)
                 if node and not node.leaving:
-                    # Its last addresses and zone still hold. Load balancers must learn that it is leaving.
+                    # The last known addresses and zone of the Node still apply. Load balancers must learn that the Node is
+                    # leaving.
                     self._nodes[key.name] = msgspec.structs.replace(node, leaving=True, takes_direct_return=False)
                     self._note_change(ObjectKind.NODE, None, now)
             case never:

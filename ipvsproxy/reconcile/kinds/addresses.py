@@ -1,10 +1,11 @@
 """The kinds by which a service address becomes local: an address on our device, or a local route.
 
-Rule 1: an address is added only if it has a virtual server. An address is local as soon as it is on our device or a local route
-leads to it; without a virtual server, a program of this host that listens on the Service's port would answer. The rules that
-close the host's ports leave out the ports of Services.
-Rule 2: an address that is to become local by a route stays on our device until the route is in force, and vice versa. Otherwise
-it would not be local for a moment, and nearly every connection would break.
+Rule 1: an address is added only if it has a virtual server. An address becomes local as soon as it is on our device or a local
+route leads to it. Without a virtual server, a program of this host that listens on the Service's port would then answer. The
+rules that close the host's ports do not cover the ports of Services.
+Rule 2: an address that is to become local by a route stays on our device until the route has been added, and a route stays until
+the address that replaces it is on the device. Otherwise the address would not be local for a moment, and nearly every connection
+would break.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,23 +21,23 @@ from ipvsproxy.reconcile.tables.table import Table
 
 
 class Addresses(PresenceKind):
-    """Service addresses on our device. Addresses of a family that is not served are never removed."""
+    """Service addresses on our device. Addresses of a family that this node does not serve are never removed."""
 
     classes: ClassVar[tuple[type, ...]] = (BoundAddresses,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ADDRESSES, Verb.REMOVE: Stage.ADDRESS_REMOVALS}
     is_witness = True
 
     def is_protected(self, key: Address) -> bool:
-        """Whether an address must stay because its family is not served."""
+        """Whether an address must stay because this node does not serve its family."""
         return not self.all.is_served(key.family)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the addresses of a reading."""
+        """Takes in the addresses that a reading has found."""
         if observed.addresses is not None:
             yield from self.tables[0].observing(dict.fromkeys(observed.addresses, True))
 
     def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
-        """Pending addresses that have a virtual server of one of their owners (rule 1)."""
+        """The pending addresses for which one of the owners already has a virtual server (rule 1)."""
         del circumstances
         tables = self.all
         services = {owner.service for address in table.pending for owner in table.owners_of(address)}
@@ -45,14 +46,18 @@ class Addresses(PresenceKind):
         return filter(served.__contains__, table.pending)
 
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
-        """Addresses that witness no virtual server, and that are local in the desired way or need not be local (rule 2)."""
+        """The surplus addresses that may be removed (rule 2).
+
+        They are no witness of a virtual server, and are already local by the desired method (device or route) or need not be
+        local.
+        """
         if not circumstances.has_observed_all:
             return ()
         reasons = (circumstances.keeping, circumstances.witnesses.addresses, *(one.pending for one in self.all.bindings.values()))
         return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
     def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item with all of these addresses."""
+        """One item that holds all of these addresses."""
         del table
         return (self.classes[0](keys),)
 
@@ -63,6 +68,6 @@ class Routes(Addresses):
     classes: ClassVar[tuple[type, ...]] = (LocalRoutes,)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the routes of a reading."""
+        """Takes in the routes that a reading has found."""
         if observed.routes is not None:
             yield from self.tables[0].observing(dict.fromkeys(observed.routes, True))

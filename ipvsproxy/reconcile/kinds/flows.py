@@ -1,7 +1,8 @@
-"""The kind of tracked flows, which are cleaned on a change and never compared, since their absence proves nothing.
+"""The kind of tracked flows.
 
-Rule: flows are cleaned after the kernel has stopped using the real servers that they must leave. Otherwise flows that begin in
-between would stay.
+Flows are cleaned when a Service changes; they are never compared, since the absence of a flow proves nothing. Rule: flows are
+cleaned after the kernel has stopped using the real servers that the flows must leave. Otherwise flows that begin before the
+kernel stops would keep these real servers.
 """
 
 import dataclasses
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Keep:
-    """The real servers that may go on answering a flow, and the owner of the flow."""
+    """The real servers that may continue to answer a flow, and the owner of the flow."""
 
     owner: Owner
     real_servers: frozenset[RealServerKey]
 
 
 class Flows(ReconciledKind):
-    """The tracked flows of UDP and SCTP frontends. The observed side has the real servers that the last cleaning kept."""
+    """The tracked flows of UDP and SCTP frontends.
+
+    The observed side of the table holds the real servers that the last cleaning kept.
+    """
 
     classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.FLOWS}
@@ -67,8 +71,8 @@ class Flows(ReconciledKind):
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Cleans the pending flows whose virtual servers exist and have only kept or desired real servers.
 
-        Packets of a flow come to the virtual server of its address, or to the virtual server of the mark that packets to the
-        address get.
+        Packets of a flow reach the virtual server of their destination address, or the virtual server of the mark that packets to
+        this address get.
         """
         del circumstances
         tables, flows = self.all, self.flows

@@ -1,22 +1,22 @@
 """The declaration of a kind of kernel object: its tables, the stages and preconditions of its operations, and its differences.
 
-No other code tells kinds apart. ``kinds/node_tables.py`` lists them.
+No other code distinguishes between kinds. ``kinds/node_tables.py`` lists them.
 
-The stages give the order of one plan. Additions come before removals, and a restriction comes before the object that it
-restricts:
+The stages give the order of the operations within one plan. Additions come before removals, and an object that restricts another
+object comes before the restricted object:
 
-* Rules name sets, so sets come first. A rule about an empty set has no effect, so entries come before rules.
-* Source ranges are in force before the address that they guard is reachable, and no admitted client is ever shut out: first come
-  the ranges, then the rules, then the firewall entry that sends packets through the rules, then the virtual server.
-* A virtual server and its real servers come before its address. Otherwise clients would be refused for a moment.
-* On removal, the virtual server goes first, then its entries and its address. These are its witnesses: they show a later process
-  that the virtual server is ours. Local routes have the same stages as addresses, because a route may replace an address and vice
-  versa.
+* Rules refer to sets by name, so sets come first. A rule about an empty set has no effect, so entries come before rules.
+* Source ranges apply before the address that they guard is reachable, and no admitted client is ever shut out: first come the
+  ranges, then the rules, then the firewall entry that sends packets through the rules, then the virtual server.
+* A virtual server and its real servers come before its address. Otherwise the kernel would refuse clients for a moment.
+* On removal, the virtual server is removed first, then its set entries and its address. The entries and the address are witnesses
+  of the virtual server: they show a later process that the virtual server is ours. Local routes have the same stages as
+  addresses, because a route may replace an address and vice versa.
 * A packet gets a mark only while the virtual server of that mark has its real servers. A packet without a mark comes to the
   virtual server of its address.
 
-The order of one plan is not enough, since operations can fail. So an operation may have a precondition: objects that must be in
-force.
+The order within one plan is not sufficient, since operations can fail. Therefore an operation may have a precondition: objects
+that must already exist in the kernel.
 """
 
 import dataclasses
@@ -74,9 +74,9 @@ class Stage(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One kernel object whose two sides differ.
+    """One kernel object whose desired and observed values differ.
 
-    ``owner`` is None if the object is not desired, or if the node itself needs it.
+    ``owner`` is None if the object is not desired, or if the node itself needs the object.
     """
 
     kind: str
@@ -91,10 +91,10 @@ class Difference:
 
 
 class Circumstances:
-    """The facts on which preconditions of one plan depend.
+    """The facts on which the preconditions of one plan depend.
 
-    ``has_observed_all``: every kind of witness of virtual servers has been read once. ``keeping`` are entries, addresses and
-    local routes that must not be removed by this plan.
+    ``has_observed_all``: every kind of witness of virtual servers has been read at least once. ``keeping`` holds entries,
+    addresses and local routes that this plan must not remove.
     """
 
     def __init__(self, tables: "NodeTables", *, has_observed_all: bool = True, keeping: Collection[object] = ()) -> None:
@@ -104,17 +104,17 @@ class Circumstances:
 
     @functools.cached_property
     def witnesses(self) -> ownership.Witnesses:
-        """The objects that show that undesired virtual servers are ours."""
+        """The observed objects that show that virtual servers which are not desired are ours."""
         return ownership.Witnesses(self._tables.virtual_servers.surplus)
 
     @functools.cached_property
     def still_given(self) -> Collection[FirewallMark]:
-        """The marks that undesired entries still give to packets."""
+        """The marks that packets still get from set entries which are no longer desired."""
         surplus = self._tables.of_entries.surplus(ownership.SCOPE_SETS)
         return {mark for entry in surplus if (mark := ownership.mark_given_by(entry)) is not None}
 
     def has_ranges(self, firewall: SetEntry) -> bool:
-        """Whether all admitted sources of a virtual server pass its firewall entry."""
+        """Whether packets from all admitted sources of a virtual server pass its firewall entry."""
         return (
             IP_SETS[firewall.set].family not in self._without_rules
             and ownership.virtual_server_of(firewall) not in self.lacking_ranges
@@ -127,7 +127,7 @@ class Circumstances:
 
     @functools.cached_property
     def lacking_ranges(self) -> Collection[VirtualServerKey | None]:
-        """The virtual servers that lack an entry of a source range."""
+        """The virtual servers of which a desired source-range entry is not in the kernel yet."""
         tables = (self._tables.entries[name] for name in ownership.RANGE_SETS)
         return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
 
@@ -135,9 +135,9 @@ class Circumstances:
 class ReconciledKind:
     """One kind of kernel object on one node.
 
-    ``classes`` are the classes of its items, ``stages`` the stages of its verbs: a verb without a stage is never planned.
-    ``is_witness``: objects of this kind show which virtual servers are ours. ``tables`` are the tables of this kind, ``all`` has
-    the tables of all kinds.
+    ``classes`` are the classes of the kind's items, ``stages`` are the stages of its verbs. An operation whose verb has no stage
+    is never planned. ``is_witness``: objects of this kind show which virtual servers are ours. ``tables`` holds the tables of
+    this kind, ``all`` holds the tables of all kinds.
     """
 
     classes: ClassVar[tuple[type, ...]]
@@ -151,12 +151,12 @@ class ReconciledKind:
         """The name of the kind in log lines, metrics and documents."""
 
     def table(self, item: Any) -> Table[Any, Any, Any]:
-        """The table of an item's objects."""
+        """The table that holds the objects of an item."""
         del item
         return self.tables[0]
 
     def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
-        """The table of an object, and the object's key in it.
+        """The table of the item's single object, and the key of the object in this table.
 
         Raises:
             ValueError: the item has several objects.
@@ -167,21 +167,30 @@ class ReconciledKind:
         """The stage of an operation on an object of this kind.
 
         Raises:
-            KeyError: such an operation is never planned.
+            KeyError: an operation with this verb is never planned.
         """
         return self.stages[operation.verb]
 
     def identity(self, item: Any) -> object:
-        """Identifies the objects of an item, whatever their values. Failures are counted by this identity."""
+        """The identity of the objects of an item, which does not depend on their values.
+
+        Failures are counted by this identity.
+        """
         return item.key
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in what a reading shows of this kind, in steps. Objects that were not, or could not be, read do not change."""
+        """Takes in the objects of this kind that a reading has found, in steps.
+
+        Objects that were not read, or that could not be read, do not change.
+        """
         del observed
         return iter(())
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """The operations for pending keys that may be done now: by default, one that sets the desired value of each key."""
+        """The operations for pending keys that may be done now.
+
+        By default, each key gets one operation, which sets the desired value.
+        """
         del circumstances
         (table,) = self.tables
         return (Operation(Verb.SET, table.desired[key]) for key in table.pending)
@@ -192,41 +201,47 @@ class ReconciledKind:
         return iter(())
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Records an operation that the kernel has done, in steps: by default, the new value."""
+        """Records an operation that the kernel has done, in steps: by default, the new value of the object is recorded."""
         del verb
         self.tables[0].confirm(item.key, item.in_force)
         return ()
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """Takes in a failure. Returns whether it is dealt with; otherwise the operation is tried again later."""
+        """Takes in the failure of an operation.
+
+        Returns whether the failure is dealt with; otherwise the operation is tried again later.
+        """
         del outcome
         return False
 
     def differences(self) -> Iterator[Difference]:
-        """The differences between the two sides, in words.
+        """The differences between the desired and the observed side, in words.
 
-        The same comparison of the tables decides about differences and operations.
+        The tables are compared once, and this comparison decides about differences as well as operations.
         """
         return iter(())
 
     def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None, *, of: str = "") -> Difference:
-        """Makes a difference of this kind, or of the kind named ``of``."""
+        """Makes a difference of this kind, or of the kind that ``of`` names."""
         owner = None if owner == NODE_OWNER else owner
         return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 
 
 class PresenceKind(ReconciledKind):
-    """A kind whose objects only count as present or absent. An item has one object, or several objects of one class."""
+    """A kind whose objects have no value: only their presence or absence counts.
+
+    An item names one object, or several objects of one class.
+    """
 
     def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
-        """``names`` are the names of the tables, which stand before their objects in texts for people."""
+        """``names`` are the names of the tables, which precede the names of their objects in texts for people."""
         self.names: Mapping[Table[Any, Owner, bool], str] = {
             PresenceTable(self.is_protected, all_tables.unequal): name for name in names
         }
         super().__init__(all_tables, *self.names)
 
     def is_protected(self, key: Any) -> bool:
-        """Whether an object is never removed."""
+        """Whether an object must never be removed."""
         del key
         return False
 
@@ -241,7 +256,7 @@ class PresenceKind(ReconciledKind):
         return table.surplus
 
     def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """The items for operations on these objects of one table: by default, one item for each object."""
+        """The items for operations on these objects of one table: by default, each object gets an item."""
         del table
         return keys
 
@@ -262,7 +277,7 @@ class PresenceKind(ReconciledKind):
                 yield from (Operation(Verb.REMOVE, item) for item in self.items(table, keys))
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Records whether an item's objects are present now."""
+        """Records whether the objects of an item are present now."""
         table, value = self.table(item), None if verb is Verb.REMOVE else True
         return each(functools.partial(table.confirm, value=value), self.identity(item))
 
@@ -271,11 +286,11 @@ class PresenceKind(ReconciledKind):
         return getattr(item, "keys", None) or (item.key,)
 
     def label(self, table: Table[Any, Owner, bool], key: object) -> str:
-        """The name of an object for people."""
+        """The name of an object in texts for people."""
         return f"{self.names[table]} {key}".lstrip()
 
     def differences(self) -> Iterator[Difference]:
-        """Yields absent desired objects, and observed objects that serve no Service."""
+        """Yields desired objects that are absent, and observed objects that serve no Service."""
         for table in self.tables:
             for key in table.pending:
                 yield self.difference(self.label(table, key), "present", MISSING, table.desired[key])

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Sysctls(ReconciledKind):
-    """Kernel settings. A setting that cannot be written is given up until its desired or observed value changes.
+    """Kernel settings. A setting that cannot be written is not tried again until its desired or observed value changes.
 
-    Those that let packets in by tunnel wait for the rules that drop tunnels of strangers.
+    Settings that let packets in by tunnel wait for the rules that drop tunnels of strangers.
     """
 
     classes: ClassVar[tuple[type, ...]] = (Sysctl,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.SETTINGS}
 
     def __init__(self, all_tables: "NodeTables") -> None:
-        """No setting is removed."""
+        """Kernel settings are never removed."""
         self.settings: Table[str, Sysctl, str] = Table(
             lambda _: NODE_OWNER, lambda desired, observed: not desired.is_met_by(observed), always, all_tables.unequal
         )
@@ -33,7 +33,10 @@ class Sysctls(ReconciledKind):
 
     @property
     def given_up(self) -> Mapping[str, str]:
-        """The reason by path for each setting that could not be written and whose two sides have not changed since."""
+        """The settings that could not be written, each with the reason.
+
+        Neither the desired nor the observed value of these settings has changed since.
+        """
         table = self.settings
         return {
             path: reason
@@ -47,7 +50,7 @@ class Sysctls(ReconciledKind):
             yield from self.settings.observing(observed.sysctls)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Sets each pending setting that was not given up."""
+        """Sets each pending setting that has not been given up."""
         given_up = self.given_up
         for operation in super().additions(circumstances):
             setting: Any = operation.item
@@ -55,20 +58,20 @@ class Sysctls(ReconciledKind):
                 yield operation
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """Gives the setting up."""
+        """Gives up the setting after a failed write."""
         item: Any = outcome.operation.item
         self._given_up[item.path] = (item, self.settings.observed.get(item.path), outcome.error)
         return True
 
     def differences(self) -> Iterator[Difference]:
-        """Yields the settings whose values differ."""
+        """Yields the settings whose desired and observed values differ."""
         for path in self.settings.pending:
             observed = self.settings.observed.get(path, "no such setting in this kernel")
             yield self.difference(path, self.settings.desired[path].value, observed)
 
 
 class IpvsTimeouts(ReconciledKind):
-    """The IPVS timeouts, which only ``Observer.note_timeouts`` shows."""
+    """The IPVS timeouts, which only ``Observer.note_timeouts`` can read."""
 
     classes: ClassVar[tuple[type, ...]] = (Timeouts,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.TIMEOUTS}
@@ -81,14 +84,14 @@ class IpvsTimeouts(ReconciledKind):
         super().__init__(all_tables, self.timeouts)
 
     def note(self, observed: Timeouts) -> None:
-        """Takes in the timeouts. A timeout whose desired value is 0 counts as equal."""
+        """Takes in the timeouts that a reading has found. A timeout whose desired value is 0 counts as equal."""
         desired = self.timeouts.desired.get(TIMEOUTS)
         if desired:
             compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
             self.timeouts.confirm(TIMEOUTS, Timeouts(*compared))
 
     def differences(self) -> Iterator[Difference]:
-        """Yields each timeout that differs."""
+        """Yields each timeout whose desired and observed values differ."""
         for key in self.timeouts.pending:
             desired, observed = self.timeouts.desired[key], self.timeouts.observed.get(key) or Timeouts(0, 0, 0)
             for name, desired_s, observed_s in zip(Timeouts._fields, desired, observed, strict=True):
@@ -109,6 +112,6 @@ class Devices(PresenceKind):
         return True
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the device of a reading."""
+        """Takes in whether a reading has found the device."""
         if observed.device is not None:
             yield from self.tables[0].observing({Device(DEVICE): True} if observed.device else {})

@@ -1,9 +1,10 @@
 """All tables of the node, and the code that puts desired state into them.
 
 Rule 1: a Service's desired state replaces its former desired state as a whole.
-Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the entry (see
+Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the set entry (see
 ``precedence``).
-Rule 3: a rule is desired while its set has an entry, or a virtual server needs the rule: the rule comes first and goes last.
+Rule 3: a rule is desired while the set that it names has an entry, or while a virtual server needs the rule: the rule is added
+before these objects and removed after them.
 """
 
 import itertools
@@ -47,7 +48,7 @@ _NOTHING = ServiceState(owner=NODE_OWNER)
 
 
 class _Local(Container[Address]):
-    """The addresses of several mappings in one container, without a copy."""
+    """The addresses of several mappings, presented as one container without being copied."""
 
     def __init__(self, mappings: Sequence[Mapping[Address, object]]) -> None:
         self._mappings = mappings
@@ -65,7 +66,10 @@ class NodeTables:
         is_excluded: Callable[[VirtualServerKey], bool] = lambda _: False,
         is_served: Callable[[Family], bool] = always,
     ) -> None:
-        """Excluded virtual servers are never removed, nor are virtual servers and addresses of a family that is not served."""
+        """Excluded virtual servers are never removed.
+
+        Virtual servers and addresses of a family that this node does not serve are never removed either.
+        """
         self._states: dict[ServiceName, ServiceState] = {}
         self.states: Mapping[ServiceName, ServiceState] = self._states
         """The desired state of each Service."""
@@ -127,12 +131,15 @@ class NodeTables:
         """The stage of an operation.
 
         Raises:
-            KeyError: such an operation is never planned.
+            KeyError: an operation with this verb is never planned.
         """
         return self.by_class[type(operation.item)].stage(operation)
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
-        """Put the objects that the node needs whatever Services exist: device, sets of the families in use, kernel settings."""
+        """Put the objects that the node needs whatever Services exist.
+
+        These are the device, the sets of the families in use, and the kernel settings.
+        """
         self.scopes.families = frozenset(families)
         desired = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families and ip_set.kind not in SCOPE_KINDS]
         desired += [ip_set for ip_set in self.sets.desired if ip_set.family in families and ip_set.kind in SCOPE_KINDS]
@@ -157,7 +164,7 @@ class NodeTables:
         self.skeletons.replace(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """Replaces the desired state of a Service, in steps; None when it is gone."""
+        """Replaces the desired state of a Service, in steps; a value of None means that the Service no longer exists."""
         state = self.scopes.resolve(name, state)
         self.slow_starts.note(name, state, is_known=name in self._states)
         return self._putting(name, state)
@@ -182,14 +189,17 @@ class NodeTables:
             self.scopes.note_change(owner.service)
 
     def rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
-        """The rank of a Service for a virtual server, which the Service of the lowest rank owns."""
+        """The rank of a Service for a virtual server. The Service with the lowest rank owns the virtual server."""
         entries = self._entries_by_service.get(owner.service)
         if entries is None:
             entries = self._entries_by_service[owner.service] = frozenset(self._states[owner.service].entries)
         return precedence.rank(owner, entries, key)
 
     def _rank_again(self, state: ServiceState) -> set[Owner]:
-        """Rank a Service's virtual servers again: its role may have changed. Only contested keys are compared."""
+        """Compute the ranks for a Service's virtual servers again, because the role of the Service may have changed.
+
+        Only keys that several Services desire are compared.
+        """
         if not self.virtual_servers.contested:
             return set()
         return set().union(*[self.virtual_servers.rank_again(item.key, state.owner) for item in state.served])
@@ -229,7 +239,8 @@ class NodeTables:
         lost = {key for key in state.virtual_servers if self.virtual_servers.owner_of(key) != owner}
         if not lost:
             return state.entries
-        # A virtual server whose address no entry names is one of a node port. If the Service owns one, the port's entry stays.
+        # A virtual server whose address is not named by any entry serves a node port. If the Service still owns a virtual server
+        # of this node port, the entry of the node port stays.
         named = {ownership.virtual_server_of(entry) for entry in state.entries if IP_SETS[entry.set].kind not in SCOPE_KINDS}
         kept_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
         lost_ports = {ownership.node_port(key) for key in lost - named} - kept_ports

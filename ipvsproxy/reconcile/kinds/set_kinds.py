@@ -1,12 +1,12 @@
-"""The kinds of sets, of the larger copy of a set that a killed process has left, and of set entries.
+"""The kinds of sets, of the larger set copy that a killed process has left behind, and of set entries.
 
-The entries of each set have a table of their own.
+The entries of each set have their own table.
 
-Rule 1: admitted sources of an existing virtual server are never shut out: its firewall entry is added after the ranges and the
-rules, and removed before them; old ranges are removed after the new ranges are in force.
-Rule 2: traffic to another node is masqueraded, otherwise its replies would not return through this node. The entry that exempts
-traffic from masquerading is added once no undesired real server gets traffic, and real servers are added once an undesired entry
-of this kind is gone.
+Rule 1: admitted sources of an existing virtual server are never shut out. Its firewall entry is added after the ranges and the
+rules, and removed before them; old ranges are removed only after the new ranges have been added to the kernel.
+Rule 2: traffic to another node is masqueraded, because otherwise its replies would not return through this node. The entry that
+exempts traffic from masquerading is added once undesired real servers no longer get traffic, and real servers are added once an
+undesired entry of this kind has been removed.
 Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
 """
 
@@ -48,15 +48,15 @@ class Entries(PresenceKind):
         self.by_set = {name: table for table, name in self.names.items()}
 
     def table(self, item: SetEntries) -> Table[SetEntry, Owner, bool]:
-        """The table of the set that the entries belong to."""
+        """The table of the set to which the entries belong."""
         return self.by_set[item.set]
 
     def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item with all of these entries."""
+        """One item that holds all of these entries."""
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation on entries, which for some sets differs from the usual one."""
+        """The stage of an operation on entries; entries of some sets have a different stage from the usual one."""
         verb, item = operation
         assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind have this class
         return _STAGES.get((verb, item.set)) or self.stages[verb]
@@ -66,7 +66,7 @@ class Entries(PresenceKind):
         return (entry for table in self.unequal() if self.names[table] in sets for entry in table.surplus)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the entries of a reading, of all sets or of some sets."""
+        """Takes in the entries that a reading of all sets or of some sets has found."""
         if observed.sets is not None:
             for name, table in self.by_set.items():
                 yield from table.observing(dict.fromkeys(observed.sets.get(name, ()), True))
@@ -74,7 +74,10 @@ class Entries(PresenceKind):
             yield from self.by_set[name].observing(dict.fromkeys(some or (), True))
 
     def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
-        """Pending entries that shut out no admitted source, lose no answers, and give no mark too early (rules 1 to 3)."""
+        """The pending entries that may be added now (rules 1 to 3).
+
+        They shut out no admitted source, lose no answers, and mark no packets too early.
+        """
         name = self.names[table]
         entries = table.pending
         if name in ownership.FIREWALL_SETS:
@@ -83,7 +86,8 @@ class Entries(PresenceKind):
             elsewhere = self._leading_elsewhere({table.desired[entry].service for entry in entries})
             return (entry for entry in entries if (table.desired[entry].service, ownership.named_by(entry)) not in elsewhere)
         if name in ownership.SCOPE_SETS:
-            # The kernel has one entry per address and port, whatever its mark: removing the old entry would remove the new one.
+            # For each address and port the kernel has only one entry, whatever its mark: removing the old entry would remove the
+            # new one.
             taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
             return (
                 entry for entry in entries if ownership.virtual_server_of(entry) not in taken and self._is_served_by_mark(entry)
@@ -107,7 +111,10 @@ class Entries(PresenceKind):
         }
 
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
-        """Entries that witness no virtual server; source ranges only if no admitted source depends on them (rule 1)."""
+        """The surplus entries that are no witness of a virtual server.
+
+        Source ranges are included only if no admitted source depends on them (rule 1).
+        """
         if not circumstances.has_observed_all:
             return ()
         has_ranges = self.names[table] in ownership.RANGE_SETS
@@ -129,13 +136,13 @@ class Entries(PresenceKind):
 
 
 class Sets(PresenceKind):
-    """The sets. Sets that only scopes use are removed when they are empty and no rule names them."""
+    """The sets. Sets that are used only by scopes are removed when they are empty and no rule refers to them."""
 
     classes: ClassVar[tuple[type, ...]] = (IpSet,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.SETS, Verb.REMOVE: Stage.SET_REMOVALS}
 
     def is_protected(self, key: IpSet) -> bool:
-        """Whether the set must stay because kube-proxy has it, too."""
+        """Whether the set must stay because kube-proxy has a set of the same name."""
         return key.kind not in SCOPE_KINDS
 
     def take_in(self, observed: Observation) -> Iterator[None]:
@@ -147,7 +154,7 @@ class Sets(PresenceKind):
         yield from table.observing_some(some)
 
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[IpSet]:
-        """Surplus sets without entries that no rule names."""
+        """The surplus sets that have no entries and that no rule refers to."""
         del circumstances
         return filter(self._is_unused, table.surplus)
 
@@ -155,12 +162,12 @@ class Sets(PresenceKind):
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # these rules are in force, since they are not pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # these rules are in the kernel, since they are not pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 
     def differences(self) -> Iterator[Difference]:
-        """Yields desired sets that are absent or of another type."""
+        """Yields desired sets that are absent or have another type."""
         for ip_set in self.tables[0].pending:
             yield self.difference(str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
 
@@ -172,7 +179,7 @@ class SetCopies(PresenceKind):
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.ADDRESS_REMOVALS}
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in whether the copy exists according to a reading."""
+        """Takes in whether a reading has found the copy."""
         if observed.set_copy is not None:
             yield from self.tables[0].observing({SET_COPY: True} if observed.set_copy else {})
 

@@ -44,9 +44,9 @@ class Rules(ReconciledKind):
         return iter(())
 
     def lacks(self, family: Family) -> bool:
-        """Whether rules of a family are not in force.
+        """Whether some desired rules of a family are not in the kernel.
 
-        Rules that give packets a mark do not count, as a kernel may refuse them.
+        Rules that mark packets do not count, as a kernel may refuse them.
         """
         if family not in self.skeletons.pending:
             return False
@@ -60,7 +60,10 @@ class Rules(ReconciledKind):
         return not self.skeletons.pending and bool(skeletons) and all(map(_guards_tunnels, skeletons))
 
     def differences(self) -> Iterator[Difference]:
-        """Yields one difference for each chain and jump: for one of our chains, its first rule that differs."""
+        """Yields one difference for each chain and each jump.
+
+        The difference of a chain of ours names the first rule that differs.
+        """
         for family in self.skeletons.pending:
             observed = self.skeletons.observed.get(family)
             yield from self._of_family(
@@ -98,6 +101,6 @@ def _guards_tunnels(skeleton: Skeleton) -> bool:
 def _first_difference(
     desired: Sequence[ObservedRule], observed: Sequence[ObservedRule]
 ) -> tuple[int, ObservedRule | None, ObservedRule | None]:
-    """The number of the first different rule, counted from 1, with the desired and the observed rule (one may be absent)."""
+    """The number of the first rule that differs (from 1), with the desired and the observed rule. Either rule may be absent."""
     pairs = enumerate(itertools.zip_longest(desired, observed), 1)
     return next((number, one, other) for number, (one, other) in pairs if one != other)

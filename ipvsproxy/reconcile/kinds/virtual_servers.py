@@ -1,11 +1,12 @@
 """The kind of virtual servers, with their real servers.
 
-Rule 1: a virtual server with source ranges is not added before these ranges are in force.
-Rule 2: real servers are added once the undesired entry that exempts their traffic from masquerading is gone (see ``entries``).
-Rule 3: a virtual server by mark is added once the entry that shows that it is ours is in force. Such a virtual server gets real
-servers in a later plan, after the kernel has added it: if another program has made a virtual server by this mark in the meantime,
-that virtual server stays as it is. While an undesired entry still gives the mark to packets, perhaps to packets for an address of
-another Service, the virtual server does not change.
+Rule 1: a virtual server with source ranges is added only after these ranges are in the kernel.
+Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
+``entries``).
+Rule 3: a virtual server by mark is added only after the entry that shows that it is ours is in the kernel. A virtual server by
+mark gets its real servers in a later plan, after the kernel has added it: if another program has made a virtual server by this
+mark in the meantime, that virtual server stays as it is. While an undesired entry still gives the mark to packets, perhaps to
+packets for an address of another Service, the virtual server of the mark does not change.
 """
 
 import errno
@@ -53,7 +54,7 @@ class VirtualServers(ReconciledKind):
     }
 
     def __init__(self, all_tables: "NodeTables") -> None:
-        """Excluded virtual servers, and those of a family that is not served, are never removed."""
+        """Excluded virtual servers, and virtual servers of a family that this node does not serve, are never removed."""
         self._drains = all_tables.drains
         self.servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
             lambda desired: desired.owner,
@@ -66,7 +67,7 @@ class VirtualServers(ReconciledKind):
         super().__init__(all_tables, self.servers)
 
     def begin_settling(self, now: float) -> None:
-        """Begins to settle the outcomes of a plan."""
+        """Starts recording the outcomes of a plan."""
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
@@ -75,18 +76,21 @@ class VirtualServers(ReconciledKind):
         """The number of real servers that this plan has removed together with their virtual server."""
 
     def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
-        """The table and the key of an item; for real servers, the key of their virtual server."""
+        """The table and the key of an item; for an item of real servers, the key is that of their virtual server."""
         return self.servers, item.virtual_server if isinstance(item, RealServers) else item.key
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation. Real servers lose traffic after other real servers have got theirs."""
+        """The stage of an operation. Real servers lose traffic only after other real servers have got their traffic."""
         verb, item = operation
         if isinstance(item, RealServers) and (verb is Verb.REMOVE or (verb is Verb.SET and without_method(item.weight) == 0)):
             return Stage.REAL_SERVER_REMOVALS
         return self.stages[verb]
 
     def identity(self, item: Any) -> object:
-        """Identifies real servers by virtual server and key, or by virtual server alone if they are all those of a new one."""
+        """Identifies real servers by virtual server and key.
+
+        An item with all real servers of a new virtual server is identified by the virtual server alone.
+        """
         if not isinstance(item, RealServers):
             return item.key
         return item.virtual_server if isinstance(item.keys, EvenWeights) else (item.virtual_server, item.keys)
@@ -106,7 +110,7 @@ class VirtualServers(ReconciledKind):
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
 
     def _held_back(self, circumstances: Circumstances) -> Collection[VirtualServerKey]:
-        """The desired, missing virtual servers that may not be added yet (rule 1)."""
+        """The desired virtual servers that are missing but may not be added yet (rule 1)."""
         by_set = self.all.entries
         if not any(by_set[name].desired for name in ownership.FIREWALL_SETS):
             return frozenset()
@@ -119,7 +123,7 @@ class VirtualServers(ReconciledKind):
         return {key for key in table.pending if key not in table.observed and waits(ownership.firewall_entry(key))}
 
     def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
-        """Virtual servers without new real servers as long as an undesired entry exempts them from masquerading (rule 2)."""
+        """Virtual servers that may not get new real servers while an undesired entry exempts them from masquerading (rule 2)."""
         going = set(map(ownership.named_by, self.all.of_entries.surplus(ownership.LOCAL_SETS)))
         if not going:
             return frozenset()
@@ -132,7 +136,7 @@ class VirtualServers(ReconciledKind):
                 yield from diff.virtual_server_operations(key, None, self.servers.observed[key], self._drains.may_remove)
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Records a change. Virtual servers are compared with the desired state after the plan's last change."""
+        """Records a change. A virtual server is compared with its desired state once, after the plan's last change to it."""
         if isinstance(item, RealServers):
             self._settle_real_servers(verb, item)
         elif verb is Verb.REMOVE:
@@ -158,7 +162,10 @@ class VirtualServers(ReconciledKind):
         return (WeightChange(item.virtual_server, key, one and without_method(one), after) for key, one in before)
 
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
-        """Records real servers. If these are all desired and all observed real servers, both sides share one object."""
+        """Records real servers.
+
+        If these real servers are all desired and all observed real servers, both sides of the table share one object.
+        """
         table, key, keys = self.servers, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)
         if observed is None:
@@ -183,7 +190,7 @@ class VirtualServers(ReconciledKind):
                 self._drains.end(key, real_server)
 
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
-        """Records the thresholds of real servers, in an object that is not shared."""
+        """Records the thresholds of real servers, in an object that nothing else refers to."""
         observed = self.servers.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
         if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
@@ -192,7 +199,7 @@ class VirtualServers(ReconciledKind):
         self.servers.exchange(item.virtual_server, changed)
 
     def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:
-        """The observed weights, as an object that is not shared."""
+        """The observed weights, as an object that nothing else refers to and that may therefore change."""
         weights = self._changed.get(key)
         if weights is None:
             # The observed object must not change: the next reading may return it again.
@@ -203,13 +210,13 @@ class VirtualServers(ReconciledKind):
         return weights
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """Records what a failure shows: a real server's virtual server is gone, or another program uses a mark."""
+        """Records what a failure shows: the virtual server of a real server no longer exists, or another program uses a mark."""
         item, table = outcome.operation.item, self.servers
         table.note_change(self.place(item)[1])
-        # A virtual server that this plan has added and that is missing again would be added in the same sync again and again.
+        # If this plan has added a virtual server and it is missing again, the same sync would otherwise add it again and again.
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in self._added:
             if item.virtual_server not in table.observed:
-                return True  # the virtual server is tried again with all of its real servers
+                return True  # the virtual server is retried together with all of its real servers
             self._drains.end_all(item.virtual_server)
             table.confirm(item.virtual_server, None)
         elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark) and outcome.errno == errno.EEXIST:
@@ -222,14 +229,17 @@ class VirtualServers(ReconciledKind):
         return each(self._compare, self._changed)
 
     def _compare(self, key: VirtualServerKey) -> None:
-        """Compares both sides of a virtual server, which share the weights if these are equal."""
+        """Compares both sides of a virtual server; if the weights are equal, both sides share one object for them."""
         desired, observed = self.servers.desired.get(key), self.servers.observed.get(key)
         if desired and observed and observed.real_servers is not desired.weights and observed.real_servers == desired.weights:
             observed = observed.has(desired.weights)
         self.servers.confirm(key, observed)
 
     def differences(self) -> Iterator[Difference]:
-        """Yields a difference for each virtual server, and for each real server of an existing virtual server."""
+        """Yields the differences of virtual servers.
+
+        Each virtual server that differs has a difference, and so has each real server that differs if its virtual server exists.
+        """
         table = self.servers
         for key in (*table.pending, *table.surplus):
             desired, observed = table.desired.get(key), table.observed.get(key)
@@ -246,12 +256,12 @@ class VirtualServers(ReconciledKind):
                         yield self.difference(
                             f"{key} -> {real_server}", _desired_weight(operation), found, owner, of="real_server"
                         )
-                    case _:  # the line of a missing virtual server has the number of its real servers
+                    case _:  # the line of a missing virtual server already gives the number of its real servers
                         pass
 
 
 def _gives_traffic(operation: Operation) -> bool:
-    """Whether an operation gives a real server new connections."""
+    """Whether an operation sends new connections to a real server."""
     item = operation.item
     return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and without_method(item.weight) > 0
 
@@ -271,7 +281,7 @@ def _weight(weight: int, thresholds: Thresholds) -> str:
 
 
 def _desired_weight(operation: Operation) -> str:
-    """The desired weight of an operation; an undesired TCP real server is drained first."""
+    """The desired weight that an operation sets; a TCP real server that is no longer desired is drained first."""
     match operation:
         case Operation(verb=Verb.REMOVE):
             return STALE

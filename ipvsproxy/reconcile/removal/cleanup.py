@@ -1,11 +1,11 @@
-"""Plans the removal of our kernel objects, and no others, for ``--cleanup``.
+"""Plans the removal of all our kernel objects, and of no others, for ``--cleanup``.
 
-A cleanup may also be limited to objects that kube-proxy does not know, or that hide the API server.
+A cleanup may also be limited to the objects that kube-proxy does not know, or to the objects that hide the API server.
 
-Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules; then rules, the sets that they
-name, the device, and local routes.
-Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise the virtual
-server as ours.
+Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. Then the rules are removed, then
+the sets that the rules name, then the device, and then local routes.
+Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Otherwise no later run would recognise the
+virtual server as ours.
 """
 
 import itertools
@@ -27,9 +27,10 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 
 
 class Cleanup(NamedTuple):
-    """The operations of a cleanup. ``witnesses`` must wait until all our virtual servers are gone.
+    """The operations of a cleanup. ``witnesses`` must not be removed before all our virtual servers have been removed.
 
-    ``additions`` come first: addresses that stay in use but are only local by a route. ``witnesses`` wait for them as well.
+    ``additions`` come first: these are addresses that stay in use but are only local by a route. ``witnesses`` are also removed
+    only after ``additions``.
     """
 
     virtual_servers: tuple[Operation, ...]
@@ -51,8 +52,8 @@ def plan(
 ) -> Cleanup:
     """The removals of all observed objects that are ours.
 
-    ``skeletons`` name our chains and jumps. Virtual servers in ``excluded`` ranges stay. ``node_port_ranges`` are as in
-    ``ownership``.
+    ``skeletons`` hold the names of our chains and jumps. Virtual servers in ``excluded`` ranges are kept. ``node_port_ranges``
+    has the same meaning as in ``ownership``.
     """
     return Cleanup(
         virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
@@ -62,11 +63,11 @@ def plan(
 
 
 def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
-    """The part of a cleanup that removes what kube-proxy does not know.
+    """The part of a cleanup that removes only objects that kube-proxy does not know.
 
-    kube-proxy can continue with all other objects and their connections. The other objects are virtual servers by address,
-    ``kube-ipvs0``, and all sets except those of ``kinds``. The rules in ``todo`` depend on the skeletons that ``plan`` got. A
-    service address that a route makes local becomes an address of ``kube-ipvs0``.
+    kube-proxy can continue with all other objects and their connections. The objects that kube-proxy knows are virtual servers by
+    address, ``kube-ipvs0``, and all sets except the sets of ``kinds``. The rules in ``todo`` depend on the skeletons that were
+    passed to ``plan``. A service address that is local by a route becomes an address of ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:
@@ -90,12 +91,13 @@ def give_up(
     api_servers: Iterable[RealServerKey],
     allowed: Collection[Network],
 ) -> Cleanup:
-    """The removals of all objects that keep connections to these API servers on this node.
+    """The removals of all objects because of which connections to these API servers stay on this node.
 
-    Each API server's address is removed from our device and our routes, with our virtual server and entries at its port.
-    ``allowed`` addresses stay; all objects stay if a part could not be read. A cluster IP stays, because it is the way to the API
-    servers: our entries, or ``former`` entries in sets of the other backend, show which address is one. A virtual server with
-    real servers also stays unless an entry shows that its address is external: its entries may be lost.
+    Each API server's address is removed from our device and from our routes, together with our virtual server and set entries at
+    the API server's port. ``allowed`` addresses stay. If any kind of object could not be read, all objects stay. A cluster IP
+    stays, because it may lead to the API servers: our entries, or ``former`` entries in sets of the other backend, show which
+    address is a cluster IP. A virtual server with real servers also stays unless an entry shows that its address is an external
+    address, because the entries may have been lost.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):
@@ -131,7 +133,7 @@ def _witnesses_of(observed: Observation, places: Collection[VirtualServerKey]) -
 
 
 def may_remove_witnesses(observed: Observation) -> bool:
-    """Whether all parts were read that show which virtual servers are ours."""
+    """Whether every kind of object that shows which virtual servers are ours was read."""
     return None not in (
         observed.virtual_servers,
         observed.sets,
@@ -142,7 +144,7 @@ def may_remove_witnesses(observed: Observation) -> bool:
 
 
 def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
-    """The removals of our rules, for each family with rules of ours."""
+    """The removals of our rules, one for each family that has rules of ours."""
     return tuple(
         Operation(Verb.REMOVE, skeletons[family])
         for family, image in sorted(observed.skeletons.items())

@@ -1,18 +1,24 @@
-"""What is left of kube-proxy's iptables and nftables modes, and our own rules in the unused variant of iptables.
+"""What remains of kube-proxy's iptables and nftables modes, and our own rules in the unused variant of iptables.
 
-It is removed once our rules are in force. Names and comments are those of pkg/proxy/iptables/proxier.go, cleanup.go, and
-pkg/proxy/nftables/proxier.go (kubernetes/kubernetes). The chains and maps of the nftables mode are in each version from 1.29 on,
-among others. ``kube-proxy --cleanup`` removes its table by its name alone.
+These leftovers are removed once our rules are in the kernel. Names and comments are those of pkg/proxy/iptables/proxier.go,
+cleanup.go, and pkg/proxy/nftables/proxier.go (kubernetes/kubernetes). Every version from 1.29 on has the chains and maps of the
+nftables mode that are listed in this module, among others. ``kube-proxy --cleanup`` itself identifies its table only by the
+table's name.
 
-Rule 1: a chain is removed if only the iptables mode has a chain of this name, or if it is our chain in the unused variant.
-Rule 2: a rule of a built-in chain is removed if kube-proxy, or ipvsproxy, writes a rule with its target and comment there.
-Rule 3: a chain with a reference of another program is emptied, and stays. The chain that marks packets for masquerading keeps its
-rules as well: port mappings of network plug-ins lead to it, and our rules masquerade the marked packets in either variant.
-Rule 4: nothing is removed while a used chain of ours leads to a leftover chain: then our rules are not in force.
-Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes them. From then on, they are removed once every
-``PATIENCE_S``.
-Rule 6: a table is kube-proxy's if it has the family, the name, and all of these chains and maps, each base chain at its hook. A
-comment must be kube-proxy's; versions of nft before 0.9.7 write none. Any other table of that name is left alone.
+Rule 1: a chain is removed if kube-proxy's iptables mode is the only one that has a chain of this name, or if it is our chain in
+the unused variant.
+Rule 2: a rule of a built-in chain is removed if kube-proxy or ipvsproxy writes a rule with this target and this comment into that
+chain.
+Rule 3: a chain to which a rule of another program refers is emptied but not deleted. The chain that marks packets for
+masquerading even keeps its rules: port mappings of network plug-ins lead to this chain, and our rules masquerade the marked
+packets in either variant.
+Rule 4: nothing is removed while a chain of ours that is in use leads to a leftover chain, because this shows that our rules have
+not been applied.
+Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, they are removed once
+every ``PATIENCE_S``.
+Rule 6: a table is kube-proxy's if it has kube-proxy's family and name and all of kube-proxy's chains and maps, with each base
+chain at its hook. If the table has a comment, the comment must be kube-proxy's; versions of nft before 0.9.7 write no comment.
+Any other table with kube-proxy's name is not touched.
 """
 
 import dataclasses
@@ -66,8 +72,8 @@ def is_of_iptables_mode(key: ChainKey) -> bool:
 class LeftoverScope:
     """The definition of leftover rules in one family and one variant of iptables.
 
-    ``used`` are our chains if the variant is used, ``unused`` are our chains if it is not; the other field is empty.
-    ``own_jumps`` are the jumps to ``unused``.
+    ``used`` holds our chains if the variant is used, and ``unused`` holds our chains if the variant is not used; the remaining
+    field is empty. ``own_jumps`` are the jumps to the chains in ``unused``.
     """
 
     used: frozenset[ChainKey] = frozenset()
@@ -75,7 +81,7 @@ class LeftoverScope:
     own_jumps: tuple[Jump, ...] = ()
 
     def concerns(self, key: ChainKey) -> bool:
-        """Whether ``removal`` needs this chain and the references to it."""
+        """Whether ``removal`` needs to know this chain and the references to it."""
         return self.is_left(key) or any(key == (jump.table, jump.target) for jump in JUMPS)
 
     def is_left(self, key: ChainKey) -> bool:
@@ -84,13 +90,17 @@ class LeftoverScope:
 
 
 def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: bool) -> LeftoverScope:
-    """The scope for a used or unused variant of iptables. ``chains`` and ``jumps`` are our chains and jumps."""
+    """The definition of leftover rules for a used or an unused variant of iptables.
+
+    ``chains`` and ``jumps`` are our chains and jumps.
+    """
     return LeftoverScope(used=frozenset(chains)) if is_used else LeftoverScope(unused=frozenset(chains), own_jumps=jumps)
 
 
 def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
     """The removal of all observed leftover rules. Empty chains that must stay are left out."""
-    known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # both modes have jumps to some chains, each with its own comment
+    # some chains are the target of jumps of both modes, each jump with the comment of its mode
+    known: dict[tuple[ChainKey, ChainKey], list[str]] = {}
     for jump in (*JUMPS, *scope.own_jumps):
         ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)
         known.setdefault(ends, []).append(f'--comment "{jump.comment}"')
@@ -110,14 +120,17 @@ def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
 
 
 class _Removed(NamedTuple):
-    """The number of removals, each within ``CALM_S`` after the one before, and the time of the last one."""
+    """The number of removals of which each followed the previous removal within ``CALM_S``, and the time of the last removal."""
 
     times: int
     last_s: float
 
 
 class Returns:
-    """The removals of leftover rules by place, to notice rules that come back. A place is any value that identifies it."""
+    """The removals of leftover rules at each place, recorded to notice rules that come back.
+
+    A place is any hashable value that identifies where the rules are.
+    """
 
     def __init__(self) -> None:
         self._removed: dict[Hashable, _Removed] = {}
@@ -129,12 +142,12 @@ class Returns:
         self._removed[place] = _Removed(last.times + 1 if last is not None and again else 1, now)
 
     def due_s(self, place: Hashable) -> float:
-        """The time from which rules at this place may be removed again."""
+        """Until this time, rules at this place must not be removed, because they came back after earlier removals."""
         last = self._removed.get(place)
         return last.last_s + PATIENCE_S if last is not None and last.times >= FREE_RETURNS else -math.inf
 
     def comes_back(self, place: Hashable, now: float) -> bool:
-        """Whether rules that are observed here now were removed so often lately that a running program must write them."""
+        """Whether the rules observed at this place were removed so often recently that a running program must write them."""
         last = self._removed.get(place)
         return last is not None and last.times >= FREE_RETURNS and now - last.last_s <= CALM_S
 
@@ -152,7 +165,7 @@ _TABLE_MAPS = ("service-ips", "service-nodeports")
 
 
 def removal_of_table(table: NftTable | None) -> Removal:
-    """The removal of a table with all of its chains, if the table is kube-proxy's; otherwise an empty removal."""
+    """The removal of a table with all of its chains if the table is kube-proxy's; otherwise a removal that removes nothing."""
     if table is None or why_foreign(table):
         return Removal()
     chains = tuple(ChainKey(table.name, name) for name in table.chains)

@@ -1,23 +1,28 @@
-"""Second scopes of external addresses: from a Service's desired state to virtual servers by mark and the entries that give marks.
+"""Second scopes of external addresses.
 
-Rule 1: a packet without a mark comes to the virtual server of its address, so a scope may be absent at any time while its Service
-port has no mark.
-Rule 2: marks are given once every Service has been put, because only then is it known which Service owns which virtual server. A
-port has a mark while its Service owns one of the port's virtual servers.
-Rule 3: a new process gives each port the mark that most of the port's entries give in the kernel. An entry of a virtual server
-that another Service owns does not count.
-Rule 4: a virtual server by mark that no Service desires keeps its connections: it stays desired, without real servers, until
-these have drained, and then it is removed. The entries that give its mark are removed first (see ``kinds/virtual_servers.py``).
+Virtual servers by mark, and the set entries that mark packets, are derived from a Service's desired state.
+
+Rule 1: a packet without a mark reaches the virtual server of its address, so a scope may be absent at any time; its Service port
+then has no mark.
+Rule 2: marks are given only after every Service has been put, because only then is it known which Service owns which virtual
+server. A Service port has a mark while its Service owns one of the port's virtual servers.
+Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
+counts only if its Service owns the virtual server of the entry.
+Rule 4: a virtual server by mark that no Service desires keeps its connections. It stays desired, but without real servers, until
+its former real servers have drained, and then it is removed. The set entries that give packets the mark of this virtual server
+are removed first (see ``kinds/virtual_servers.py``).
 
 Of marks:
 
-Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps this mark. With direct return it
-has two, one for each way by which packets arrive.
-Rule 6: first in, first out. If there are more Service ports than marks, the later Service ports wait, and have one scope
-meanwhile, as with kube-proxy. A mark that was given back is reused after all marks that were never used.
-Rule 7: a mark that the kernel still has, whichever program put it there, is given to no other Service port.
-Rule 8: the largest marks come first. A packet with a mark comes to the virtual server of the mark whatever its destination, and
-programs that mark their own packets usually begin at 1.
+Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps this mark. With direct return a
+Service port has two marks, one for each of the two ways in which its packets arrive.
+Rule 6: marks are given in the order in which Service ports request them. If there are more Service ports than marks, the later
+Service ports wait; until they get a mark they have only one scope, as with kube-proxy. Marks that were never used are given
+before marks that were given back.
+Rule 7: a mark that any object in the kernel still uses, whichever program created the object, is not given to another Service
+port.
+Rule 8: the largest marks are given first. A packet with a mark reaches the virtual server of the mark whatever its destination
+is, and programs that mark their own packets usually number their marks from 1.
 """
 
 import dataclasses
@@ -36,7 +41,10 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 
 
 class MarkedPort(NamedTuple):
-    """A Service port, named by its port number and protocol at the cluster IP, and the clients that its mark is for."""
+    """A Service port and the group of clients for which its mark is used.
+
+    The port is identified by its port number and protocol at the cluster IP.
+    """
 
     service: ServiceName
     protocol: Protocol
@@ -45,7 +53,10 @@ class MarkedPort(NamedTuple):
 
 
 class Marks:
-    """The marks, and the Service ports that have one or wait for one. ``is_busy`` says whether the kernel has a mark."""
+    """The marks, and the Service ports that have a mark or wait for a mark.
+
+    ``is_busy`` returns whether an object in the kernel uses a mark.
+    """
 
     def __init__(self, is_busy: Callable[[int], bool]) -> None:
         self.bits = 0
@@ -63,7 +74,7 @@ class Marks:
         self._news: list[MarkedPort] = []
 
     def take_news(self) -> Sequence[MarkedPort]:
-        """The waiting Service ports that have begun to wait since the last call."""
+        """The Service ports that have started to wait for a mark since the last call, and still wait."""
         news, self._news = self._news, []
         return [port for port in news if port in self._waiting]
 
@@ -80,7 +91,10 @@ class Marks:
             self._news.append(port)
 
     def release(self, port: MarkedPort) -> bool:
-        """Take the mark back from a Service port, or end its wait. Returns whether it had a mark."""
+        """Take the mark back from a Service port, or stop the port from waiting for a mark.
+
+        Returns whether the port had a mark.
+        """
         self._waiting.pop(port, None)
         mark = self._marks.pop(port, 0)
         if mark:
@@ -91,8 +105,8 @@ class Marks:
     def give(self, recalled: Iterable[tuple[MarkedPort, int]] = ()) -> list[MarkedPort]:
         """Give marks to the waiting Service ports, and return the ports that got a mark.
 
-        ``recalled`` are ports with marks that the kernel has for them, which take precedence. Of several marks of a port, the
-        first is chosen.
+        ``recalled`` holds ports with the marks that their entries in the kernel use; these marks take precedence. If several
+        marks are given for a port, the first mark is chosen.
         """
         given = []
         for port, mark in recalled:
@@ -113,7 +127,7 @@ class Marks:
         self._marks[port], self._ports[mark] = mark, port
 
     def _free(self) -> Iterator[int]:
-        """The free marks, in the order in which they are given."""
+        """The free marks, in the order in which they are given to Service ports."""
         while self._unused:
             mark, self._unused = spread(self._unused, self.bits), self._unused - 1
             if mark in self._ports:
@@ -125,7 +139,7 @@ class Marks:
         yield from [mark for mark in self._returned if not self._is_busy(mark)]
 
     def mark_of(self, port: MarkedPort) -> int:
-        """The mark of a Service port; 0 if it has none."""
+        """The mark of a Service port; 0 if the port has no mark."""
         return self._marks.get(port, 0)
 
     def port_of(self, mark: int) -> MarkedPort | None:
@@ -138,7 +152,10 @@ class Marks:
 
 
 def spread(number: int, bits: int) -> int:
-    """Spreads a number over ``bits``: the lowest bit of the number goes to the lowest of ``bits``, and so on."""
+    """Distributes the bits of a number over ``bits``.
+
+    The lowest bit of the number is placed at the lowest bit of ``bits``, and so on.
+    """
     mark = 0
     while bits and number:
         lowest = bits & -bits
@@ -150,7 +167,7 @@ def spread(number: int, bits: int) -> int:
 
 
 def by_family(mark: int) -> Mapping[Family, FirewallMark]:
-    """The virtual server of a mark in each family."""
+    """The virtual server of a mark in each of the two families."""
     return {family: FirewallMark.of(family, mark) for family in Family}
 
 
@@ -161,7 +178,8 @@ _OF_LOCAL_POLICY = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL})
 class Scopes:
     """The Services with second scopes, the marks of their ports, and the virtual servers by mark that drain before their removal.
 
-    ``families`` are the families that the node serves. ``putting`` puts the desired state of a Service into the tables.
+    ``families`` are the families that this node serves. ``putting`` is the function that puts the desired state of a Service into
+    the tables.
     """
 
     virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer]
@@ -184,7 +202,10 @@ class Scopes:
         """Virtual servers of other programs, as long as our entry wrongly shows that they are ours."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
-        """Adds virtual servers by mark, and entries that give the marks, to a Service's state as far as its ports have marks."""
+        """Adds virtual servers by mark, and the set entries that mark packets, to a Service's state.
+
+        This is done for each of the Service's ports that has a mark.
+        """
         before = self._states.pop(name, None)
         if before is not None:
             for port in _ports(before).keys() - (_ports(state).keys() if state is not None else ()):
@@ -214,7 +235,7 @@ class Scopes:
             self._changed[name] = None
 
     def use_bits(self, bits: int) -> None:
-        """Use these bits of packet marks. If other bits were in use, every scope gets a new mark."""
+        """Use these bits of packet marks. If other bits were used before, every scope gets a new mark."""
         if bits == self.marks.bits:
             return
         self.marks.adopt(bits)
@@ -223,7 +244,10 @@ class Scopes:
             at_once(self.putting(name, state))
 
     def _giving_marks(self) -> Iterator[None]:
-        """Give marks to ports that need one, take marks back from all other ports, and put the Services of these ports again."""
+        """Give marks to the ports that need a mark, and take marks back from all other ports.
+
+        The Services whose ports are affected are put again.
+        """
         changed, self._changed = self._changed, {}
         concerned: dict[ServiceName, None] = {}
         for state in filter(None, map(self._states.get, changed)):
@@ -238,10 +262,11 @@ class Scopes:
             yield from self.putting(name, self._states[name])
 
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
-        """The ports whose virtual servers the kernel's entries name, each with the marks that these entries give.
+        """The ports whose virtual servers are named by entries in the kernel.
 
-        A pair of port and mark with more entries comes first; of pairs with equally many, the mark with fewer entries of other
-        ports.
+        Each port comes with the marks that these entries give to packets. Pairs of port and mark are ordered by the number of
+        entries, largest first. Among pairs with equally many entries, the pair whose mark has fewer entries of other ports comes
+        first.
         """
         marks = {
             (ip_set.kind, ownership.virtual_server_of(entry)): entry.mark
@@ -261,7 +286,10 @@ class Scopes:
         return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 
     def refuse(self, key: FirewallMark) -> None:
-        """Leave a mark to the program that has made a virtual server by this mark, and give its Service port another mark."""
+        """Release a mark because another program has made a virtual server by this mark.
+
+        The mark's Service port gets another mark.
+        """
         port = self.marks.port_of(key.mark)
         if port is not None:
             self._refused.add(key)
@@ -269,15 +297,18 @@ class Scopes:
             at_once(self.putting(port.service, self._states[port.service]))
 
     def is_refused(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is another program's although our entry wrongly shows that it is ours."""
+        """Whether a virtual server belongs to another program although our entry wrongly shows that it is ours."""
         return key in self._refused
 
     def _has_mark(self, mark: int) -> bool:
-        """Whether the kernel has a mark: in any program's virtual server, or in our entry that shows that one is ours."""
+        """Whether an object in the kernel uses a mark.
+
+        The object is a virtual server of any program, or our entry that shows that such a virtual server is ours.
+        """
         return any(key in self.virtual_servers.observed or self.is_witnessed(key) for key in by_family(mark).values())
 
     def is_witnessed(self, key: FirewallMark) -> bool:
-        """Whether the entry is observed that shows that the virtual server of a mark is ours."""
+        """Whether the kernel has our entry that shows that the virtual server of a mark is ours."""
         entry = mark_entry(key)
         return entry in self.entries[entry.set].observed
 
@@ -288,7 +319,7 @@ class Scopes:
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
         """Give marks, and let undesired virtual servers by mark drain before their removal, in steps.
 
-        Sets that only scopes use are desired as long as any entry of theirs is desired or observed. ``may_close``: every Service
+        Sets that only scopes use stay desired while any of their entries is desired or observed. ``may_close``: every Service
         has been put.
         """
         table = self.virtual_servers
@@ -337,7 +368,7 @@ class Scopes:
 
 
 def _ports(state: ServiceState) -> Mapping[MarkedPort, list[ClusterScope]]:
-    """The ports of a Service with second scopes, each with its scopes in both families."""
+    """The ports of a Service that have second scopes, each with its scopes in both families."""
     ports: dict[MarkedPort, list[ClusterScope]] = {}
     for scope in state.rare.scopes:
         ports.setdefault(_port(state, scope), []).append(scope)

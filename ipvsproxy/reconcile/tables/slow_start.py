@@ -1,11 +1,11 @@
-"""Slow start: a new endpoint of a Service climbs from weight 1 to its own weight, as with ``slowstart`` of HAProxy.
+"""Slow start: the weight of a new endpoint rises from 1 to its full weight, like ``slowstart`` of HAProxy.
 
-Rule 1: an endpoint is new if its virtual server in the kernel lacks it, but has another real server that gets connections. If no
-other real server could take its share, the endpoint has its own weight at once.
-Rule 2: an endpoint climbs in a few steps of equal length (``STEPS`` at most), so that it costs one edit per step, and nothing in
-between.
-Rule 3: a new process goes on from the weights in the kernel. The new process assumes that an endpoint of lower weight is
-climbing, and never restarts an endpoint that the kernel has.
+Rule 1: an endpoint counts as new if the kernel's virtual server does not contain it but contains another real server that gets
+connections. If no other real server could take the endpoint's share, the endpoint gets its full weight at once.
+Rule 2: the weight rises in a few steps of equal length (``STEPS`` at most), so an endpoint costs one edit per step, and nothing
+between the steps.
+Rule 3: a new process continues from the weights that it finds in the kernel. The new process assumes that an endpoint with less
+than its full weight is in its slow start, and it never restarts the slow start of an endpoint that the kernel already has.
 """
 
 import math
@@ -23,20 +23,23 @@ STEPS = 8
 
 
 def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
-    """The weight of an endpoint some time after it began to climb: 1 at first, its own weight after the duration."""
+    """The weight of an endpoint a given time after its slow start began.
+
+    The weight is 1 at first, and the endpoint's full weight after the duration.
+    """
     steps = _steps(own)
     done = min(steps, int(elapsed_s * steps / duration_s))
     return 1 + (own - 1) * done // steps
 
 
 def next_step_s(elapsed_s: float, own: int, duration_s: float) -> float:
-    """The time of the next step, counted from the same moment as ``elapsed_s``."""
+    """The time of the next step, measured from the same moment as ``elapsed_s``."""
     steps = _steps(own)
     return (int(elapsed_s * steps / duration_s) + 1) * duration_s / steps
 
 
 def elapsed_at(weight: int, own: int, duration_s: float) -> float:
-    """The shortest time after which an endpoint has at least this weight, which is between 1 and its own weight."""
+    """The shortest time after which an endpoint has at least this weight, which is between 1 and the endpoint's full weight."""
     steps = _steps(own)
     done = next(number for number in range(steps + 1) if 1 + (own - 1) * number // steps >= weight)
     return done * duration_s / steps
@@ -47,9 +50,9 @@ def _steps(own: int) -> int:
 
 
 class SlowStarts:
-    """The Services with slow start, with the state that was put, in which endpoints have their own weights.
+    """The Services with slow start, each with the state that was put, in which the endpoints have their full weights.
 
-    ``putting`` puts the desired state of a Service into the tables.
+    ``putting`` is the function that puts the desired state of a Service into the tables.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class SlowStarts:
         self._due_s: dict[ServiceName, float] = {}
 
     def note(self, name: ServiceName, state: ServiceState | None, *, is_known: bool) -> None:
-        """Note the desired state of a Service. ``is_known``: this process already had a state of the Service."""
+        """Note the desired state of a Service. ``is_known``: this process already had a state of this Service before."""
         if state is not None and state.rare.slow_start_s:
             self._states[name] = state
             self._fresh.setdefault(name, not is_known)
@@ -77,7 +80,8 @@ class SlowStarts:
     def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
         """Give every endpoint whose next step is due its weight for this moment, in steps.
 
-        ``afresh``: forget when endpoints began, as a new process would that only reads.
+        ``afresh``: forget when the endpoints began their slow start, as a new process, which only reads the kernel, would not
+        know this.
         """
         if afresh:
             self._began_s.clear()
@@ -89,7 +93,7 @@ class SlowStarts:
             yield from self._reweighing(name, now)
 
     def next_s(self) -> float | None:
-        """The time of the next step; None while no endpoint climbs."""
+        """The time of the next step; None if no endpoint is in slow start."""
         return min(self._due_s.values(), default=None)
 
     def _reweighing(self, name: ServiceName, now: float) -> Iterator[None]:
@@ -117,9 +121,10 @@ class SlowStarts:
     def _climbing(
         self, item: VirtualServer, known: Mapping[RealServerKey, float], duration_s: float, now: float, *, is_fresh: bool
     ) -> Mapping[RealServerKey, float]:
-        """The endpoints of a virtual server that have less than their own weight now, each with the time when it began to climb.
+        """The endpoints of a virtual server that have less than their full weight now.
 
-        ``known`` are the endpoints that were climbing before.
+        Each endpoint comes with the time when its slow start began. ``known`` holds the endpoints that were already in slow start
+        before.
         """
         observed = self._virtual_servers.observed.get(item.key)
         weights = observed.real_servers if observed else {}
@@ -144,7 +149,7 @@ class SlowStarts:
 
 
 def _lowered(item: VirtualServer, began_s: Mapping[RealServerKey, float], duration_s: float, now: float) -> VirtualServer:
-    """A virtual server whose climbing endpoints have their weight for this moment."""
+    """A virtual server in which the endpoints in slow start have their weights for this moment."""
     if not began_s:
         return item
     weights: dict[bytes, int] = {

@@ -1,14 +1,15 @@
 """A table: the desired and the observed side of one kind of kernel object.
 
-Rule 1: a key whose two sides differ is pending or surplus, whatever made them differ: a change, drift, a failure. No other place
-remembers work to do.
-Rule 2: if several owners desire one key, the owner of the lowest rank has the key and the other owners wait; when this owner
-releases the key, the next owner has it. The rank is the owner itself, unless the table gets a function that computes ranks.
-Rule 3: an observed key without an owner is removed only if it is ours, and not protected.
+Rule 1: a key whose desired and observed values differ is pending or surplus, whether a change, drift or a failure made the values
+differ. No other data structure records the remaining work.
+Rule 2: if several owners desire one key, the owner with the lowest rank has the key and the other owners wait. When this owner
+releases the key, the next owner gets it. The rank is the owner itself, unless the table was given a function that computes ranks.
+Rule 3: an observed key that has no owner is removed only if it is ours and is not protected.
 
-For most kinds only presence counts: entries of sets, addresses, sets, the device. The two sides nearly always agree, and there
-may be hundreds of thousands of keys. So a ``PresenceTable`` does not store the observed side: the observed keys are the desired
-keys except the pending ones, and the undesired keys, which are stored.
+For most kinds of objects only their presence counts: entries of sets, addresses, sets, the device. The desired and the observed
+side are nearly always equal, and there may be hundreds of thousands of keys. Therefore a ``PresenceTable`` does not store the
+observed side as a whole: the observed keys are the desired keys except the pending keys, plus the keys that are observed but not
+desired, which are stored.
 """
 
 import bisect
@@ -25,14 +26,15 @@ W = TypeVar("W")
 
 
 def always(_: object) -> bool:
-    """Is true of every key."""
+    """Returns true for every key."""
     return True
 
 
 class Conflict(NamedTuple):
-    """A key that several owners desire: the winner, the waiting owners in their order, and why each of them waits, if known.
+    """A key that several owners desire.
 
-    A reason is a text to put after the name of the winner.
+    The fields are the winner, the waiting owners in their order, and, if known, the reason why each of them waits. A reason is a
+    text that follows the name of the winner.
     """
 
     key: Any
@@ -50,13 +52,13 @@ class _Waiting(Generic[V]):
         self._values: dict[Owner, tuple[Any, V]] = {}
 
     def put(self, owner: Owner, rank: Any, value: V) -> None:
-        """Let an owner of this rank wait for the key with this desired value."""
+        """Let an owner of this rank wait for the key. The owner desires this value."""
         self.pop(owner)
         bisect.insort(self.turns, (rank, owner))
         self._values[owner] = (rank, value)
 
     def pop(self, owner: Owner) -> V | None:
-        """End the wait of an owner. Returns its value; None if it does not wait."""
+        """The owner no longer waits. Returns the value that the owner desired; None if the owner did not wait."""
         if owner not in self._values:
             return None
         rank, value = self._values.pop(owner)
@@ -75,10 +77,10 @@ class Table(Generic[K, V, W]):
         unequal: "dict[Table[Any, Any, Any], None] | None" = None,
         rank: Callable[[K, Owner], Any] = lambda _, owner: owner,
     ) -> None:
-        """``differs`` compares a desired value with an observed one. Keys for which ``is_protected`` is true are never removed.
+        """``differs`` compares a desired value with an observed value. Keys for which ``is_protected`` is true are never removed.
 
-        The table is in ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner for a key; when a
-        rank has changed, call ``rank_again`` for each key that the owner desires.
+        The table is a key of ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner for a key;
+        when a rank has changed, call ``rank_again`` for each key that the owner desires.
         """
         self._rank = rank
         self._owner_of = owner_of
@@ -116,23 +118,23 @@ class Table(Generic[K, V, W]):
         return filter(None, map(self.conflict, self._waiting))
 
     def conflict(self, key: K) -> Conflict | None:
-        """The conflict about one key, if more than one owner desires it."""
+        """The conflict about one key; None if at most one owner desires the key."""
         waiting = self._waiting.get(key)
         if waiting is None:
             return None
         return Conflict(key, self._owner_of(self._desired[key]), tuple(owner for _, owner in waiting.turns))
 
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
-        """Replace the former desired values of an owner (``before``). Returns the other owners that gained or lost a key."""
+        """Replace the former desired values of an owner (``before``). Returns the other owners that have gained or lost a key."""
         return at_once(replacing(owner, [(self, before, after)]))
 
     @property
     def contested(self) -> int:
-        """The number of keys that more than one owner desires; if it is 0, each owner has all keys that it desires."""
+        """The number of keys that more than one owner desires. If this number is 0, each owner has all keys that it desires."""
         return len(self._waiting)
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
-        """Let an owner desire a key. Returns the owner that loses the key, if any."""
+        """Let an owner desire a key. Returns the owner that loses the key, or None."""
         desired, loser = self._desired.get(key), None
         if desired is not None and (winner := self._owner_of(desired)) != owner:
             waiting = self._waiting.setdefault(key, _Waiting())
@@ -148,7 +150,7 @@ class Table(Generic[K, V, W]):
         return loser
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """End an owner's desire for a key. Returns the owner that gains the key, if any."""
+        """Record that an owner no longer desires a key. Returns the owner that gains the key, or None."""
         waiting, heir = self._waiting.get(key), None
         if waiting is None:
             self._desired.pop(key, None)
@@ -188,7 +190,7 @@ class Table(Generic[K, V, W]):
         return heir
 
     def owner_of(self, key: K) -> Owner | None:
-        """The owner that has the key."""
+        """The owner that has the key at present."""
         desired = self._desired.get(key)
         return None if desired is None else self._owner_of(desired)
 
@@ -200,7 +202,8 @@ class Table(Generic[K, V, W]):
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
         """Replace the observed side, in steps of ``ITEMS_AT_ONCE`` keys. No other method may change the table between two steps.
 
-        An observed key of ours that is still present stays ours. If the value is equal, the table keeps the object that it has.
+        An observed key of ours that is still present stays ours. If the observed value is equal to the stored value, the table
+        keeps the object that it already has.
         """
         self.begin_reading()
         yield from self.observing_some(listing, is_ours)
@@ -209,14 +212,14 @@ class Table(Generic[K, V, W]):
         self._was_observed = True
 
     def begin_reading(self) -> None:
-        """Begins a complete reading, whose parts are passed to ``observing_some``."""
+        """Begins a complete reading, whose parts must be passed to ``observing_some``."""
         self._shown = set()
 
     def ending_reading(self) -> Generator[None, None, Mapping[K, None]]:
-        """Ends a complete reading. Returns the observed keys that are gone, for ``observing_some``.
+        """Ends a complete reading. Returns the observed keys that no longer exist, in a form that ``observing_some`` accepts.
 
-        A key is gone if no part has shown it, and no change was tried since the reading began. Nothing is gone if no reading has
-        begun.
+        A key no longer exists if no part of the reading has contained it, and if no change of the key was tried since the reading
+        began. If no reading has begun, no keys are returned.
         """
         shown, self._shown = self._shown, None
         gone: dict[K, None] = {}
@@ -228,12 +231,15 @@ class Table(Generic[K, V, W]):
         return gone
 
     def note_change(self, key: K) -> None:
-        """Notes that a change of this key was attempted, whatever its outcome: the current reading may have missed it."""
+        """Notes that a change of this key was attempted, whatever its outcome: the current reading may have missed the change."""
         if self._shown is not None:
             self._shown.add(key)
 
     def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replaces the observed values of some keys, in steps; None for an absent key. Other keys do not change."""
+        """Replaces the observed values of some keys, in steps; a value of None means that the key is absent.
+
+        Other keys do not change.
+        """
         observed, foreign, shown = self._observed, self._foreign, self._shown
         for number, (key, value) in enumerate(observed_now.items(), 1):
             before = observed.get(key)
@@ -249,12 +255,15 @@ class Table(Generic[K, V, W]):
                 yield
 
     def notice(self, key: K, value: W) -> None:
-        """Take in the observed value of one key that can only be ours."""
+        """Take in the observed value of one key that is certainly ours."""
         self.note_change(key)
         self._replace_observed(key, value, counts=self._observed.get(key, value) != value)
 
     def _replace_observed(self, key: K, value: W | None, *, counts: bool = False) -> None:
-        """Replace the observed value of a key. ``counts``: if the new value is not the desired value, it counts as drift."""
+        """Replace the observed value of a key.
+
+        ``counts``: whether a new value that differs from the desired value counts as drift.
+        """
         differed = counts and (key in self._pending or key in self._surplus)
         if value is None:
             self._observed.pop(key, None)
@@ -267,23 +276,29 @@ class Table(Generic[K, V, W]):
                 self._drifted_keys.append(key)
 
     def take_drifted(self) -> Collection[K]:
-        """The keys that have drifted since the last call, except keys whose two sides had differed before."""
+        """The keys that have drifted since the last call.
+
+        Keys whose desired and observed values already differed before are left out.
+        """
         keys, self._drifted_keys = self._drifted_keys, []
         return keys
 
     def confirm(self, key: K, value: W | None) -> None:
-        """Record that we have set this value in the kernel, or (None) removed the key. The key is ours from now on."""
+        """Record that we have set this value in the kernel, or, if the value is None, that we have removed the key.
+
+        From now on, the key is ours.
+        """
         if self._foreign:
             self._foreign.discard(key)
         self.note_change(key)
         self._replace_observed(key, value)
 
     def exchange(self, key: K, value: W) -> None:
-        """Replace an observed value by an object that is about to change; call ``confirm`` after the change."""
+        """Replace an observed value by an object that the caller will change; call ``confirm`` after the change."""
         self._observed[key] = value
 
     def touch(self, key: K) -> None:
-        """Compare the two sides of a key again."""
+        """Compare the desired and the observed value of a key again."""
         desired, observed = self._desired.get(key), self._observed.get(key)
         if desired is not None:
             differing, others = self._pending, self._surplus
@@ -304,10 +319,10 @@ class Table(Generic[K, V, W]):
 
 
 def discard(keys: dict[K, None], key: K) -> None:
-    """Remove a key if the dictionary has it.
+    """Remove a key if it is in the dictionary.
 
-    An empty dictionary is cleared: otherwise Python would go on walking it at its largest size, which takes 60 µs after 100,000
-    keys.
+    When the dictionary becomes empty, it is cleared: otherwise Python would continue to walk the dictionary at its largest size,
+    which takes 60 µs after 100,000 keys.
     """
     keys.pop(key, None)
     if not keys:
@@ -317,13 +332,13 @@ def discard(keys: dict[K, None], key: K) -> None:
 class Present(MutableMapping[K, bool]):
     """The observed keys; the value of each is True.
 
-    Adding a desired key ends that it is pending; removing a desired key makes it pending.
+    A desired key that is added here is no longer pending; a desired key that is removed here becomes pending.
     """
 
     __slots__ = ("_desired", "_pending", "undesired")
 
     def __init__(self, desired: Mapping[K, object], pending: dict[K, None]) -> None:
-        """``pending`` are exactly the desired keys that are not observed."""
+        """``pending`` contains exactly the desired keys that are not observed."""
         self._desired = desired
         self._pending = pending
         self.undesired: dict[K, None] = {}
@@ -338,9 +353,9 @@ class Present(MutableMapping[K, bool]):
         raise KeyError(key)
 
     def get(self, key: K, default: Any = None) -> Any:
-        """As in a dictionary.
+        """This works as in a dictionary.
 
-        The inherited method takes 0.5 µs more for an absent key, and a first reading has many absent keys.
+        The inherited method takes 0.5 µs longer for an absent key, and a first reading contains many absent keys.
         """
         return True if key in self else default
 
@@ -365,10 +380,10 @@ class Present(MutableMapping[K, bool]):
 
 
 class PresenceTable(Table[K, Owner, bool]):
-    """A table whose desired value of a key is the owner itself."""
+    """A table in which the desired value of a key is the owner itself."""
 
     def __init__(self, is_protected: Callable[[K], bool], unequal: dict[Table[Any, Any, Any], None] | None = None) -> None:
-        """A key for which ``is_protected`` is true is never removed. ``unequal`` is as in ``Table``."""
+        """A key for which ``is_protected`` is true is never removed. ``unequal`` has the same meaning as in ``Table``."""
         super().__init__(lambda owner: owner, lambda _desired, _observed: False, is_protected, unequal)
 
     def _make_observed(self) -> "Present[K]":
@@ -376,7 +391,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return self._present
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
-        """As in ``Table``; an observed, undesired key stays observed, and an absent key stays absent."""
+        """As in ``Table``; an observed key that is not desired stays observed, and an absent key stays absent."""
         if key in self._desired:
             return super().desire(key, owner, value)
         self._desired[key] = owner
@@ -400,7 +415,7 @@ class PresenceTable(Table[K, Owner, bool]):
 def replacing(
     owner: Owner, parts: Iterable[tuple[Table[Any, Any, Any], Mapping[Any, Any], Mapping[Any, Any]]]
 ) -> Generator[None, None, set[Owner]]:
-    """Does what ``Table.replace`` does in several tables, each with former and new desired values, in steps."""
+    """Does the work of ``Table.replace`` for several tables, each with its former and its new desired values, in steps."""
     affected: set[Owner] = set()
     for table, before, after in parts:
         gone = itertools.filterfalse(after.__contains__, before)

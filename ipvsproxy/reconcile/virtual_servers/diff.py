@@ -49,11 +49,12 @@ def _parting(
     weight: int,
     may_remove: MayRemove,
 ) -> Verb | None:
-    """The present operation for an undesired real server: weight 0, removal, or none yet."""
+    """The operation that an undesired real server needs now: weight 0 or removal; None if no operation is needed yet."""
     if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(desired.key.address) + PORT_SIZE:
-        # A real server of the other family is tunnelled. Setting weight 0 would also set masquerading, which the kernel refuses.
+        # A real server of the other family is reached by a tunnel. Setting weight 0 would also set masquerading, which the kernel
+        # refuses.
         return Verb.REMOVE
     over = may_remove(desired.key, key)
     if without_method(weight) != 0 or over is None:
@@ -67,9 +68,9 @@ def virtual_server_operations(
     observed: ObservedVirtualServer | None,
     may_remove: MayRemove,
 ) -> Iterator[Operation]:
-    """The operations for one virtual server: the virtual server comes before its real servers, which are added in their order.
+    """The operations for one virtual server. The virtual server comes before its real servers, which are added in their order.
 
-    ``may_remove`` says whether a draining real server may be removed; None if the real server does not drain.
+    ``may_remove`` returns whether a draining real server may be removed; None means that the real server does not drain.
     """
     if desired is None:
         if observed is not None:
@@ -103,7 +104,7 @@ def virtual_server_operations(
 
 
 def _additions(desired: VirtualServer) -> Iterator[Operation]:
-    """The additions of all real servers in their order, with one operation for each run of equal weights."""
+    """The additions of all real servers in their order; each run of real servers with equal weights gets one operation."""
     if isinstance(desired.weights, EvenWeights) and desired.thresholds is NO_THRESHOLDS:  # nearly always
         if desired.weights:
             yield Operation(Verb.ADD, RealServers(desired.key, desired.weights))

@@ -1,11 +1,11 @@
-"""Drains: a TCP real server that is no longer desired keeps its connections, and gets no new ones.
+"""Drains: a TCP real server that is no longer desired keeps its connections but gets no new connections.
 
 The weight of such a real server becomes 0 at once. A drained real server is removed when both of its connection counts are 0 and
-there is room on the kernel's list of removed real servers (see ``pace``), or when its deadline is over. UDP and SCTP real servers
-are removed at once, as by kube-proxy.
+the kernel's list of removed real servers has capacity (see ``pace``), or when its deadline has passed. UDP and SCTP real servers
+are removed at once, as kube-proxy does.
 
-The kernel is asked for one virtual server at a time, and its answer covers all real servers. So each virtual server with draining
-connections has one time at which it is due.
+Connection counts are read from the kernel for one virtual server at a time, and the answer covers all of its real servers.
+Therefore each virtual server with draining connections has a single time at which its counts are read next.
 """
 
 import collections
@@ -27,7 +27,7 @@ _INTERVAL_SHARE = 0.25
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Drain:
-    """One draining real server. ``connections`` is None until the connections have been read."""
+    """One draining real server. ``connections`` is None until its connections have been read."""
 
     virtual_server: VirtualServerKey
     key: RealServerKey
@@ -38,7 +38,8 @@ class Drain:
 class Drains:
     """All draining real servers.
 
-    A drain keeps its connections, or waits for room without connections, or is over, so that the real server may be removed.
+    A drain is in one of three states: its real server still has connections, has none but waits for capacity, or may be removed
+    because the drain is over.
     """
 
     def __init__(self) -> None:
@@ -60,12 +61,12 @@ class Drains:
 
     @property
     def waiting(self) -> int:
-        """The number of drains that wait for room."""
+        """The number of drains that wait for capacity on the kernel's list."""
         return len(self._waiting)
 
     @property
     def over(self) -> int:
-        """The number of drains that are over but whose real server is not removed yet."""
+        """The number of drains that are over but whose real server has not been removed yet."""
         return len(self._over)
 
     @property
@@ -74,21 +75,24 @@ class Drains:
         return self._drains.keys()
 
     def of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
-        """The draining real servers of a virtual server."""
+        """The draining real servers of one virtual server."""
         return self._drains.get(key, {}).keys()
 
     def connections(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
-        """The connections of a draining real server at the last reading; None if it does not drain or was not read."""
+        """The connections of a draining real server at the last reading.
+
+        None means that the real server does not drain, or that its connections were not read.
+        """
         drain = self._drains.get(key, {}).get(real_server)
         return drain.connections if drain else None
 
     def with_connections(self) -> Iterator[Drain]:
-        """The drains that have connections, or may have."""
+        """The drains whose real server has connections, or may have connections."""
         drains = itertools.chain.from_iterable(drains.values() for drains in self._drains.values())
         return (drain for drain in drains if drain not in self._waiting and drain not in self._over)
 
     def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float) -> None:
-        """Begin a drain: the real server has weight 0 now. Beginning the same drain again changes nothing."""
+        """Begin the drain of a real server, which has weight 0 now. Beginning a drain that has already begun changes nothing."""
         drains = self._drains.setdefault(key, {})
         if real_server not in drains:
             drains[real_server] = Drain(key, real_server, now)
@@ -96,7 +100,7 @@ class Drains:
             self.ask(key, now)
 
     def end(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
-        """End a drain: the real server is gone, or desired again."""
+        """End a drain, because the real server has been removed or is desired again."""
         drains = self._drains.get(key, {})
         drain = drains.pop(real_server, None)
         if drain is not None:
@@ -108,32 +112,38 @@ class Drains:
                 self._due_s.pop(key, None)
 
     def end_all(self, key: VirtualServerKey) -> None:
-        """End all drains of a virtual server, which is gone."""
+        """End all drains of a virtual server that no longer exists."""
         self.keep_only(key, ())
 
     def keep_only(self, key: VirtualServerKey, real_servers: Collection[RealServerKey]) -> None:
-        """End all drains of a virtual server except these."""
+        """End all drains of a virtual server except the drains of these real servers."""
         for real_server in [one for one in self._drains.get(key, ()) if one not in real_servers]:
             self.end(key, real_server)
 
     def may_remove(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
-        """Whether a drain is over, as ``judge`` or ``release`` decided; None if the real server does not drain."""
+        """Whether a drain is over, as decided by ``judge`` or ``release``; None if the real server does not drain."""
         drain = self._drains.get(key, {}).get(real_server)
         return drain in self._over if drain else None
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
-        """End the wait of this many drains, first come first served: they are over now. Returns their virtual servers."""
+        """Let this many waiting drains be over now, in the order in which they began to wait.
+
+        Returns the virtual servers of these drains.
+        """
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]
         self._over.update(released)
         return [drain.virtual_server for drain in released]
 
     def ask(self, key: VirtualServerKey, due_s: float) -> None:
-        """Schedule a reading of a virtual server's connections at this time, unless an earlier one is due."""
+        """Schedule a reading of a virtual server's connections at this time, unless a reading at an earlier time is scheduled."""
         if due_s < self._due_s.get(key, math.inf):
             self._due_at(key, due_s)
 
     def due(self, now: float) -> Collection[VirtualServerKey]:
-        """The virtual servers whose connections should be read now and passed to ``judge``; otherwise they are soon due again."""
+        """The virtual servers whose connections should be read now.
+
+        If the counts are not then passed to ``judge``, the virtual servers are soon due again.
+        """
         due: list[VirtualServerKey] = []
         while (due_s := self.next_s()) is not None and due_s <= now:
             due.append(self._by_due[0][2])
@@ -141,7 +151,7 @@ class Drains:
         return due
 
     def next_s(self) -> float | None:
-        """The next time at which a reading of connections is due or a deadline is over."""
+        """The next time at which connections must be read or a deadline passes."""
         while self._by_due and self._by_due[0][0] != self._due_s.get(self._by_due[0][2]):
             heapq.heappop(self._by_due)
         return self._by_due[0][0] if self._by_due else None
@@ -155,11 +165,12 @@ class Drains:
         deadline_s: float,
         may_wait: int,
     ) -> Collection[RealServerKey]:
-        """Decide about drains by the connections of a virtual server. Returns its real servers whose drain is over now.
+        """Decide which drains of a virtual server are over, given its connection counts.
 
-        ``counts`` is None if the connections could not be read. A real server that is not in ``counts`` is no longer in the
-        kernel, and so has no connections. ``deadline_s`` is how long connections may last. Up to ``may_wait`` real servers
-        without connections wait for ``release``, whatever the deadline.
+        Returns the real servers of this virtual server whose drain is over now. ``counts`` is None if the connections could not
+        be read. A real server that is missing from ``counts`` is no longer in the kernel, and therefore has no connections.
+        ``deadline_s`` is the time for which connections may last. Up to ``may_wait`` real servers without connections wait until
+        ``release`` is called, whatever the deadline.
         """
         drains = self._drains.get(key, {})
         waiting = sum(drain in self._waiting for drain in drains.values())
@@ -184,7 +195,7 @@ class Drains:
         return over
 
     def oldest_age_s(self, now: float) -> float:
-        """The age of the oldest drain with connections, in seconds; 0 if there is no such drain."""
+        """The age in seconds of the oldest drain whose real server has connections; 0 if there is no such drain."""
         return max((now - drain.since_s for drain in self.with_connections()), default=0.0)
 
     def _due_at(self, key: VirtualServerKey, due_s: float) -> None:
@@ -197,9 +208,10 @@ class Drains:
 def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
-    """The removals of real servers without connections whose drain these outcomes have just begun.
+    """The removals of real servers that have no connections and whose drain was begun by these outcomes.
 
-    ``counts`` were read after the outcomes; None stands for unreadable counts. ``room`` is the most removals.
+    ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
+    number of removals to return.
     """
     idle = (
         Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0))

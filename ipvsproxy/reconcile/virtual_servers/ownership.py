@@ -1,18 +1,19 @@
 """Decides which observed virtual servers are ours although they are not desired.
 
-The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there, too. A new process does not know what a
-former process made, but the kernel shows it: an entry in one of our sets is added before its virtual server and removed after it,
-and the address on our device or our local route is removed after it as well (see the stages in ``kinds/kind.py``). So every
-virtual server of a former process has a witness.
+The kernel's table of virtual servers is shared: keepalived, kube-vip or docker have virtual servers in it, too. A new process
+does not know what a former process made, but kernel objects show it: an entry in one of our sets is added before its virtual
+server and removed after it, and the address on our device or our local route is also removed after the virtual server (see the
+stages in ``kinds/kind.py``). Therefore every virtual server of a former process has a witness.
 
-A node port in one of our sets names no address: it is a witness only on the addresses of this host where node ports are served.
-On any other address, keepalived may have a virtual server on the same port, whether this host has the address now or not. Such a
-virtual server may also be ours, made by a process that served node ports on other addresses, or on an address that this host lost
-while no process ran. A virtual server of ours has a twin: a virtual server with the same settings and real servers that another
-witness shows to be ours, on the same port of an address where node ports are served, or on the Service's cluster IP. Another
-program's virtual server leads to other real servers, unless these are addresses of hosts, which therefore do not count.
+An entry of a node port in one of our sets names no address: the entry is a witness only on the addresses of this host where node
+ports are served. On any other address, keepalived may have a virtual server on the same port, whether or not this host has the
+address now. Such a virtual server may also be ours: it may have been made by a process that served node ports on other addresses,
+or on an address that this host lost while no process ran. If such a virtual server is ours, it has a twin: a virtual server with
+the same settings and real servers which another witness shows to be ours, and which is on the same port of an address where node
+ports are served, or on the Service's cluster IP. A virtual server of another program leads to other real servers than ours,
+unless the real servers are addresses of hosts; real servers on host addresses therefore do not count.
 
-A virtual server by firewall mark is ours if our set of marks has its mark.
+A virtual server by firewall mark is ours if our set of marks contains its mark.
 """
 
 import functools
@@ -70,7 +71,7 @@ EVERYWHERE: tuple[Network, ...] = tuple(network(Address(bytes(family.bits // 8))
 
 
 class NodePort(NamedTuple):
-    """A node port on any address, as an entry of a ``bitmap:port`` set names it."""
+    """A node port on any address, as named by an entry of a ``bitmap:port`` set."""
 
     family: Family
     protocol: Protocol
@@ -78,7 +79,10 @@ class NodePort(NamedTuple):
 
 
 def lies_in(key: VirtualServerKey, ranges: Iterable[Network]) -> bool:
-    """Whether the address of a virtual server lies in one of some ranges. A virtual server by mark has no address."""
+    """Whether the address of a virtual server lies in one of these ranges.
+
+    A virtual server by mark has no address, so it lies in no range.
+    """
     return not isinstance(key, FirewallMark) and any(one.contains(key.address) for one in ranges)
 
 
@@ -89,12 +93,13 @@ def owned_virtual_servers(
     left_behind: Mapping[VirtualServerKey, ObservedVirtualServer] = MappingProxyType({}),
     node_port_ranges: Collection[Network] = EVERYWHERE,
 ) -> Callable[[VirtualServerKey], bool]:
-    """Makes a test of whether a virtual server is ours, from the other observed objects.
+    """Returns a function that decides from the other observed objects whether a virtual server is ours.
 
     ``local`` are the addresses on our device and the addresses that our local routes lead to. ``host_addresses`` are the
-    addresses of this host on other interfaces than our device: a node port in our set makes the virtual server of that port ours
-    on each of them that lies in ``node_port_ranges``; never on loopback addresses, nor, in a range of all addresses, on IPv6
-    link-local addresses. ``left_behind`` are all observed virtual servers if a virtual server on another address may be ours.
+    addresses of this host on interfaces other than our device. A node port in our set makes the virtual server of that port ours
+    on each of these addresses that lies in ``node_port_ranges``; loopback addresses never count, and IPv6 link-local addresses do
+    not count in a range of all addresses. ``left_behind`` holds all observed virtual servers if a virtual server on an address
+    without node ports may be ours.
     """
 
     def serves(address: Address) -> bool:
@@ -140,7 +145,7 @@ def _shape(key: VirtualServerKey, observed: ObservedVirtualServer) -> object:
 
 
 def virtual_server_of(entry: SetEntry) -> VirtualServerKey | None:
-    """The virtual server that an entry of a ``hash:ip,port…`` set names; None if the entry names none."""
+    """The virtual server that an entry of a ``hash:ip,port…`` set names; None if the entry names no virtual server."""
     ip_set = IP_SETS[entry.set]
     if entry.address is None or entry.protocol is None or ip_set.kind is SetKind.LOOP_BACK or ip_set.type is SetType.PORT:
         return None
@@ -153,7 +158,7 @@ def node_port(key: VirtualServerKey) -> NodePort:
 
 
 def node_port_of(entry: SetEntry) -> NodePort | None:
-    """The node port that an entry of a ``bitmap:port`` set names; None if the entry names none."""
+    """The node port that an entry of a ``bitmap:port`` set names; None if the entry names no node port."""
     ip_set = IP_SETS[entry.set]
     protocol = None if isinstance(entry, ForeignElement) else _NODE_PORTS.get(ip_set.kind)
     return NodePort(ip_set.family, protocol, entry.port) if protocol is not None else None
@@ -176,12 +181,12 @@ Named = VirtualServerKey | NodePort | None
 
 
 def mark_given_by(entry: SetEntry) -> FirewallMark | None:
-    """The virtual server of the mark that an entry gives its packets; None if the entry gives no mark."""
+    """The virtual server of the mark that an entry gives to packets; None if the entry gives no mark."""
     return FirewallMark.of(IP_SETS[entry.set].family, entry.mark) if isinstance(entry, MarkedEntry) else None
 
 
 def firewall_entry(key: VirtualServerKey) -> SetEntry:
-    """The entry that puts the source ranges of a virtual server in force."""
+    """The entry that makes the kernel apply the source ranges of a virtual server."""
     return SetEntry(IpSet(SetKind.LOAD_BALANCER_FIREWALL, key.address.family).name, key.address, key.protocol, key.port)
 
 
@@ -191,10 +196,10 @@ def named_by(entry: SetEntry) -> Named:
 
 
 class Witnesses:
-    """The addresses and entries that must stay while they witness an observed virtual server."""
+    """The addresses and entries that must stay while they are witnesses of an observed virtual server."""
 
     def __init__(self, going: Iterable[VirtualServerKey]) -> None:
-        """``going`` are observed virtual servers that are no longer desired."""
+        """``going`` holds the observed virtual servers that are no longer desired."""
         self._keys = frozenset(going)
         by_address = [key for key in self._keys if not isinstance(key, FirewallMark)]
         self._ports = frozenset(map(node_port, by_address))

@@ -1,9 +1,10 @@
-"""Decides which of several Services that desire one virtual server gets it.
+"""Decides which Service gets a virtual server that several Services desire.
 
-Rule 1: addresses that the API server allots take precedence: a cluster IP, then a node port. The author of a Service chooses its
-external and load-balancer addresses, so these never win an allotted address, whatever the age of the Service.
+Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. The author of a Service
+chooses the Service's external and load-balancer addresses, so these addresses never win against an allocated address, whatever
+the age of the Service.
 Rule 2: a listed Service takes precedence over a remembered Service (see ``Owner``).
-Rule 3: the older Service goes first.
+Rule 3: the older Service takes precedence.
 """
 
 import enum
@@ -25,7 +26,7 @@ class AddressRole(enum.IntEnum):
 
 
 class Rank(NamedTuple):
-    """The rank of a Service for a virtual server; the lowest rank wins."""
+    """The rank of a Service for a virtual server; the Service with the lowest rank wins."""
 
     role: AddressRole
     owner: Owner
@@ -39,9 +40,9 @@ _OTHERS = {
 
 
 def rank(owner: Owner, entries: Collection[SetEntry], key: VirtualServerKey) -> Rank:
-    """The rank of a Service with these set entries that desires this virtual server.
+    """The rank of a Service that desires this virtual server and has these set entries.
 
-    The entries show the role: entries of a node port do not name its address, or are in a set of node ports.
+    The entries show the role of the address: entries of a node port do not name its address, or are in a set of node ports.
     """
     family = key.address.family
 
@@ -58,7 +59,7 @@ def rank(owner: Owner, entries: Collection[SetEntry], key: VirtualServerKey) -> 
 
 
 def reason(winner: Rank, other: Rank) -> str:
-    """Why the winner takes precedence over the other Service, as a text to put after the winner's name."""
+    """The reason why the winner takes precedence over the other Service, as a text that follows the winner's name."""
     if winner.role is not other.role:
         return "has it as its cluster IP" if winner.role is AddressRole.CLUSTER_IP else "has it as its node port"
     if other.owner.is_remembered and not winner.owner.is_remembered:

@@ -1,4 +1,4 @@
-"""Decodes the API's bytes to events, by msgspec. Only an object that breaks its schema is rejected."""
+"""Decodes the API's bytes to events, by msgspec. An object is rejected only if it breaks the schema of its kind."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ K = TypeVar("K", bound=ObjectKey)
 
 
 class UndecodableError(Exception):
-    """A whole body or line is unusable; the message is the reason. The kind must be listed again."""
+    """A whole body or a whole line is unusable; the message gives the reason. The objects of this kind must be listed again."""
 
 
 class ListPage(NamedTuple):
@@ -30,14 +30,14 @@ class ListPage(NamedTuple):
 
 
 class ServerError(NamedTuple):
-    """The server ended the watch with an error."""
+    """The server ended the watch by sending an error."""
 
     code: int
     message: str
 
 
 class WatchLine(NamedTuple):
-    """One line of a watch. ``resource_version`` is empty if the line has none."""
+    """One line of a watch. ``resource_version`` is empty if the line does not contain one."""
 
     event: Put | Gone | Rejected | ServerError | None
     resource_version: str
@@ -49,7 +49,7 @@ class _ListMetadata(schema.Schema, frozen=True):
 
 
 class Page(schema.Schema, frozen=True):
-    """One page of a list as the API writes it."""
+    """One page of a list in the form in which the API writes it."""
 
     metadata: _ListMetadata
     items: list[msgspec.Raw] | None = None
@@ -67,7 +67,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 class _Reader(Generic[T, K]):
-    """The differences between kinds: schema, key, and parser."""
+    """What differs between the kinds: schema, key, and parser."""
 
     def __init__(self, kind: ObjectKind, shape: type[T], key: type[K], read: Callable[[T, K], ApiObject]) -> None:
         self.kind = kind
@@ -100,7 +100,7 @@ class _Reader(Generic[T, K]):
 
 
 def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
-    """The metadata of an object that may break the schema of its kind; None if the metadata are unreadable, too."""
+    """The metadata of an object that may break the schema of its kind; None if the metadata cannot be read either."""
     try:
         return msgspec.json.decode(raw, type=schema.AnyObject).metadata
     except UNREADABLE:
@@ -108,7 +108,10 @@ def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
 
 
 def _why(error: Exception) -> Skipped:
-    """The field, such as ``spec.ports[0].port``, and ``expected int, got str``, from msgspec's message."""
+    """The field and the problem, taken from msgspec's message.
+
+    Examples are ``spec.ports[0].port`` and ``expected int, got str``.
+    """
     text, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
     text = text.replace("`", "").rstrip(".")
@@ -130,7 +133,7 @@ _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
 
 
 def read_page(kind: ObjectKind, body: bytes) -> Page:
-    """One page of a list; its items are not parsed yet.
+    """One page of a list, of which the items have not been parsed yet.
 
     Raises:
         UndecodableError: the body is not a list at all.
@@ -145,7 +148,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     """One page of a list of this kind.
 
     Raises:
-        UndecodableError: the body is not a list at all. In place of an invalid item, the page has a ``Rejected``.
+        UndecodableError: the body is not a list at all. Each invalid item is represented by a ``Rejected`` in the page.
     """
     page = read_page(kind, body)
     # Items are parsed one by one: values of five hundred items at once would not stay in the processor's near caches.
@@ -154,7 +157,10 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
 
 
 def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
-    """One item of a list by itself; None if the bytes are not a whole JSON value, for example after a cut in the middle."""
+    """One item of a list by itself.
+
+    None means that the bytes are not a complete JSON value, for example because they end in the middle of the value.
+    """
     reader = _READERS[kind]
     try:
         return reader.event(reader.one.decode(item))
@@ -169,7 +175,7 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     """One line of a watch of this kind.
 
     Raises:
-        UndecodableError: the line is not a watch event. In place of an invalid object, the line has a ``Rejected``.
+        UndecodableError: the line is not a watch event. An invalid object is represented by a ``Rejected`` in the line.
     """
     try:
         decoded = _LINE.decode(line)
