@@ -1,4 +1,4 @@
-"""The operator's choices that change desired state, and the kernel settings that serving needs by them."""
+"""The operator's choices that change desired state, and the kernel settings that are needed because of these choices."""
 
 import dataclasses
 import enum
@@ -11,7 +11,7 @@ from ipvsproxy.model.rules import Backend
 
 
 class LocalMode(enum.StrEnum):
-    """How rules recognise traffic of this node's pods; ``detectLocalMode`` of KubeProxyConfiguration."""
+    """How rules recognise traffic from this node's pods; this is ``detectLocalMode`` of KubeProxyConfiguration."""
 
     CLUSTER_CIDR = "ClusterCIDR"
     NODE_CIDR = "NodeCIDR"
@@ -25,7 +25,7 @@ class LocalMode(enum.StrEnum):
 
 
 class TrafficScopes(enum.StrEnum):
-    """Which endpoints clients of this node get at external addresses with externalTrafficPolicy Local.
+    """Which endpoints the clients of this node reach at external addresses with externalTrafficPolicy Local.
 
     ``API``: the endpoints of the whole cluster, as in the Service API. ``KUBE_PROXY``: the same endpoints as all other clients,
     as in kube-proxy's IPVS mode.
@@ -36,14 +36,18 @@ class TrafficScopes(enum.StrEnum):
 
 
 class DirectReturn(enum.StrEnum):
-    """Whether this node sends packets of clients outside by tunnel to nodes with endpoints, and takes such packets."""
+    """Whether this node takes part in direct return.
+
+    It then sends packets from clients outside the cluster by tunnel to nodes with endpoints, and accepts such packets from other
+    nodes.
+    """
 
     OFF = "off"
     ON = "on"
 
 
 class Binding(enum.StrEnum):
-    """The way in which service addresses become local, so that this node accepts their packets.
+    """The method by which service addresses become local, so that this node accepts packets to these addresses.
 
     ``ADDRESSES``: service addresses are on our dummy device, as with kube-proxy. ``ROUTES``: a local route on ``lo`` leads to
     each service address.
@@ -57,15 +61,16 @@ class Binding(enum.StrEnum):
 class Settings:
     """The operator's choices that change desired state.
 
-    Node ports answer on the addresses in ``node_port_networks``, and with ``node_port_primary`` on the node's primary ones; a
-    family without either answers on all of its addresses. ``local_interface`` is the bridge or the name prefix of the two
-    interface modes. ``bind_address``, unless it is unspecified, is the node's primary address, and overrides the Node object.
-    ``external_addresses`` is the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal``
-    would not. ``refuses_node_addresses``: no Service gets an external address that is known to belong to another node.
-    ``scope_bits`` are the bits of packet marks that ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as
-    long as the endpoints stay. ``annotations`` are the annotations that this node honours. ``missing_schedulers`` has the
-    reason for each scheduler of an annotation that cannot be used. ``direct_return``: this node takes part in it. ``backend``
-    (never ``AUTO``) holds the rules.
+    Node ports answer on the addresses in ``node_port_networks``, and, with ``node_port_primary``, on the node's primary
+    addresses. If neither is set for a family, node ports answer on all addresses of this family. ``local_interface`` is the name
+    of the bridge or the name prefix of the interfaces, in the two modes that use interfaces. ``bind_address``, unless it is the
+    unspecified address, is the node's primary address, and takes precedence over the Node object. ``external_addresses`` is the
+    value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even if ``refusal`` would refuse them.
+    ``refuses_node_addresses``: external addresses that are known to belong to another node are refused for every Service.
+    ``scope_bits`` are the bits of packet marks that are used for ``scopes``. ``hash_scheduler`` is a scheduler that sends a
+    client to one endpoint for as long as the endpoints do not change. ``annotations`` are the annotations that this node obeys.
+    ``missing_schedulers`` holds, for each scheduler that an annotation names and that cannot be used, the reason.
+    ``direct_return``: this node takes part in direct return. ``backend`` (never ``AUTO``) is the backend that holds the rules.
     """
 
     scheduler: str = "rr"
@@ -93,7 +98,7 @@ class Settings:
 
     @property
     def mark(self) -> int:
-        """The packet mark with which rules request masquerading."""
+        """The packet mark by which rules request masquerading."""
         return 1 << self.masquerade_bit
 
 
@@ -108,12 +113,12 @@ def device_flags(family: Family) -> str:
 
 
 def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
-    """The settings of a node that takes part in direct return.
+    """The settings that a node needs in order to take part in direct return.
 
-    Interface flags 0x81: up, without ARP. The route to a client leads to another interface than the tunnel, which has no address:
-    even a loose ``rp_filter`` would drop its packets (``__fib_validate_source`` in net/ipv4/fib_frontend.c), and the larger
-    number of the interface and of ``all`` counts. ``sloppy_tcp`` lets this node go on with a connection whose first packets came
-    to another node.
+    The interface flags 0x81 mean that the interface is up and does not use ARP. The route to a client uses an interface other
+    than the tunnel, and the tunnel has no address. Therefore even a loose ``rp_filter`` would drop packets from the tunnel
+    (``__fib_validate_source`` in net/ipv4/fib_frontend.c); the larger of the values of the interface and of ``all`` applies.
+    ``sloppy_tcp`` lets this node continue a connection whose first packets arrived at another node.
     """
     for family in sorted(families):
         yield Sysctl(device_flags(family), "0x81", for_tunnels=True)
@@ -139,7 +144,10 @@ _REUSE_MODE = (4, 1)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConntrackChoices:
-    """The operator's settings of connection tracking; 0 leaves a setting unchanged. Times are in seconds."""
+    """The operator's settings of connection tracking; a value of 0 leaves the kernel's setting unchanged.
+
+    Times are in seconds.
+    """
 
     max_per_core: int = 0
     minimum: int = 0
@@ -151,10 +159,13 @@ class ConntrackChoices:
 
 
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
-    """The settings that IPVS with masquerading needs (pkg/proxy/ipvs/proxier.go). IPv4 forwarding counts for both families."""
+    """The settings that IPVS needs for masquerading (pkg/proxy/ipvs/proxier.go).
+
+    The setting of IPv4 forwarding applies to both families.
+    """
     yield Sysctl("net/ipv4/vs/conntrack", "1")
     if _REUSE_MODE <= kernel_version < PROMPT_REUSE:
-        # With 1, each reused source port would cost a second (kubernetes/kubernetes #81775).
+        # With the value 1, each reused source port would take a second (kubernetes/kubernetes #81775).
         yield Sysctl("net/ipv4/vs/conn_reuse_mode", "0")
     yield Sysctl("net/ipv4/vs/expire_nodest_conn", "1")
     yield Sysctl("net/ipv4/vs/expire_quiescent_template", "1")
@@ -165,7 +176,7 @@ def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterat
 
 
 def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
-    """The number of flows that conntrack should hold; 0 leaves the setting unchanged."""
+    """The number of flows that conntrack should be able to hold; 0 leaves the kernel's setting unchanged."""
     if not choices.max_per_core:
         return 0
     scaled = choices.max_per_core * processors
@@ -173,7 +184,7 @@ def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
 
 
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
-    """The settings of connection tracking. A larger maximum than ours stays, because an administrator has chosen it."""
+    """The settings of connection tracking. A maximum that is larger than ours is kept, because an administrator has chosen it."""
     maximum = conntrack_maximum(choices, processors)
     if maximum:
         yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)

@@ -1,17 +1,17 @@
-"""The fixed rules: masquerading in ``nat``, source ranges and closed host ports in ``filter``.
+"""The fixed rules: masquerading in the table ``nat``, source ranges and closed host ports in the table ``filter``.
 
-Their number does not grow with the Services; only a load balancer address that this node itself may not use adds one rule. Names,
-order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes), except for the chains of traffic scopes:
-operators know its rules, and kube-proxy must be able to take over again.
+The number of rules does not grow with the number of Services. Only a load balancer address that this node itself may not use adds
+a rule. Except for the chains of traffic scopes, names, order and conditions are those of pkg/proxy/ipvs/proxier.go
+(kubernetes/kubernetes), because operators know kube-proxy's rules, and kube-proxy must be able to take over again.
 
-Connections are masqueraded in one of two ways, with the same outcome:
+There are two methods of masquerading, with the same outcome:
 
-*By mark*, as kube-proxy: a rule before IPVS gives a packet a bit of its mark, and one behind it masquerades packets with the bit.
-Iptables needs this way, because it cannot look up in a set which destination a client has chosen.
+*By mark*, as kube-proxy does it: a rule before IPVS sets one bit of the packet's mark, and a rule behind IPVS masquerades packets
+with this bit. Iptables needs this method, because it cannot look up in a set which destination a client has chosen.
 
-*By connection*, for a backend that can: one rule behind IPVS asks connection tracking for the destination that the client has
-chosen. Masquerading by connection shares no bit of the mark with other programs, and marks no packet. Rules stand whether or not
-their sets have entries, so they change with the node alone.
+*By connection*, for a backend that can do so: one rule behind IPVS gets the destination that the client has chosen from
+connection tracking. Masquerading by connection shares no bit of the packet mark with other programs, and marks no packets. The
+rules exist whether or not their sets have entries, so the rules change only when the node changes.
 """
 
 import dataclasses
@@ -137,7 +137,7 @@ FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
 
 
 def on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
-    """A rule that matches one of our sets, with the comment that names the set's purpose."""
+    """A rule that matches one of our sets, with the comment that gives the set's purpose."""
     return Rule(protocol=protocol, comment=COMMENTS[kind], set=match(kind, family, sides), target=target)
 
 
@@ -160,12 +160,12 @@ def build_skeleton(
 ) -> Skeleton:
     """All rules of a family.
 
-    ``occupied``: the kinds of sets with an entry; most rules exist only while their set is not empty. ``refused``: the virtual
-    servers that this node itself may not use. ``routed``: the refused virtual servers whose address is local by a route, or will
-    be soon.
+    ``occupied`` holds the kinds of sets that have an entry; most rules exist only while their set is not empty. ``refused`` holds
+    the virtual servers that this node itself may not use. ``routed`` holds the refused virtual servers whose address is local by
+    a route, or will soon be local by a route.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # rules stand while their sets are empty; those of scopes would meet every packet
+    if is_by_connection:  # these rules exist even while their sets are empty; the rules of scopes would see every packet
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = _by_connection(family, settings, view)
     else:
@@ -190,7 +190,7 @@ def build_skeleton(
     if SetKind.DIRECT in occupied:  # these packets keep their client's address, unless their endpoint cannot answer the client
         chosen = Rule(any_mark=settings.scope_bits, target=Verdict.RETURN if is_by_connection else Verdict.ACCEPT)
         rules[ChainKey("nat", POSTROUTING if is_by_connection else SERVICES)].insert(0, chosen)
-    if is_by_connection:  # each rule has its own text as its comment
+    if is_by_connection:  # with this method, the text of each rule serves as its comment
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
     fixed = {key: tuple(value) for key, value in rules.items()}
     if not (occupied & SCOPE_KINDS - {SetKind.MARKS, SetKind.NOT_DIRECT} or _guards_tunnels(settings, view)):
@@ -210,8 +210,8 @@ _SEGMENT_SIZES: Mapping[Family, int] = {Family.IPV4: 1500 - 20 - 40, Family.IPV6
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
     """The rule that drops this host's own packets to a virtual server.
 
-    As in kube-proxy, the source of these packets is the service address while that address is on our device. If a route makes the
-    address local, the kernel chooses another source for IPv6.
+    As in kube-proxy, these packets have the service address as their source while this address is on our device. If the address
+    is local by a route, the kernel chooses another source for IPv6.
     """
     if by_route:
         return Rule(from_this_host=True, virtual_server=key, to_virtual_server=True, target=Verdict.DROP)
@@ -221,13 +221,14 @@ def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) 
 def _scope_chains(
     family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]
 ) -> Mapping[ChainKey, tuple[Rule, ...]]:
-    """The rules that tell clients of this node from others, at external addresses with traffic policy Local.
+    """The rules that distinguish clients of this node from other clients, at external addresses with traffic policy Local.
 
-    Their number grows with the ranges of pods alone.
+    The number of these rules grows only with the number of pod ranges.
 
-    Pods that may be on another node count as clients from outside, but their packets are not dropped, because they may be on this
-    node, too. Where pods cannot be told from other clients, only this host's own packets get a mark, and no packet is dropped.
-    Packets are marked in ``mangle``, where the kernel allows it, and before ``nat`` and IPVS see the packet.
+    Pods that may be on another node count as clients from outside. Their packets are nevertheless not dropped, because these pods
+    may also be on this node. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark,
+    and no packets are dropped. Packets are marked in the table ``mangle``, where the kernel allows it, and before ``nat`` and
+    IPVS process the packet.
     """
     arrival = list(_from_tunnels(family, settings, view, occupied))
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
@@ -247,7 +248,7 @@ def _scope_chains(
 
 
 def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iterable[Rule]:
-    """A rule for each way to recognise pods of this node (``detectLocalMode``)."""
+    """The rules that recognise pods of this node, one for each method (``detectLocalMode``)."""
     match settings.detect_local:
         case LocalMode.BRIDGE_INTERFACE:
             yield Rule(interface=InterfaceMatch(settings.local_interface), target=Verdict.RETURN)
@@ -262,15 +263,15 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
 
 
 def _guards_tunnels(settings: Settings, view: NodeView) -> bool:
-    """Whether the tunnel devices are ours, so that rules drop tunnels of strangers, whether or not a set has an entry."""
+    """Whether the tunnel devices are ours, so that rules drop tunnels of strangers even if no set has an entry."""
     return settings.direct_return and not view.shared_tunnel
 
 
 def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
-    """The rules for tunnels of direct return, which come before all others, so that no packet is sent on.
+    """The rules for tunnels of direct return.
 
-    Whoever can send an outer packet to this node can put any inner packet into it. Where another program has the tunnel device,
-    no rule may drop its packets.
+    They come before all other rules, so that a packet from a tunnel is never forwarded. Any sender of an outer packet to this
+    node can put an arbitrary inner packet into it. If another program uses the tunnel device, no rule may drop its packets.
     """
     if view.shared_tunnel or not (settings.direct_return or occupied & {SetKind.NODES, SetKind.TUNNEL}):
         return
@@ -287,8 +288,8 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
 def _scope_masquerade(family: Family, settings: Settings, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
     """Rules that masquerade a connection after IPVS has chosen an endpoint whose answers would bypass this node.
 
-    This host's own packets to a service address have that address as their source. Where this node carries the address, other
-    nodes treat it as their own.
+    This host's own packets to a service address have the service address as their source. Nodes that have this service address on
+    an interface treat it as their own address.
     """
     if not occupied & {SetKind.SCOPE, SetKind.NOT_DIRECT}:
         return
@@ -300,17 +301,17 @@ def _scope_masquerade(family: Family, settings: Settings, occupied: AbstractSet[
 
 
 def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
-    """The ranges of the cluster's pods, in the mode that recognises pods by range."""
+    """The ranges of the cluster's pods, if the mode recognises pods by range."""
     if settings.detect_local is LocalMode.CLUSTER_CIDR:
         yield from (item for item in settings.cluster_networks if item.family is family)
 
 
 def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
-    """The ranges whose pods are all on this node: the Node's own pod ranges, and the ranges of its bridges.
+    """The ranges whose pods are all on this node: the pod ranges of the Node object, and the ranges of this node's bridges.
 
-    Some network plug-ins, such as Calico's own address management, ignore ``spec.podCIDRs``: then a pod of any node may have an
-    address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node carries an address in them. A network that contains
-    the Node's own address is the nodes' network, whose pods may be on any node.
+    Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. A pod of any node may then
+    have an address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node has an address of its own in these ranges. A
+    network that contains the Node's own address is the network of the nodes, and its pods may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
@@ -330,7 +331,7 @@ def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterab
 
 
 def _closed_port_rules(family: Family) -> Iterable[Rule]:
-    """Service addresses answer on their own ports alone: other ports of the host stay closed there."""
+    """Service addresses answer only on the ports of their Services: other ports of the host are closed on these addresses."""
     for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
         yield Rule(set=match(kind, family, TO_PORT), target=Verdict.RETURN)
     yield Rule(set=match(SetKind.HEALTH_CHECK_NODE_PORT, family, TO), target=Verdict.RETURN)
@@ -353,14 +354,14 @@ ChainRules = Mapping[str, Collection[Rule]]
 
 
 def _masquerade(family: Family, settings: Settings) -> Masquerade:
-    """The target that masquerades, with the options that this host supports."""
+    """The masquerading target, with the options that this host supports."""
     return Masquerade(fully_random=settings.random_fully.get(family, True))
 
 
 def _by_mark(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> ChainRules:
-    """The rules that masquerade by a bit of the packet's mark, as in kube-proxy.
+    """The rules that masquerade packets by a bit of their mark, as in kube-proxy.
 
-    ``occupied`` are the kinds of sets with an entry: most rules exist only while their set has one.
+    ``occupied`` holds the kinds of sets that have an entry: most rules exist only while their set has an entry.
     """
     mark = settings.mark
     postrouting = [
@@ -383,14 +384,14 @@ def _by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstr
 
 
 def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
-    """The rules that masquerade by the destination that a client has chosen. These rules use no packet mark.
+    """The rules that masquerade connections by the destination that the client has chosen. These rules use no packet mark.
 
-    Before IPVS, ``KUBE-SERVICES`` only keeps a connection at its Service address or node port, so that no rule of another program
-    redirects it.
+    Before IPVS, ``KUBE-SERVICES`` only accepts a connection to a Service address or node port, so that no rule of another program
+    redirects the connection.
     """
     target = _masquerade(family, settings)
     kept = (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL)
-    # This host's own connections have no interface of arrival, which identifies pods.
+    # This host's own connections do not arrive on an interface, but pods are identified by the interface of arrival.
     is_host_apart = settings.detect_local.is_by_interface and not settings.masquerade_all
     this_host = dataclasses.replace(on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target), from_this_host=True)
     return {
@@ -405,7 +406,7 @@ def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainR
             *_cluster_clients(family, settings, view, target, by_connection=True),
             *([this_host] if is_host_apart else []),
             on_set(SetKind.EXTERNAL_IP, family, ORIGINALLY_TO_PORT, target),
-            # The address counts as well: pods of this node connect to the same port of other hosts.
+            # The address must match as well, because pods of this node also connect to the same port of other hosts.
             *(Rule(original_destination=address, target=JumpTo(NODE_PORT)) for address in view.node_port_addresses[family]),
         ],
         NODE_PORT: list(_node_ports(family, frozenset(SetKind), ORIGINALLY_TO, target)),
@@ -417,7 +418,7 @@ def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainR
 
 
 def _marking(family: Family, settings: Settings, view: NodeView, occupied: Collection[SetKind]) -> Iterable[Rule]:
-    """KUBE-SERVICES after its first rule: traffic to masquerade, and traffic for the node-port chain."""
+    """The rules of KUBE-SERVICES after its first rule: for traffic to masquerade, and for traffic to the node-port chain."""
     marking = JumpTo(MARK_MASQUERADE)
     if SetKind.LOAD_BALANCER in occupied:
         yield on_set(SetKind.LOAD_BALANCER, family, TO_PORT, JumpTo(LOAD_BALANCER))
@@ -444,9 +445,10 @@ def _cluster_clients(
     *,
     by_connection: bool = False,
 ) -> Iterable[Rule]:
-    """The rules for clients of cluster IPs that are masqueraded: all clients, or all but this node's pods.
+    """The rules for clients of cluster IPs whose connections are masqueraded.
 
-    Without local detection, only clients with a service address are masqueraded; the host's own connections have such a source.
+    These are all clients, or all clients except this node's pods. Without local detection, only connections with a service
+    address as their source are masqueraded; the host's own connections have such a source.
     """
     everybody = on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT if by_connection else TO_PORT, target)
     if settings.masquerade_all:
@@ -467,15 +469,15 @@ def _cluster_clients(
         case never:
             assert_never(never)
     if family is Family.IPV6 and settings.binding is Binding.ROUTES:
-        # The source is the service address otherwise. With a route, the kernel chooses any address of this host, perhaps one
-        # in a range of pods, or one that nobody else has a route to.
+        # Without a route, the source is the service address. With a route, the kernel chooses any address of this host as the
+        # source, perhaps an address in a range of pods, or an address to which no other host has a route.
         yield dataclasses.replace(everybody, from_this_host=True)
 
 
 def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
-    """The rules that keep a connection at its node port.
+    """The rules that protect a connection to a node port from redirection by other programs.
 
-    Each node port is in the set of its protocol, even with traffic policy Local.
+    Each node port is in the set of its protocol, even if its traffic policy is Local.
     """
     for address in view.node_port_addresses[family]:
         for protocol, _, every in _NODE_PORT_SETS:
@@ -486,7 +488,7 @@ def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
 
 def _node_ports(family: Family, occupied: Collection[SetKind], sides: tuple[Side, ...], target: Target) -> Iterable[Rule]:
     for protocol, local, every in _NODE_PORT_SETS:
-        asked = sides * 2 if protocol is Protocol.SCTP else sides  # SCTP sets have the address as well
+        asked = sides * 2 if protocol is Protocol.SCTP else sides  # entries of SCTP sets also contain the address
         if local in occupied:
             yield on_set(local, family, asked, Verdict.RETURN, protocol)
         if every in occupied:

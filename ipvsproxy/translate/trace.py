@@ -1,6 +1,6 @@
-"""Whether a connection is masqueraded, and by which rules: its path through the rules themselves.
+"""Determines whether a connection is masqueraded, and by which rules, by following its path through the rules.
 
-Only the vocabulary of ``skeleton`` is understood: each field of ``Rule``, and the targets of the ``nat`` table.
+Only the features that ``skeleton`` uses are supported: each field of ``Rule``, and the targets of the ``nat`` table.
 """
 
 import enum
@@ -20,7 +20,7 @@ _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_addres
 
 
 class TracedClient(enum.StrEnum):
-    """Where a connection comes from."""
+    """The origin of a connection."""
 
     POD = "pod of this node"
     OTHER_POD = "pod of another node"
@@ -29,7 +29,10 @@ class TracedClient(enum.StrEnum):
 
 
 class TracedConnection(NamedTuple):
-    """The first packet of a connection to a virtual server. ``is_from_pod_interface``: it arrives on an interface of pods."""
+    """The first packet of a connection to a virtual server.
+
+    ``is_from_pod_interface``: the packet arrives on an interface of pods.
+    """
 
     source: Address
     virtual_server: VirtualServerKey
@@ -39,16 +42,16 @@ class TracedConnection(NamedTuple):
 
 
 class AppliedRule(NamedTuple):
-    """A rule that applies to a connection, and its chain."""
+    """A rule that applies to a connection, and the chain of the rule."""
 
     chain: ChainKey
     rule: Rule
 
 
 class Trace(NamedTuple):
-    """The verdict on a connection, and the rules that decide it, in their order. If no rule decides, it is not masqueraded.
+    """The verdict on a connection, and the rules that lead to this verdict, in their order.
 
-    ``is_marked``: it comes to the second scope of its address.
+    If no rule decides, the connection is not masqueraded. ``is_marked``: the connection reaches the second scope of its address.
     """
 
     is_masqueraded: bool
@@ -60,7 +63,7 @@ class Trace(NamedTuple):
 def connection_of(client: TracedClient, key: VirtualServerKey, settings: Settings, view: NodeView) -> TracedConnection:
     """An example of a client's connection.
 
-    The host's connection to one of its own addresses has that address as its source; service addresses are such addresses.
+    When the host connects to one of its own addresses, this address is also the source; service addresses are such addresses.
     """
     match client:
         case TracedClient.HOST:
@@ -85,7 +88,10 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
 
 
 def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
-    """An address in the cluster's range that a pod of this node certainly lacks; one outside if no range is known."""
+    """An address in the cluster's range that no pod of this node can have.
+
+    If no range is known, the address is outside the cluster.
+    """
     here = [*skeleton.local_pod_networks(family, settings, view), *(one for one in view.pod_networks if one.family is family)]
     for network in settings.cluster_networks:
         size = 1 << (len(network.address) * 8 - network.prefix_length)
@@ -96,9 +102,10 @@ def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Ad
 
 
 def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: TracedConnection, *, has_scopes: bool) -> Trace:
-    """Follow a connection until it is masqueraded or marked for that, or nothing more can happen to it.
+    """Follow a connection until it is masqueraded or marked for masquerading, or until no further rule can apply to it.
 
-    ``has_scopes``: the virtual server's address has a second scope, so a set gives packets of this node's clients a mark.
+    ``has_scopes``: the virtual server's address has a second scope, so packets of this node's clients are marked because of a
+    set.
     """
     applied: list[AppliedRule] = []
     connection = connection._replace(has_mark=has_scopes)
@@ -118,7 +125,10 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: T
 
 
 def _deciding_chain(rules: Skeleton) -> ChainKey:
-    """The chain that decides about masquerading: by mark the chain before IPVS, by connection the chain behind it."""
+    """The chain that decides about masquerading.
+
+    With masquerading by mark this is the chain before IPVS, with masquerading by connection the chain behind IPVS.
+    """
     postrouting = ChainKey("nat", skeleton.POSTROUTING)
     by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))
     return postrouting if by_connection else ChainKey("nat", skeleton.SERVICES)
@@ -140,7 +150,7 @@ def _walk(
 ) -> _Verdict | None:
     """Follow one chain.
 
-    None means a return to the calling chain; ``applied_rules`` gets the rules that led to a verdict or ended a chain.
+    None means a return to the calling chain; the rules that led to a verdict or ended a chain are added to ``applied_rules``.
     """
     for rule in rules.chains.get(chain, ()):
         if not all(_conditions(rule, is_in_set, connection)):
@@ -163,7 +173,7 @@ def _walk(
 
 
 def _verdict(target: Target, connection: TracedConnection) -> _Verdict | None:
-    """The verdict of a target; None for one that does not decide."""
+    """The verdict of a target; None if the target does not decide."""
     match target:
         case JumpTo(skeleton.MARK_MASQUERADE) | Masquerade():
             return _Verdict.MASQUERADED
@@ -194,7 +204,7 @@ def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: T
 
 
 def _entry(match: SetMatch, connection: TracedConnection) -> SetEntry:
-    """The set entry that a match looks up: the sides that it names, of source and destination."""
+    """The set entry that a match looks up, with the source or destination that the match names."""
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:
         return SetEntry(match.set, port=asked.port)

@@ -1,4 +1,7 @@
-"""The properties of this node that matter for Services: name, zone, and addresses, including those that it lost a moment ago."""
+"""The properties of this node that matter for Services: name, zone, and addresses.
+
+Addresses that the node lost a moment ago are included.
+"""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,14 +20,14 @@ LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), F
 class NodeView:
     """The properties of this node that matter for Services.
 
-    ``primary_addresses`` is the node's own address per family, or a loopback address if it is unknown. ``node_port_addresses``
-    are the addresses on which node ports answer, ``health_check_addresses`` the addresses on which health-check ports listen
-    (the unspecified address stands for all). ``elsewhere`` are the addresses on all interfaces except our dummy device: a
-    service address among them is served, but not bound a second time. ``api_servers`` are the known API servers,
-    ``former_api_servers`` all that were known before. ``other_nodes`` has the node of each external or load-balancer address
-    that is known to belong to another node. ``tunnel_ends`` has the addresses of each other node that takes packets of direct
-    return. ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our device
-    are in.
+    ``primary_addresses`` holds the node's own address for each family, or a loopback address if the node's own address is
+    unknown. ``node_port_addresses`` are the addresses on which node ports answer. ``health_check_addresses`` are the addresses on
+    which health-check ports listen; the unspecified address means all addresses. ``elsewhere`` are the addresses on all
+    interfaces except our dummy device: a service address among these addresses is served, but is not bound a second time.
+    ``api_servers`` are the known API servers, ``former_api_servers`` are all API servers that were known before. ``other_nodes``
+    holds the name of the node for each external or load-balancer address that is known to belong to another node. ``tunnel_ends``
+    holds the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's
+    ``spec.podCIDRs``; ``connected`` are the networks of all interfaces except our device.
     """
 
     name: str
@@ -56,7 +59,7 @@ def view_node(
 ) -> NodeView:
     """Make the view from the Node object, the host's interfaces, and the present and former API servers.
 
-    ``lingering`` are lost addresses on which node ports and health-check ports stay for a while.
+    ``lingering`` are lost addresses on which node ports and health-check ports are served for a grace period.
     """
     carried_here = [item for item in addresses if item.interface != DEVICE]
     ours = [item.address for item in carried_here]
@@ -82,13 +85,16 @@ def view_node(
 
 
 def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
-    """The tunnel device that carries an address, and so belongs to another program, such as Calico; empty without one."""
+    """The tunnel device that has an address and therefore belongs to another program, such as Calico.
+
+    Empty if there is no such device.
+    """
     devices = TUNNEL_DEVICES.values()
     return next((one.interface for one in addresses if one.interface in devices and not one.address.is_link_local_v6), "")
 
 
 def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:
-    """The ranges whose addresses answer on node ports, of both families; a /0 range if every address does."""
+    """The address ranges of both families in which node ports answer; a /0 range if node ports answer on every address."""
     primary = _primary_addresses(settings, node)
     return tuple(
         item
@@ -98,7 +104,7 @@ def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ..
 
 
 def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
-    """The ranges that are known without an API server; no ranges if they depend on the Node object."""
+    """The ranges that are known without an API server; no ranges if the ranges depend on the Node object."""
     bind_address = settings.bind_address
     if settings.node_port_primary and (bind_address is None or bind_address.is_unspecified):
         return ()
@@ -106,7 +112,10 @@ def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
 
 
 def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family, Address]:
-    """The first InternalIP of each family, else the first ExternalIP; a concrete bind address beats both."""
+    """The first InternalIP of each family, or the first ExternalIP if there is none.
+
+    A bind address that is not unspecified takes precedence over both.
+    """
     addresses = dict(LOOPBACK)
     for address in reversed(node.addresses if node else ()):
         addresses[address.family] = address
@@ -116,9 +125,9 @@ def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family,
 
 
 def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> frozenset[Family]:
-    """The served families in which rules cannot recognise this node's pods, because only other families have ranges.
+    """The served families in which rules cannot recognise this node's pods, because only other families have pod ranges.
 
-    Their traffic to cluster IPs is masqueraded as without local detection. ``pod_networks`` are the Node's
+    In these families, traffic to cluster IPs is masqueraded as it is without local detection. ``pod_networks`` are the Node's
     ``spec.podCIDRs``.
     """
     match settings.detect_local:
@@ -132,9 +141,10 @@ def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> f
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """The family that a node needs: the family of a concrete bind address, else of the Node's first address.
+    """The family that a node needs.
 
-    None if no address is known. The rule is that of ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
+    This is the family of the bind address unless that is unspecified, otherwise the family of the Node's first address. None if
+    no address is known. This rule equals ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
     """
     if settings.bind_address and not settings.bind_address.is_unspecified:
         return settings.bind_address.family
@@ -142,9 +152,9 @@ def primary_family(settings: Settings, node: Node | None) -> Family | None:
 
 
 def _node_port_networks(settings: Settings, family: Family, primary: Mapping[Family, Address]) -> tuple[Network, ...]:
-    """The ranges whose addresses answer on node ports; none means every address, as does a /0 range.
+    """The ranges in which node ports answer; if there are no ranges or a /0 range, node ports answer on every address.
 
-    The rule is that of pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes.
+    This rule equals pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes.
     """
     networks = tuple(item for item in settings.node_port_networks if item.family is family)
     if settings.node_port_primary and not primary[family].is_loopback:
@@ -153,7 +163,10 @@ def _node_port_networks(settings: Settings, family: Family, primary: Mapping[Fam
 
 
 def _node_port_addresses(networks: Sequence[Network], ours: Iterable[Address]) -> tuple[Address, ...]:
-    """The addresses inside the ranges; without ranges, all except IPv6 link-local ones. Never loopback addresses."""
+    """The addresses inside the ranges; without ranges, all addresses except IPv6 link-local addresses.
+
+    Never loopback addresses.
+    """
     candidates = dict.fromkeys(address for address in ours if not address.is_loopback)
     if not networks:
         return tuple(address for address in candidates if not address.is_link_local_v6)
@@ -161,7 +174,10 @@ def _node_port_addresses(networks: Sequence[Network], ours: Iterable[Address]) -
 
 
 def _health_check_addresses(family: Family, networks: Sequence[Network], ours: Iterable[Address]) -> tuple[Address, ...]:
-    """The addresses inside the ranges, with loopback, but without link-local ones: a listener there would need the interface."""
+    """The addresses inside the ranges.
+
+    Loopback addresses are included; link-local addresses are left out, because a listener on them would need the interface.
+    """
     if not networks:
         return (Address(bytes(family.bits // 8)),)
     candidates = dict.fromkeys(address for address in ours if not address.is_link_local_v6)
@@ -176,11 +192,12 @@ GRACE_S = 8.0
 class Lingering:
     """Addresses that this host lost a moment ago, on which node ports are still served.
 
-    Rule 1: most lost addresses come back: ``netplan apply``, a DHCP client or keepalived remove an address for a moment. Removing
-    the virtual servers of a lost address would end their connections (``expire_nodest_conn``), so they stay for a grace period.
+    Rule 1: most lost addresses come back soon: ``netplan apply``, a DHCP client or keepalived remove an address for a moment.
+    Removing the virtual servers of a lost address would end their connections (``expire_nodest_conn``), so these virtual servers
+    stay for a grace period.
     Rule 2: only a successful reading without the address ends its grace period.
 
-    ``present`` are the addresses of the last reading; ``until_s`` has the end of the grace period of each lost address.
+    ``present`` are the addresses of the last reading; ``until_s`` holds the end of the grace period for each lost address.
     """
 
     present: frozenset[Address] = frozenset()
@@ -188,12 +205,12 @@ class Lingering:
 
     @property
     def addresses(self) -> Collection[Address]:
-        """The lost addresses in their grace period."""
+        """The lost addresses whose grace period has not ended."""
         return self.until_s.keys()
 
     @property
     def next_s(self) -> float | None:
-        """When the first grace period ends; None if there is none."""
+        """The end of the first grace period to end; None if there is no grace period."""
         return min(self.until_s.values(), default=None)
 
     def is_due(self, now: float) -> bool:
@@ -201,11 +218,11 @@ class Lingering:
         return any(until_s <= now for until_s in self.until_s.values())
 
     def after(self, addresses: Iterable[Address], now: float) -> "Lingering":
-        """The next value, after a reading with exactly these addresses."""
+        """The next value of this object, after a reading that has found exactly these addresses."""
         present = frozenset(addresses)
         staying = {one: until_s for one, until_s in self.until_s.items() if one not in present and now < until_s}
         return Lingering(present, staying | dict.fromkeys(sorted(self.present - present), now + GRACE_S))
 
     def postponed(self, now: float) -> "Lingering":
-        """The next value, after a reading that failed: each grace period begins anew."""
+        """The next value of this object, after a reading that failed: each grace period begins again."""
         return Lingering(self.present, dict.fromkeys(self.until_s, now + GRACE_S))

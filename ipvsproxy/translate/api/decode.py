@@ -77,20 +77,26 @@ class _Reader(Generic[T, K]):
         self.read: Callable[[T, K], ApiObject] = read
 
     def key(self, metadata: schema.Metadata | None) -> K | None:
-        """The key of an object with this metadata; None without a name. The parsed object shares this key as its name."""
+        """The key of an object with this metadata; None if the metadata contain no name.
+
+        The parsed object uses this key as its name.
+        """
         if metadata is None or not metadata.name:
             return None
         return self._key("" if self.kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
 
     def event(self, raw: T) -> Put | Rejected:
-        """The parsed object with its key, or a rejection if it has no name."""
+        """The parsed object with its key, or a ``Rejected`` if the object has no name."""
         key = self.key(raw.metadata)
         if key is None:
             return Rejected(self.kind, None, "", "is missing", "metadata.name")
         return Put(self.kind, key, self.read(raw, key))
 
     def loose_event(self, raw: msgspec.Raw) -> tuple[Put | Rejected, schema.Metadata | None]:
-        """As ``event``, for an object that may break the schema of its kind; also returns its readable metadata."""
+        """Like ``event``, but the object may break the schema of its kind.
+
+        The object's metadata are also returned, as far as they can be read.
+        """
         try:
             decoded = self.one.decode(raw)
             return self.event(decoded), decoded.metadata
@@ -151,7 +157,8 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
         UndecodableError: the body is not a list at all. Each invalid item is represented by a ``Rejected`` in the page.
     """
     page = read_page(kind, body)
-    # Items are parsed one by one: values of five hundred items at once would not stay in the processor's near caches.
+    # Items are parsed one at a time, because the values of five hundred items at once would not fit into the processor's fast
+    # caches.
     events = tuple(_READERS[kind].loose_event(item)[0] for item in page.items or ())
     return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
 
@@ -208,10 +215,11 @@ _MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
 
 
 def decode_document(document: object, where: str) -> Put | Rejected | None:
-    """One manifest that has been read from YAML or JSON already; None if its kind is not watched.
+    """One manifest that has already been read from YAML or JSON; None if its kind is not watched.
 
-    ``where`` names file and document for the reader of a ``Rejected``. Defaults of the API server are filled in: the namespace
-    ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
+    ``where`` gives the file and the document, so that people can find the object of a ``Rejected``. Fields for which the API
+    server has defaults are filled in: the namespace ``default``, the protocol TCP, the empty name of a single endpoint port, the
+    session affinity timeout.
     """
     try:
         head = msgspec.convert(document, schema.AnyObject)
@@ -250,14 +258,15 @@ _BEGINNING = re.compile(rb'\{"[^"\\]{1,64}":')
 
 
 class ListReader:
-    """A list as it arrives: its items one by one, so that memory is bounded by one item and not by the list.
+    """Decodes a list while it arrives, item by item. The memory needed depends on the size of an item and not of the list.
 
-    Call ``feed`` for each piece of the answer, in their order, then ``finish``.
+    Call ``feed`` with each fragment of the answer, in their order, and then call ``finish``.
 
-    An API server writes a list without spaces, and begins each item alike (``{"metadata":`` in k8s.io/api). In JSON, the end of
-    one such item and the beginning of the next, ``},{"metadata":``, cannot stand within a text, where quotation marks are
-    escaped. These bytes can stand within an item, between two nested objects; then the part before them is no whole JSON value,
-    and the item goes on. A list that cannot be split in this way is kept, and parsed as a whole at the end, with the same result.
+    An API server writes a list without spaces, and all items begin with the same bytes (``{"metadata":`` in k8s.io/api). The end
+    of such an item and the beginning of the next item, ``},{"metadata":``, cannot occur inside a JSON string, because quotation
+    marks are escaped in strings. These bytes can occur within an item, between two nested objects. The bytes before them are then
+    not a complete JSON value, and the item continues. A list that cannot be split in this way is stored and parsed as a whole at
+    the end, with the same result.
     """
 
     def __init__(self, kind: ObjectKind) -> None:
@@ -272,7 +281,10 @@ class ListReader:
         self._is_in_one_piece = False
 
     def feed(self, piece: bytes) -> list[Put | Rejected]:
-        """The items that this piece completes. An item that breaks the schema of its kind is a ``Rejected``."""
+        """The items that are complete once this fragment has arrived.
+
+        An item that breaks the schema of its kind is returned as a ``Rejected``.
+        """
         self._buffer += piece
         if self._is_in_one_piece or not (self._end_of_item or self._begin()):
             return []
@@ -296,16 +308,16 @@ class ListReader:
         return events
 
     def finish(self) -> ListPage:
-        """The remaining items, with the version and the continuation of the list.
+        """The remaining items, with the resource version and the continue token of the list.
 
         Raises:
-            UndecodableError: the answer was no list, or broke off. After an error, the items that ``feed`` has returned remain
-            valid.
+            UndecodableError: the answer was not a list, or it ended before the list was complete. After an error, the items that
+            ``feed`` has returned remain valid.
         """
         return decode_list(self._kind, self._before_items + self._buffer)
 
     def _begin(self) -> bool:
-        """Take the part before the items out of the buffer; False while the first item has not begun."""
+        """Take the bytes before the first item out of the buffer; False if the first item has not begun yet."""
         before_items = _BEFORE_ITEMS.search(self._buffer, 0, MOST_BYTES_BEFORE_ITEMS)
         item = _BEGINNING.match(self._buffer, before_items.end()) if before_items else None
         if before_items is None or item is None:
@@ -314,7 +326,8 @@ class ListReader:
         before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode_list(self._kind, before + b"]}").resource_version
-        except UndecodableError:  # other brackets are open: these items are not those of the list; or what follows belongs to it
+        # other brackets are open: these items do not belong to the list, or the bytes that follow the items belong to the list
+        except UndecodableError:
             self._is_in_one_piece = True
             return False
         self._before_items = before

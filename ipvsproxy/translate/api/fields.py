@@ -1,9 +1,10 @@
-"""Parses the texts of fields and annotations to values. Module ``treatment`` says what annotations mean on this node.
+"""Parses the texts of fields and annotations to values. The module ``treatment`` decides what annotations mean on this node.
 
-A parser of a list takes the field's name, and appends a ``Skipped`` for each invalid value. All valid values are used.
+A parser of a list takes the name of the field, and appends a ``Skipped`` for each invalid value. All valid values of the list are
+used.
 
-Rule 1: a wrong annotation concerns its own setting alone, which keeps the node's default. A ``Skipped`` has the reason.
-Rule 2: every number has bounds, because anybody who may write a Service chooses it.
+Rule 1: an invalid annotation affects only its own setting, which keeps the node's default. The ``Skipped`` contains the reason.
+Rule 2: every number has a lower and an upper bound, because anybody who may write a Service chooses the number.
 """
 
 import datetime as dt
@@ -44,12 +45,12 @@ T = TypeVar("T")
 
 
 def addresses(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Address, ...]:
-    """Each address once, in order. Blank texts are ignored: the API allows them."""
+    """The addresses in their order, without duplicates. Blank texts are ignored, because the API allows them."""
     return _parsed(field, texts, parse_address, skipped)
 
 
 def networks(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Network, ...]:
-    """As ``addresses``, but for CIDR ranges."""
+    """Like ``addresses``, but for CIDR ranges."""
     return _parsed(field, texts, parse_network, skipped)
 
 
@@ -66,12 +67,15 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
 
 
 def shown(text: str | None) -> str:
-    """An invalid value as a reason repeats it: in quotation marks, and cut to ``_SHOWN`` characters."""
+    """An invalid value in the form in which a reason repeats it: in quotation marks, and shortened to ``_SHOWN`` characters."""
     return repr(str(text)[:_SHOWN])
 
 
 def bounded(skipped: list[Skipped]) -> tuple[Skipped, ...]:
-    """The first ``MOST_SKIPPED`` skipped parts, and one more with the number of all others, invalid if one of these is."""
+    """The first ``MOST_SKIPPED`` skipped parts, and one more that gives the number of all further parts.
+
+    It counts as invalid if any of these further parts is invalid.
+    """
     rest = skipped[MOST_SKIPPED:]
     if not rest:
         return tuple(skipped)
@@ -80,7 +84,7 @@ def bounded(skipped: list[Skipped]) -> tuple[Skipped, ...]:
 
 
 def seconds(text: str | None) -> float:
-    """An RFC 3339 time as seconds since the epoch; 0 if it is absent, unreadable, or before the epoch."""
+    """An RFC 3339 time as seconds since the epoch; 0 if the time is absent, unreadable, or before the epoch."""
     if not text:
         return 0
     return (_read_seconds if len(text) <= _LONGEST_TIME else _read_seconds.__wrapped__)(text)
@@ -110,7 +114,7 @@ _FAMILIES: Mapping[str, Family] = {family.label.lower(): family for family in Fa
 
 
 class _Given(NamedTuple):
-    """An annotation of a Service, with the name under which the Service has it."""
+    """An annotation of a Service, with the name that the Service uses for it."""
 
     annotation: Annotation
     text: str
@@ -118,7 +122,7 @@ class _Given(NamedTuple):
 
 
 def parse_service_annotations(raw: schema.ServiceAnnotationsJson, skipped: list[Skipped]) -> ServiceAnnotations:
-    """The annotations of a Service that ipvsproxy defines; appends a ``Skipped`` for each wrong annotation."""
+    """The annotations of a Service that ipvsproxy knows; appends a ``Skipped`` for each invalid annotation."""
     if raw == _NONE:
         return NO_ANNOTATIONS
     given = {one.annotation: one for one in _given(raw)}
@@ -134,12 +138,13 @@ def parse_service_annotations(raw: schema.ServiceAnnotationsJson, skipped: list[
 
 
 def _given(raw: schema.ServiceAnnotationsJson) -> Iterable[_Given]:
-    """The annotations that the Service has. Our annotations come after kube-router's, and so replace them."""
+    """The annotations that the Service has. Our annotations come after kube-router's annotations, and therefore override them."""
     if raw.alias_scheduler is not None:
         yield _Given(Annotation.SCHEDULER, raw.alias_scheduler, "kube-router.io/service.scheduler")
     if raw.alias_scheduler_flags is not None:
         yield _Given(Annotation.SCHEDULER_FLAGS, raw.alias_scheduler_flags, "kube-router.io/service.schedflags")
-    if raw.alias_skip_load_balancer_ips is not None:  # with kube-router, its presence counts
+    # in kube-router, the presence of this annotation counts and its value does not
+    if raw.alias_skip_load_balancer_ips is not None:
         yield _Given(Annotation.SKIP_LOAD_BALANCER_IPS, "true", "kube-router.io/service.skiplbips")
     for annotation in Annotation:
         text: str | None = getattr(raw, annotation.name.lower(), None)
@@ -148,10 +153,10 @@ def _given(raw: schema.ServiceAnnotationsJson) -> Iterable[_Given]:
 
 
 def parse_slice_weight(text: str | None, skipped: list[Skipped], *, alias: str | None = None) -> int | None:
-    """The weight of all endpoints of an EndpointSlice; None without a valid one (an invalid one adds a ``Skipped``).
+    """The weight of all endpoints of an EndpointSlice; None without a valid weight. An invalid weight adds a ``Skipped``.
 
-    ``alias`` is Cilium's annotation (cilium/cilium #46061), which counts only if ours is absent. Only the weight 0 means the same
-    in both: Cilium gives 100 to each EndpointSlice without a weight.
+    ``alias`` is the value of Cilium's annotation (cilium/cilium #46061), which counts only if our annotation is absent. Only the
+    weight 0 means the same in both annotations: Cilium gives the weight 100 to each EndpointSlice without a weight.
     """
     if text is None and alias is not None:
         if alias.strip() == "0":
@@ -243,7 +248,7 @@ def _switch(text: str) -> bool:
 
 
 def _thresholds(given: Mapping[Annotation, _Given], skipped: list[Skipped]) -> Thresholds:
-    """The thresholds; none if the upper one is wrong or absent."""
+    """The thresholds; no thresholds if the upper threshold is invalid or absent."""
     numbers = dict.fromkeys((Annotation.MAX_CONNECTIONS, Annotation.RESUME_CONNECTIONS), 0)
     for annotation in numbers:
         if one := given.get(annotation):

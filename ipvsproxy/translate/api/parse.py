@@ -1,8 +1,8 @@
-"""From the API schema to the model: Services, Nodes and EndpointSlices.
+"""Converts objects from the API schema to the model: Services, Nodes and EndpointSlices.
 
-The smallest invalid part, such as a port, an address or an endpoint, is left out, with a ``Skipped(field, reason)``.
-Field rules are those of the Kubernetes API reference (Service v1, Node v1, EndpointSlice discovery/v1).
-EndpointSlices share equal ports and equal conditions as one object.
+The smallest invalid part of an object, such as a port, an address or an endpoint, is left out, and a ``Skipped(field, reason)``
+is recorded. The rules for fields are those of the Kubernetes API reference (Service v1, Node v1, EndpointSlice discovery/v1).
+EndpointSlices with equal ports or equal conditions share one object for them.
 """
 
 import functools
@@ -50,7 +50,11 @@ _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 
 
 def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
-    """A Service. Unusable parts of the Service are in ``skipped``; if it cannot be served at all, ``not_served`` says why."""
+    """A Service.
+
+    Parts of the Service that cannot be used are in ``skipped``; if the Service cannot be served at all, ``not_served`` gives the
+    reason.
+    """
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
     skipped: list[Skipped] = []
     kind = _service_type(spec.type, skipped)
@@ -58,7 +62,7 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     if not_served:
         options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
         return Service(name=name, short_uid=short_uid(metadata.uid or ""), options=options)
-    # Nearly all Services have none of the following fields: absent ones take no time.
+    # Nearly all Services have none of the following fields, so no time is spent on an absent field.
     external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
         kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
@@ -133,7 +137,10 @@ def _cluster_addresses(spec: schema.ServiceSpec, skipped: list[Skipped]) -> tupl
 
 
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
-    """Addresses of a family without a cluster IP of the Service; like kube-proxy, ipvsproxy serves a Service family by family."""
+    """Addresses of families in which the Service has no cluster IP.
+
+    Like kube-proxy, ipvsproxy serves a Service family by family.
+    """
     families = {address.family for address in cluster}
     for address in addresses:
         if address.family not in families:
@@ -142,7 +149,7 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
 
 @functools.lru_cache(maxsize=1024)
 def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """The usable ports, and why all other ports are unusable; Services with equal ports share one object."""
+    """The usable ports, and the reason why each of the other ports is unusable; Services with equal ports share one object."""
     usable: list[ServicePort] = []
     skipped: list[Skipped] = []
     names: set[tuple[str, Protocol]] = set()
@@ -171,9 +178,9 @@ def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[Ser
 def _bounded_ports(
     ports: tuple[ServicePort, ...], addresses: Sequence[Sequence[Address]], ranges: Sequence[Network], skipped: list[Skipped]
 ) -> tuple[ServicePort, ...]:
-    """The first ports, as many as ``MOST_ENTRIES`` allows.
+    """The first ports of the list, at most as many as ``MOST_ENTRIES`` allows.
 
-    ``addresses``: external addresses, and addresses with source ranges.
+    ``addresses`` holds the external addresses, and the addresses to which source ranges apply.
     """
     external, balanced = addresses
     if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
@@ -200,7 +207,7 @@ def _load_balancer_addresses(ingress: Iterable[schema.LoadBalancerIngress], skip
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
-    """The source ranges, and whether they admit no client: a typing error must not open a Service to all clients."""
+    """The source ranges, and whether they admit no client at all: a typing error must not open a Service to all clients."""
     field = "spec.loadBalancerSourceRanges"
     ranges = fields.networks(field, texts, skipped)
     admits_nobody = not ranges and any(text.strip() for text in texts)
@@ -224,7 +231,7 @@ def _affinity_timeout(spec: schema.ServiceSpec, skipped: list[Skipped]) -> int:
 
 
 def parse_node(raw: schema.NodeJson, name: str) -> Node:
-    """A Node. InternalIPs come before ExternalIPs: the first usable address is the primary one."""
+    """A Node. InternalIPs come before ExternalIPs, because the first usable address is the primary address."""
     metadata, spec = raw.metadata or _NO_NODE_METADATA, raw.spec or schema.NodeSpec()
     skipped: list[Skipped] = []
     listed = (raw.status and raw.status.addresses) or ()
@@ -257,7 +264,7 @@ def parse_endpoint_slice(
 ) -> EndpointSlice:
     """An EndpointSlice.
 
-    ``default_port_names``: an absent port name counts as the empty name, which the API server would write.
+    ``default_port_names``: an absent port name is replaced by the empty name, as the API server would do.
     """
     metadata = raw.metadata or _NO_SLICE_METADATA
     skipped: list[Skipped] = []
@@ -300,7 +307,10 @@ def parse_endpoint_slice(
 
 @functools.lru_cache(maxsize=1024)
 def _endpoint_ports(ports: tuple[schema.EndpointPortJson, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """The usable ports, and why all other ports are unusable; slices with equal ports share one object."""
+    """The usable ports, and the reason why each of the other ports is unusable.
+
+    EndpointSlices with equal ports share one object.
+    """
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
@@ -348,7 +358,7 @@ def _shared_conditions(
     hints: schema.EndpointHints | None,
     zone: str | None,
 ) -> Conditions:
-    """All equal endpoints of a node share one object.
+    """Equal endpoints of a node share one object.
 
     Absent conditions count as ready, serving and not terminating (discovery/v1).
     """
@@ -366,7 +376,7 @@ def _shared_conditions(
 
 @functools.lru_cache(maxsize=1024)
 def _with_weight(conditions: Conditions, weight: int) -> Conditions:
-    """All equal endpoints of slices with a weight share one object."""
+    """Equal endpoints of EndpointSlices with a weight share one object."""
     return msgspec.structs.replace(conditions, weight=weight)
 
 

@@ -1,6 +1,6 @@
-"""The schema of the API's JSON, as far as it is read. Unknown fields are ignored; null counts as absent.
+"""The schema of the API's JSON, limited to the fields that are read. Unknown fields are ignored; a null value counts as absent.
 
-Only this room uses these types.
+Only the modules of this package use these types.
 """
 
 import msgspec
@@ -11,8 +11,8 @@ from ipvsproxy.model.annotations import Annotation
 class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because there are no cycles.
 
-    A value without lists can be a key, so that equal values are parsed once. So fields that many objects share are tuples where
-    the API has lists.
+    A value that contains no lists can be the key of a dictionary, so equal values are parsed only once. Therefore fields that
+    many objects share are tuples where the API has lists.
     """
 
 
@@ -25,7 +25,7 @@ _LABELS = {
 
 
 class ObjectLabels(Schema, frozen=True, rename=_LABELS):
-    """The labels of objects that are read. Of the last two labels, only the presence counts."""
+    """The labels that are read. For the last two labels, only their presence counts."""
 
     service: str | None = None
     zone: str | None = None
@@ -43,7 +43,7 @@ _SERVICE_ANNOTATIONS = {
 
 
 class ServiceAnnotationsJson(Schema, frozen=True, rename=_SERVICE_ANNOTATIONS):
-    """The annotations of Services that are read. An alias is kube-router's name."""
+    """The annotations of Services that are read from the API. An ``alias`` is the name that kube-router uses."""
 
     scheduler: str | None = None
     scheduler_flags: str | None = None
@@ -68,7 +68,7 @@ _SLICE_ANNOTATIONS = {
 
 
 class SliceAnnotations(Schema, frozen=True, rename=_SLICE_ANNOTATIONS):
-    """The annotations of EndpointSlices that are read. The alias is Cilium's name."""
+    """The annotations of EndpointSlices that are read from the API. The alias is the name that Cilium uses."""
 
     trigger_time: str | None = None
     weight: str | None = None
@@ -76,7 +76,7 @@ class SliceAnnotations(Schema, frozen=True, rename=_SLICE_ANNOTATIONS):
 
 
 class Metadata(Schema, frozen=True):
-    """``metadata`` of any object, or of a list or bookmark."""
+    """``metadata`` of an object of any kind, of a list, or of a bookmark."""
 
     name: str | None = None
     namespace: str | None = None
@@ -192,7 +192,7 @@ class EndpointPortJson(Schema, frozen=True):
 
 
 class EndpointConditions(Schema, frozen=True):
-    """``endpoints[].conditions``; an absent condition has the API's default."""
+    """``endpoints[].conditions``; an absent condition has the default value of the API."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -267,7 +267,7 @@ class NodeJson(Schema, frozen=True):
 
 
 class StatusJson(Schema, frozen=True):
-    """A ``Status`` object, which an ERROR event or a refused request carries."""
+    """A ``Status`` object, which is contained in an ERROR event or in the answer to a refused request."""
 
     code: int | None = None
     message: str | None = None

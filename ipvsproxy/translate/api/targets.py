@@ -1,4 +1,7 @@
-"""From EndpointSlices to the pods behind their endpoints, for people. Serving does not need them: ``parse`` omits them."""
+"""Finds the pods behind the endpoints of EndpointSlices, for messages to people.
+
+Serving does not need the pods: ``parse`` omits them.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -13,11 +16,11 @@ from ipvsproxy.translate.api.decode import UNREADABLE, read_page
 
 
 class Target(NamedTuple):
-    """The pod or other object behind an endpoint.
+    """The pod or other object that an endpoint represents.
 
-    ``name`` is ``namespace/name`` of a pod; of an object of another kind, with the kind before it.
+    ``name`` is ``namespace/name`` of a pod; for an object of another kind, the kind precedes the name.
 
-    Each text is empty if the EndpointSlice does not have it.
+    A text is empty if the EndpointSlice does not contain it.
     """
 
     name: str
@@ -47,7 +50,7 @@ class _Slice(schema.Schema, frozen=True):
 
 
 def of_list(body: bytes) -> Targets:
-    """The targets of a list of EndpointSlices. An item that breaks the schema has no targets.
+    """The targets of the endpoints in a list of EndpointSlices. An item that breaks the schema gets no targets.
 
     Raises:
         UndecodableError: the body is not a list at all.
@@ -57,7 +60,7 @@ def of_list(body: bytes) -> Targets:
 
 
 def of_documents(documents: Iterable[object]) -> Targets:
-    """The targets of the EndpointSlices among manifests that have been read from YAML or JSON."""
+    """The targets of the endpoints in the EndpointSlices among manifests that have been read from YAML or JSON."""
     return {key: target for document in documents for key, target in _of_document(document)}
 
 
@@ -98,7 +101,7 @@ def _name(reference: _Reference | None, namespace: str) -> str:
 
 
 def _key(endpoint: _Endpoint, port: schema.EndpointPortJson) -> RealServerKey | None:
-    """None if address or port is absent or invalid."""
+    """None if the address or the port is absent or invalid."""
     if not endpoint.addresses or port.port is None or not 0 < port.port <= fields.HIGHEST_PORT:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Why a Service is served as it is: each endpoint with the reason why it is used or not.
+"""Explains why a Service is served as it is: each endpoint is listed with the reason why it is used or not used.
 
-Rule: nothing is decided here. Desired state, and which endpoints are used, come from ``state.Translation``.
+Rule: this module decides nothing. ``state.Translation`` determines the desired state and the endpoints that are used.
 """
 
 import dataclasses
@@ -30,9 +30,10 @@ class NotUsed(NamedTuple):
 class EndpointUse:
     """One endpoint at one service port.
 
-    ``internal`` and ``external`` say why it does not get traffic to the cluster IP, and to all other addresses; None if it does.
-    ``cluster`` is the same for traffic of this node's clients to all other addresses, if these have a second scope. ``port`` is 0
-    if its EndpointSlice has none for the service port.
+    ``internal`` and ``external`` give the reasons why the endpoint gets no traffic to the cluster IP, and no traffic to all other
+    addresses; None means that it gets this traffic. ``cluster`` is the reason for traffic from clients of this node to all other
+    addresses, if these addresses have a second scope. ``port`` is 0 if the endpoint's EndpointSlice has no port for the service
+    port.
     """
 
     slice: EndpointSliceName
@@ -55,7 +56,10 @@ class PortUse:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A Service, its desired state on this node, and the reasons. ``skipped`` has the skipped parts by object."""
+    """A Service, its desired state on this node, and the reasons for this state.
+
+    ``skipped`` holds the skipped parts of each object.
+    """
 
     service: Service
     desired: ServiceState
@@ -66,7 +70,10 @@ class Explanation:
 def explaining(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings
 ) -> Generator[None, None, Explanation]:
-    """Explains a Service step by step: it may have thousands of endpoints. The slices are those labelled with its name."""
+    """Explains a Service in steps, because the Service may have thousands of endpoints.
+
+    ``slices`` are the EndpointSlices that are labelled with the name of the Service.
+    """
     ordered = sorted(slices, key=lambda item: item.name)
     translation = state.Translation(service, view, settings)
     yield from translation.adding(ordered)
@@ -108,7 +115,7 @@ def _uses(
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
-            counts = served.endpoints[key] == conditions and key not in explained  # of two equal entries, the first
+            counts = served.endpoints[key] == conditions and key not in explained  # of two equal entries, the first entry counts
             if counts:
                 explained.add(key)
             internal, external, cluster = (
@@ -130,7 +137,7 @@ def _reason(why_not: topology.WhyNot | None) -> NotUsed | None:
 def unserved_slices(
     service: Service, slices: Iterable[EndpointSlice], settings: Settings
 ) -> Iterator[tuple[EndpointSlice, NotUsed]]:
-    """The EndpointSlices of families that are not served, with the reason."""
+    """The EndpointSlices of families in which the Service is not served, with the reason."""
     families = {address.family for address in service.cluster_addresses}
     for item in sorted(slices, key=lambda one: one.name):
         if item.family and item.family not in families:

@@ -1,13 +1,16 @@
-"""From one Service and its endpoints to the desired state of this node's kernel.
+"""Derives the desired state of this node's kernel from one Service and its endpoints.
 
-Rule 1: the result depends on the arguments alone, and never on another Service.
-Rule 2: a family is served if the Service has a cluster IP of it, and then with all of its addresses of that family.
-Rule 3: every virtual server exists, with or without real servers. Without real servers, IPVS itself refuses the client.
-Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. The address has the
-same virtual server with and without a second scope, so a packet without the scope's mark is treated as by kube-proxy.
-Rule 5: an address and port has one role for its Service (see ``_is_taken``).
-Rule 6: an external address with direct return has two more scopes. Clients outside get the endpoints of this node, and other
-nodes by tunnel. What arrives by tunnel gets the endpoints of this node alone, so no packet is sent on.
+Rule 1: the result depends only on the arguments, and never on another Service.
+Rule 2: a family is served if the Service has a cluster IP of this family; then all addresses of the Service in this family are
+served.
+Rule 3: every virtual server exists, with or without real servers. If a virtual server has no real servers, IPVS itself refuses
+the client.
+Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. The virtual server of
+the address is the same with and without a second scope, so a packet without the scope's mark is treated as by kube-proxy.
+Rule 5: each address and port has only one role for its Service (see ``_is_taken``).
+Rule 6: an external address with direct return has two further scopes. Clients outside the cluster reach the endpoints of this
+node, and, by tunnel, other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is forwarded
+a second time.
 """
 
 import functools
@@ -53,9 +56,10 @@ class ServedPort(msgspec.Struct, frozen=True):
 def translate(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
 ) -> ServiceState:
-    """The desired state of a Service on this node. The slices are those labelled with its name, in any order.
+    """The desired state of a Service on this node.
 
-    ``remembered``: the newest list lacks the Service, so Services on the newest list have precedence.
+    ``slices`` are the EndpointSlices that are labelled with the Service's name, in any order. ``remembered``: the newest list
+    does not contain the Service, so Services on the newest list have precedence.
     """
     return at_once(translating(service, slices, view, settings, remembered=remembered))
 
@@ -63,14 +67,14 @@ def translate(
 def translating(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
 ) -> Generator[None, None, ServiceState]:
-    """As ``translate``, in steps."""
+    """Like ``translate``, but in steps."""
     translation = Translation(service, view, settings, remembered=remembered)
     yield from translation.adding(sorted(slices, key=lambda item: item.name))
     return translation.state()
 
 
 class Translation:
-    """Builds the desired state of a Service family by family: call ``adding``, then read ``state``."""
+    """Builds the desired state of a Service family by family: call ``adding``, then read the result from ``state``."""
 
     def __init__(self, service: Service, view: NodeView, settings: Settings, *, remembered: bool = False) -> None:
         owner = Owner(service.created_s, service.name)
@@ -101,7 +105,7 @@ class Translation:
             return ServiceState(owner=self.owner, rare=Rarities(skipped=(not_served, *self.service.skipped)))
         addresses = tuple(self.addresses)
         if addresses == self.service.cluster_addresses:
-            addresses = self.service.cluster_addresses  # most Services share one tuple
+            addresses = self.service.cluster_addresses  # so most Services share this tuple with the parsed Service
         by_routes, chosen = self.settings.binding is Binding.ROUTES, self.how.chosen
         rare = Rarities(
             refused=tuple(self.refused),
@@ -124,7 +128,10 @@ class Translation:
         )
 
     def adding(self, slices: Sequence[EndpointSlice]) -> Iterator[None]:
-        """Add every port in each family, and the health check, in steps. The slices are ordered by their names."""
+        """Add the ports of the Service in each family, and its health check, in steps.
+
+        The EndpointSlices are processed in the order of their names.
+        """
         for address in () if self.service.not_served else self.service.cluster_addresses:
             if address.family in self.settings.families:
                 yield from self._adding_family(address, [one for one in slices if one.family is address.family])
@@ -141,7 +148,7 @@ class Translation:
         self.external_addresses = _of(family, options.external_addresses) if self.settings.external_addresses else []
         self.node_addresses = self.view.node_port_addresses[family]
         self.virtual_server_settings = self.how.settings(family, options.affinity_timeout_s)
-        local_ready: set[bytes] = set()  # ``set[bytes]()`` would take four times as long
+        local_ready: set[bytes] = set()  # calling ``set[bytes]()`` would take four times as long
         here, by_port, weighs = self.view.name, slices_by_port(slices), self.how.weighs(slices)
         for port in self.service.ports:
             endpoints = find_endpoints(by_port, port)
@@ -155,7 +162,7 @@ class Translation:
     def _adding_port(
         self, port: ServicePort, endpoints: Endpoints, local: Iterable[RealServerKey], by_key: Mapping[bytes, int] | None
     ) -> Iterator[None]:
-        # A pod that reaches itself through a service address must not see its own address as the client's.
+        # A pod that reaches itself through a service address must not see its own address as the address of the client.
         for key in local:
             address = key.address
             self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
@@ -192,12 +199,12 @@ class Translation:
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
-    # An address and port that a Service names twice has the role that is named first. The cluster IP goes before a node port,
-    # and both before other addresses, as between Services (``precedence``). Source ranges of a load balancer restrict its
-    # address in any role, as with kube-proxy.
+    # If a Service uses an address and port twice, the role that comes first counts. The cluster IP precedes a node port, and both
+    # precede other addresses, as between Services (see ``precedence``). Source ranges of a load balancer restrict the load
+    # balancer's address in any role, as with kube-proxy.
 
     def _is_taken(self, port: ServicePort, address: Address, number: int) -> bool:
-        """Whether an external address or node port of this port has a role of another port, or is the cluster IP."""
+        """Whether an external address or node port of this port already has a role for another port, or is the cluster IP."""
         if address == self.cluster_address:
             return (port.protocol, number) in self._cluster_ports
         return number != port.node_port and address in self.node_addresses and (port.protocol, number) in self._node_ports
@@ -252,7 +259,7 @@ class Translation:
                 self._enter(kind, port=port.node_port)
 
     def _add_scope(self, port: ServicePort, choice: topology.EndpointChoice, weights: Weights) -> None:
-        """Add the scope of this node's clients, with these real servers, to the external addresses of a port."""
+        """Add the scope for clients of this node, with these real servers, to the external addresses of a port."""
         keys = self._external_keys(port)
         if not keys:
             return
@@ -266,10 +273,11 @@ class Translation:
     def _add_direct_return(
         self, port: ServicePort, endpoints: Endpoints, external: Weights, by_key: Mapping[bytes, int] | None
     ) -> None:
-        """Add the scopes of clients outside, and of packets that arrive by tunnel, to the external addresses of a port.
+        """Add two scopes to the external addresses of a port: for clients outside the cluster, and for packets from a tunnel.
 
-        The inner packet of a tunnel has the address that the client has chosen, which must be local on the other node: so node
-        ports have no direct return. A real server by tunnel has the weights of its node's endpoints together.
+        The inner packet of a tunnel is sent to the address that the client has chosen, and this address must be local on the
+        other node. Therefore node ports have no direct return. The weight of a real server by tunnel is the sum of the weights of
+        its node's endpoints.
         """
         addresses = dict.fromkeys((*self.external_addresses, *self.load_balancer_addresses))
         keys = tuple(
@@ -301,18 +309,21 @@ class Translation:
             self.scopes.append(scope)
 
     def _external_keys(self, port: ServicePort) -> Sequence[VirtualServerKey]:
-        """The virtual servers of a port on all of its addresses but the cluster IP."""
+        """The virtual servers of a port on all addresses of the Service except the cluster IP."""
         named = [(address, port.port) for address in (*self.external_addresses, *self.load_balancer_addresses)]
         named += [(address, port.node_port) for address in self.node_addresses if port.node_port]
         return [VirtualServerKey(port.protocol, *one) for one in dict.fromkeys(named) if not self._is_taken(port, *one)]
 
     def _source_ranges(self) -> Sequence[Network]:
-        """The ranges of clients that the load balancer's addresses are for; none if they are for all."""
+        """The ranges of clients to which the load balancer's addresses are restricted; empty if all clients are admitted."""
         ranges = [item for item in self.options.source_ranges if item.family is self.family]
         return [] if any(not item.prefix_length for item in ranges) else ranges
 
     def _restrict(self, key: VirtualServerKey, ranges: Iterable[Network]) -> None:
-        """Admit only clients in the source ranges. Clients on the node itself have the service address as their source."""
+        """Admit only clients in the source ranges.
+
+        Connections from clients on the node itself have the service address as their source.
+        """
         self._enter(SetKind.LOAD_BALANCER_FIREWALL, key.address, key.protocol, key.port)
         name = self.set_names[SetKind.LOAD_BALANCER_SOURCE_CIDR]
         for item in ranges:
@@ -323,11 +334,15 @@ class Translation:
             self.refused.append(key)
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
-        """Clean the tracked flows of the port, which outlive their endpoint, only if the port has another endpoint for them."""
+        """Clean the tracked flows of the port only if the port has an endpoint that serves.
+
+        Tracked flows outlive their endpoint.
+        """
         serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:
             return
-        # Node ports count on this node's addresses alone: flows to the same node port of other nodes belong to those nodes.
+        # Node ports are cleaned only on the addresses of this node, because flows to the same node port of other nodes belong to
+        # those nodes.
         for key in (VirtualServerKey(port.protocol, self.cluster_address, port.port), *self._external_keys(port)):
             self.flows[Flow(self.family, key.protocol, key.address, key.port)] = serving
 
@@ -355,9 +370,9 @@ def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
 
 
 def _is_external_local(options: ServiceOptions, port: ServicePort, family: Family) -> bool:
-    """Whether externalTrafficPolicy Local matters: clients outside can reach the port.
+    """Whether externalTrafficPolicy Local matters, because clients outside the cluster can reach the port.
 
-    spec.externalIPs count even if the feature gate keeps them from being programmed.
+    Addresses in spec.externalIPs count even if the feature gate keeps them from being programmed.
     """
     return options.external_traffic_local and (
         bool(port.node_port)

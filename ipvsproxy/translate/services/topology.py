@@ -1,9 +1,9 @@
-"""The endpoints of a service port, and which of them this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
+"""Decides which endpoints of a service port this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
 
-Hints and traffic policies narrow the choice. Terminating endpoints that still serve are the last resort.
+Hints and traffic policies restrict the choice. Terminating endpoints that still serve are used only as the last resort.
 
-Rule: a ``Scope`` says which endpoints a part of the traffic may use, and whether only terminating ones are left.
-``Scope.why_not`` applies a scope to one endpoint, and gives the reason.
+Rule: a ``Scope`` defines which endpoints certain traffic may use, and whether only terminating endpoints remain for this traffic.
+``Scope.why_not`` applies a scope to one endpoint, and returns the reason if the endpoint is not used.
 """
 
 import enum
@@ -25,7 +25,7 @@ SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]
 
 
 def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
-    """The slices that have a port of a name and protocol, each with the number of that port."""
+    """The EndpointSlices that have a port of a given name and protocol, each with the number of this port."""
     by_port: dict[tuple[str, Protocol], list[tuple[EndpointSlice, int]]] = {}
     for item in slices:
         for one in item.ports:
@@ -34,10 +34,11 @@ def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
 
 
 def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
-    """The endpoints of a service port, from the slices that have a port of its name and protocol, with that port's number.
+    """The endpoints of a service port, with their port numbers.
 
-    The slices must be of one family. An address counts once: a later entry replaces an earlier one, unless the later one is
-    terminating. A new pod may have the address of a terminating one.
+    They come from the EndpointSlices that have a port of its name and protocol. All EndpointSlices must be of one family. Each
+    address counts once: a later entry replaces an earlier entry, unless the later entry is terminating. A new pod may have the
+    address of a pod that is terminating.
     """
     endpoints: dict[bytes, Conditions] = {}
     for item, number in by_port.get((port.name, port.protocol), ()):
@@ -70,11 +71,11 @@ class WhyNot(enum.StrEnum):
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a service port that a part of its traffic may use.
+    """The endpoints of a service port that certain traffic may use.
 
-    ``last_resort``: no endpoint that this scope may use is ready, so terminating ones that serve are used.
-    ``node``, if not empty: only endpoints on that node. ``node_hint`` and ``zone_hint``, if not empty: only endpoints with this
-    hint.
+    ``last_resort``: this scope contains no ready endpoint, so terminating endpoints that still serve are used.
+    ``node``, if not empty: only endpoints on this node are used. ``node_hint`` and ``zone_hint``, if not empty: only endpoints
+    with this hint are used.
     """
 
     last_resort: bool
@@ -83,7 +84,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     zone_hint: str = ""
 
     def why_not(self, endpoint: Conditions) -> WhyNot | None:
-        """Why an endpoint is not used; None when it is."""
+        """The reason why an endpoint is not used; None if it is used."""
         if self.node and endpoint.node_name != self.node:
             return WhyNot.OTHER_NODE
         if self.last_resort or not endpoint.ready:
@@ -102,27 +103,27 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def used(self, endpoints: Endpoints) -> Sequence[bytes]:
-        """The keys of the endpoints in use."""
+        """The keys of the endpoints that are used."""
         return [key for key, conditions in endpoints.items() if self.why_not(conditions) is None]
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """A scope, and its real servers in this node's order."""
+    """A scope, and its real servers in the order that this node uses."""
 
     scope: Scope
     weights: EvenWeights
 
     @property
     def real_servers(self) -> KeysView[RealServerKey]:
-        """The real servers alone."""
+        """The keys of the real servers, without their weights."""
         return self.weights.keys()
 
 
 class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
-    """The routes of one service port: for traffic to the cluster IP, and for traffic to all other addresses.
+    """The routes of one service port: one for traffic to the cluster IP, and one for traffic to all other addresses.
 
-    ``cluster`` is the route without a traffic policy, which clients of this node take to all other addresses. ``lacks_local``: a
-    policy asks for endpoints on this node, but only other nodes have usable endpoints.
+    ``cluster`` is the route that ignores the traffic policy; clients of this node take it to all other addresses.
+    ``lacks_local``: a traffic policy requires endpoints on this node, but only other nodes have usable endpoints.
     """
 
     internal: Route
@@ -132,11 +133,11 @@ class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
 
 
 def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> EndpointChoice:
-    """The routes of one service port, by its traffic policies.
+    """The routes of one service port, as determined by its traffic policies.
 
-    With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no
-    endpoint on this node, all endpoints serve: a virtual server cannot distinguish clients in the cluster, which may use any
-    endpoint, from clients outside, which the load balancer's health check sends to other nodes.
+    With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no endpoint
+    on this node, all endpoints serve. The reason is that a virtual server cannot distinguish clients in the cluster, which may
+    use any endpoint, from clients outside, which the load balancer's health check directs to other nodes.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)
@@ -155,18 +156,19 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
 
 
 def local_route(endpoints: Endpoints, node: str) -> Route:
-    """The route to the endpoints of a node alone."""
+    """The route to the endpoints of one node only."""
     has_ready = any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints.values())
     local = Scope(last_resort=not has_ready, node=node)
     return Route(local, in_order(local.used(endpoints), node))
 
 
 def in_order(keys: Collection[bytes], node: str) -> EvenWeights:
-    """Real servers in this node's order, from the bytes of their keys.
+    """Real servers in the order that this node uses, given the bytes of their keys.
 
-    The order depends on the node's name and on the set of real servers alone, so it is the same at every start. With one order
-    for all nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw over
-    the whole set chooses the first real server; all others follow in this node's shuffle for their number.
+    The order depends only on the node's name and on the set of real servers, so it is the same at every start. If all nodes used
+    one order, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A pseudo-random
+    number computed from the whole set chooses the first real server; the remaining real servers follow in this node's shuffle for
+    their number.
     """
     count = len(keys)
     if count < 2:  # noqa: PLR2004 - one has no order
@@ -179,7 +181,7 @@ def in_order(keys: Collection[bytes], node: str) -> EvenWeights:
 
 
 def _shuffle(node: str, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
-    """This node's shuffle of ``count`` values, which are two or more."""
+    """This node's shuffle of ``count`` values; ``count`` must be at least two."""
     return operator.itemgetter(*[place for place in _places(node, (count - 1).bit_length()) if place < count])
 
 
@@ -188,9 +190,10 @@ _shuffle_of_few = functools.lru_cache(maxsize=FEW)(_shuffle)
 
 @functools.lru_cache(maxsize=32)
 def _places(node: str, bits: int) -> Sequence[int]:
-    """All numbers of ``bits`` bits, shuffled: leaving out the numbers that are too large takes a tenth of a new shuffle.
+    """All numbers of ``bits`` bits, shuffled.
 
-    All lists together have twice the length of the longest, so memory does not grow with the variety of numbers.
+    Leaving out the numbers that are too large takes a tenth of the time of a new shuffle. All cached lists together are twice as
+    long as the longest list, so memory does not grow with the number of different sizes.
     """
     return sorted(range(1 << bits), key=functools.partial(_draw, _seed(node)))
 
@@ -201,19 +204,20 @@ def _seed(node: str) -> int:
 
 
 def _draw(seed: int, number: int) -> int:
-    """A pseudo-random number, the same in each process.
+    """A pseudo-random number that is the same in each process.
 
-    A checksum alone is linear: seeds that differ early would give equal orders on half of the nodes. Python's hash of two numbers
-    is not linear, and twice applied it is evenly distributed.
+    A checksum alone is linear: seeds that differ only near their beginning would give equal orders on half of the nodes. Python's
+    hash of two numbers is not linear, and if it is applied twice, its results are evenly distributed.
     """
     return hash((hash((seed, number)), seed))
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
-    """The node hint and the zone hint that a ready endpoint must have; each is empty if no such hint is needed.
+    """The node hint and the zone hint that a ready endpoint must have. Each of them is empty if no such hint is required.
 
-    Hints count only if every ready endpoint has one (the control plane rewrites a partly hinted list) and one of them is for this
-    node or its zone. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose, topology-mode).
+    Hints count only if every ready endpoint has a hint (the control plane rewrites a list in which some hints are missing) and at
+    least one hint is for this node or its zone. Hints for nodes (PreferSameNode) take precedence over hints for zones
+    (PreferSameZone, PreferClose, topology-mode).
     """
     if not ready or not (ready[0].node_hints or ready[0].zone_hints):  # nearly always
         return "", ""

@@ -1,6 +1,7 @@
-"""What the annotations of a Service mean on this node: the operator may forbid some, and the kernel may lack a scheduler.
+"""Decides what the annotations of a Service mean on this node.
 
-Rule: a setting that is not possible gets the node's default, and a ``Skipped`` says why. The Service is served in any case.
+The operator may forbid some annotations, and the kernel may have no module for a scheduler. Rule: a setting that is not possible
+is replaced by the node's default, and a ``Skipped`` gives the reason. The Service is served in every case.
 """
 
 import functools
@@ -30,10 +31,10 @@ SLOW_START_WEIGHT = 100
 
 
 class Treatment(msgspec.Struct, frozen=True, gc=False):
-    """How a Service is served, as far as annotations may choose it.
+    """How a Service is served, as far as annotations may determine this.
 
-    ``flags`` are the flags of the scheduler. ``chosen`` has the settings that the annotations ask for and that are possible on
-    this node. ``knows_slices``: weights of EndpointSlices count.
+    ``flags`` are the flags of the Service's scheduler. ``chosen`` holds the settings that the annotations request and that are
+    possible on this node. ``knows_slices``: weights of EndpointSlices are used.
     """
 
     scheduler: str
@@ -42,14 +43,15 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     knows_slices: bool
 
     def settings(self, family: Family, affinity_timeout_s: int) -> VirtualServerSettings:
-        """The settings of the Service's virtual servers of a family."""
+        """The settings of the Service's virtual servers of one family."""
         return _settings(self.scheduler, self.flags, affinity_timeout_s, self.chosen.prefix_lengths[family is Family.IPV6])
 
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
-        """The settings of virtual servers of second scopes. ``by_hash``: by a hash unless the Service has chosen a scheduler.
+        """The settings of virtual servers that belong to second scopes.
 
-        The kernel ignores the port of a real server where affinity and a mark meet (net/netfilter/ipvs/ip_vs_core.c,
-        ``ip_vs_sched_persist``), so a scheduler by the client's address is used instead of affinity.
+        ``by_hash``: use a hash scheduler unless the Service has chosen a scheduler. If affinity and a mark are combined, the
+        kernel ignores the port of a real server (net/netfilter/ipvs/ip_vs_core.c, ``ip_vs_sched_persist``), so a scheduler by the
+        client's address is used instead of affinity.
         """
         by_hash = by_hash and self.scheduler != self.chosen.scheduler
         if not affinity_timeout_s:
@@ -63,14 +65,17 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return _settings(scheduler, flags & ~SCHEDULER_PORT, 0, 0)
 
     def weighs(self, slices: Iterable[EndpointSlice]) -> bool:
-        """Whether endpoints of these slices may have other weights than 1."""
+        """Whether endpoints of these EndpointSlices may have weights other than 1."""
         if self.chosen.weights is not None or self.chosen.slow_start_s:
             return True
-        # All endpoints of a slice have the same weight.
+        # All endpoints of an EndpointSlice have the same weight.
         return self.knows_slices and any(item.conditions and item.conditions[0].weight is not None for item in slices)
 
     def weigh(self, endpoints: Endpoints, skipped: dict[Skipped, None]) -> Mapping[bytes, int]:
-        """The weight of each endpoint of a port by the bytes of its key; adds the reason for weights that are not possible."""
+        """The weight of each endpoint of a port, by the bytes of the endpoint's key.
+
+        The reason for each weight that is not possible is recorded.
+        """
         explicit = {key: weight for key, one in endpoints.items() if (weight := self._explicit(one)) is not None}
         default = SLOW_START_WEIGHT if self.chosen.slow_start_s and not explicit else 1
         weights = {key: explicit.get(key, default) for key in endpoints}
@@ -88,9 +93,10 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return weights.weight(conditions.node_name, conditions.zone) if weights is not None else None
 
     def weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
-        """The real servers of a route with their weights; None stands for weight 1 of each.
+        """The real servers of a route with their weights; None means that each weight is 1.
 
-        If the order of real servers decides which one a client gets, they are ordered by address, the same on all nodes.
+        If the order of the real servers decides which real server a client gets, they are ordered by address, which gives the
+        same order on all nodes.
         """
         if self.scheduler in ORDERED_SCHEDULERS:
             weights = EvenWeights.of(sorted(weights.plain()))
@@ -101,7 +107,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
 
 
 def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tuple[Skipped, ...]]:
-    """The treatment of a Service with annotations, the Service as it must be served, and its unused annotations."""
+    """The treatment of a Service with annotations, the Service as it must be served, and the annotations that are not used."""
     options = service.options
     skipped: list[Skipped] = []
     chosen = _allowed(options.annotations, settings, skipped)
@@ -127,7 +133,7 @@ def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tup
 
 
 def _why_no_direct_return(service: Service, settings: Settings) -> Skipped | None:
-    """Why a Service that asks for direct return has none on this node."""
+    """The reason why a Service that requests direct return does not get it on this node."""
     if not settings.direct_return:
         reason = "--ipvs-direct-return (ipvsproxy.directReturn) of this node is off"
         return Skipped(Annotation.DIRECT_RETURN.field, reason, invalid=False)
@@ -137,7 +143,7 @@ def _why_no_direct_return(service: Service, settings: Settings) -> Skipped | Non
 
 
 def _allowed(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipped]) -> ServiceAnnotations:
-    """The annotations that the operator allows."""
+    """The annotations of the Service that the operator allows."""
     forbidden = chosen.given - settings.annotations
     if not forbidden:
         return chosen
@@ -155,9 +161,10 @@ def _allowed(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipp
 def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipped]) -> tuple[str, int]:
     """Scheduler and flags.
 
-    Without an annotation for flags, ``mh`` has the fall-back flag: the kernel leaves a real server in its table when its weight
-    becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c), and refuses the clients that it finds there
-    (kubernetes/kubernetes #139497). Like kube-proxy's, the node's ``mh`` also has the port flag.
+    Without an annotation for flags, ``mh`` gets the fall-back flag: the kernel keeps a real server in its lookup table when the
+    real server's weight becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c), and without the flag refuses clients that
+    are mapped to it (kubernetes/kubernetes #139497). If ``mh`` is the node's scheduler, it also has the port flag, as with
+    kube-proxy.
     """
     why_missing = settings.missing_schedulers.get(chosen.scheduler, "")
     if why_missing:
@@ -176,6 +183,6 @@ def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Ski
 
 @functools.lru_cache(maxsize=1024)
 def _settings(scheduler: str, flags: int, affinity_timeout_s: int, prefix_length: int) -> VirtualServerSettings:
-    """All virtual servers with equal settings share one object."""
+    """Virtual servers with equal settings share one object."""
     persistent = PERSISTENT if affinity_timeout_s else 0
     return VirtualServerSettings(scheduler, flags | persistent, affinity_timeout_s, prefix_length)
