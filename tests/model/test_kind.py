@@ -9,12 +9,12 @@ from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.plan import KINDS, Item
 
 
-def test_every_class_of_kernel_objects_has_a_kind_and_every_driver_belongs_to_one() -> None:
+def test_every_class_of_kernel_objects_has_a_kind_and_every_driver_has_at_least_one_kind() -> None:
     assert KINDS.keys() == set(typing.get_args(Item))
     assert {declared.driver for declared in KINDS.values()} == set(DriverName)
 
 
-def test_words_for_people_default_to_the_name() -> None:
+def test_singular_and_plural_of_a_kind_default_to_its_name() -> None:
     made = KernelKind("device", DriverName.ADDRESSES)
     assert (made.one, made.several) == ("device", "devices")
     given = kind.of(sets.SetEntries)

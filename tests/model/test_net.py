@@ -23,7 +23,7 @@ ADDRESSES = IPV4 | IPV6
 
 
 @hypothesis.given(ADDRESSES)
-def test_every_address_is_read_as_its_bytes(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+def test_every_address_is_parsed_to_its_bytes(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     parsed = parse_address(str(address))
     assert parsed == address.packed
     assert parse_address(str(parsed)) == parsed
@@ -35,12 +35,12 @@ def test_every_address_is_read_as_its_bytes(address: ipaddress.IPv4Address | ipa
 
 
 @hypothesis.given(st.ip_addresses(v=6))
-def test_long_and_capital_forms_are_the_same_address(address: ipaddress.IPv6Address) -> None:
+def test_long_and_upper_case_forms_parse_to_the_same_ipv6_address(address: ipaddress.IPv6Address) -> None:
     assert parse_address(address.exploded) == parse_address(address.compressed.upper()) == parse_address(str(address))
 
 
 @hypothesis.given(IPV4, st.lists(st.integers(0, 9), min_size=4, max_size=4))
-def test_leading_zeros_of_ipv4_octets_are_decimal(address: ipaddress.IPv4Address, zeros: list[int]) -> None:
+def test_leading_zeros_of_ipv4_octets_are_read_as_decimal_numbers(address: ipaddress.IPv4Address, zeros: list[int]) -> None:
     octets = str(address).split(".")
     assert parse_address(".".join("0" * count + octet for count, octet in zip(zeros, octets, strict=True))) == address.packed
 
@@ -59,14 +59,14 @@ def test_an_ipv4_mapped_address_is_an_ipv4_address(address: ipaddress.IPv4Addres
         *("\u0661.2.3.4", "1.2.3.²", "9" * 5000 + ".2.3.4", "0" * 5000 + "999.2.3.4"),
     ],
 )
-def test_a_text_that_is_no_address_is_refused_and_quoted_briefly(text: str) -> None:
+def test_an_invalid_address_is_rejected_and_quoted_in_shortened_form(text: str) -> None:
     with pytest.raises(ValueError, match="is not an IP address") as raised:
         parse_address(text)
     assert len(str(raised.value)) < 400
 
 
 @hypothesis.given(st.text(max_size=24) | st.text("0123456789abcdef.:/", max_size=24))
-def test_any_text_is_an_address_or_a_value_error(text: str) -> None:
+def test_any_text_either_parses_as_an_address_or_raises_value_error(text: str) -> None:
     for read in (parse_address, parse_network):
         try:
             read(text)
@@ -75,7 +75,7 @@ def test_any_text_is_an_address_or_a_value_error(text: str) -> None:
 
 
 @hypothesis.given(ADDRESSES, st.data())
-def test_every_range_is_read_with_its_host_bits_masked(
+def test_every_range_is_parsed_and_its_host_bits_are_cleared(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(0, address.max_prefixlen))
@@ -98,7 +98,7 @@ def test_every_range_is_read_with_its_host_bits_masked(
         ("::/0", "::/0"),
     ],
 )
-def test_sloppy_ranges_are_read(text: str, canonical: str) -> None:
+def test_ranges_in_unusual_notation_are_accepted(text: str, canonical: str) -> None:
     assert str(parse_network(text)) == canonical
 
 
@@ -114,14 +114,14 @@ def test_sloppy_ranges_are_read(text: str, canonical: str) -> None:
         ("2001:db8::/129", "has a prefix length outside 0..128"),
     ],
 )
-def test_a_text_that_is_no_range_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_an_invalid_range_is_rejected_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         parse_network(text)
     assert len(str(raised.value)) < 200
 
 
 @hypothesis.given(ADDRESSES, ADDRESSES, st.data())
-def test_a_range_contains_the_same_addresses_as_in_python(
+def test_a_range_contains_the_same_addresses_as_pythons_ip_network(
     inside: ipaddress.IPv4Address | ipaddress.IPv6Address,
     other: ipaddress.IPv4Address | ipaddress.IPv6Address,
     data: st.DataObject,
@@ -132,7 +132,7 @@ def test_a_range_contains_the_same_addresses_as_in_python(
     assert ours.contains(parse_address(str(other))) == (other in one)
 
 
-def test_addresses_and_ranges_of_two_families_have_nothing_in_common() -> None:
+def test_addresses_and_ranges_of_different_families_never_match() -> None:
     assert parse_address("0.0.0.0") != parse_address("::")
     assert not parse_network("0.0.0.0/0").contains(parse_address("::1"))
 

@@ -48,7 +48,7 @@ def test_the_text_of_an_operation_has_its_verb_kind_and_object(item: Item, text:
     assert str(Operation(Verb.ADD, item)) == f"add {text}"
 
 
-def test_every_kind_of_item_has_a_name_of_its_own() -> None:
+def test_the_name_of_every_kind_of_item_is_unique() -> None:
     kinds = typing.get_args(Item)
     assert {type(item) for item, _ in TEXTS} == set(kinds)
     assert len({plan.kind_of(item) for item, _ in TEXTS}) == len(kinds) - 1, "a set and its copy are counted together"
@@ -63,7 +63,9 @@ def test_every_kind_of_item_has_a_name_of_its_own() -> None:
         (LocalRoutes((IP, OTHER)), [LocalRoutes.of(IP), LocalRoutes.of(OTHER)]),
     ],
 )
-def test_an_operation_on_several_objects_becomes_one_for_each_in_its_place(several: Item, alone: Sequence[Item]) -> None:
+def test_splitting_an_operation_on_several_objects_yields_one_operation_for_each_in_the_same_order(
+    several: Item, alone: Sequence[Item]
+) -> None:
     others = [
         Operation(Verb.ADD, BoundAddresses.of(IP)),
         Operation(Verb.REMOVE, RealServers.of(FRONTEND, builders.backend(PODS[0]))),
@@ -74,12 +76,12 @@ def test_an_operation_on_several_objects_becomes_one_for_each_in_its_place(sever
     assert [plan.count_objects(item) for item in alone] == [1] * len(alone)
 
 
-def test_failed_real_servers_are_retried_together_and_other_objects_one_by_one() -> None:
+def test_failed_real_servers_are_retried_together_and_other_objects_one_at_a_time() -> None:
     several = [Operation(Verb.ADD, item) for item in (RealServers(FRONTEND, BACKENDS), SetEntries("KUBE-IPVS-IPS", ENTRIES))]
     assert list(plan.as_tried_again(several)) == [several[0], *(Operation(Verb.ADD, SetEntries.of(entry)) for entry in ENTRIES)]
 
 
-def test_an_outcome_of_one_of_several_objects_gives_each_an_outcome_of_its_own() -> None:
+def test_the_outcome_of_an_operation_on_several_objects_yields_one_outcome_for_each_object() -> None:
     entries, addresses = (
         Operation(Verb.ADD, item) for item in (SetEntries("KUBE-IPVS-IPS", ENTRIES), BoundAddresses((IP, OTHER)))
     )

@@ -1,4 +1,4 @@
-"""The keys of real servers, and their weights: one by one, and packed."""
+"""The keys of real servers, and their weights, in separate and in packed form."""
 
 import copy
 import operator
@@ -16,7 +16,7 @@ ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])
-def test_a_real_servers_key_is_its_address_and_port_and_survives_a_copy(text: str) -> None:
+def test_the_key_of_a_real_server_contains_its_address_and_port_and_can_be_copied(text: str) -> None:
     key = RealServerKey.of(parse_address(text), 80)
     assert (key.address, key.port) == (parse_address(text), 80)
     assert key.address.family is parse_address(text).family
@@ -24,7 +24,7 @@ def test_a_real_servers_key_is_its_address_and_port_and_survives_a_copy(text: st
     assert (type(again), again) == (RealServerKey, key)
 
 
-def test_keys_of_real_servers_differ_and_are_sorted_by_family_address_and_port() -> None:
+def test_real_server_keys_are_ordered_by_family_then_address_then_port() -> None:
     first, second = builders.backend("10.0.0.1", 0x0250), builders.backend("10.0.0.2", 0x0150)
     assert sorted([second, builders.backend("10.0.0.1", 0x0301), first]) == [first, builders.backend("10.0.0.1", 0x0301), second]
     mapped = RealServerKey.of(Address(bytes(10) + b"\xff\xff" + first.address), 0x0250)
@@ -32,7 +32,7 @@ def test_keys_of_real_servers_differ_and_are_sorted_by_family_address_and_port()
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_an_impossible_port_is_refused(port: int) -> None:
+def test_an_invalid_port_of_a_real_server_is_rejected(port: int) -> None:
     with pytest.raises(OverflowError):
         RealServerKey.of(parse_address("10.0.0.1"), port)
 
@@ -42,7 +42,7 @@ def keys_of(size: int) -> st.SearchStrategy[list[RealServerKey]]:
 
 
 @hypothesis.given(keys_of(6) | keys_of(18), st.data())
-def test_even_weights_equal_a_dict_that_maps_each_key_to_one(keys: list[RealServerKey], data: st.DataObject) -> None:
+def test_even_weights_equal_a_dictionary_that_maps_each_key_to_weight_one(keys: list[RealServerKey], data: st.DataObject) -> None:
     expected, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)
     assert list(packed) == keys
     assert {type(key) for key in packed} <= {RealServerKey}
@@ -66,7 +66,7 @@ def test_the_caller_may_change_unpacked_weights() -> None:
     assert len(NO_REAL_SERVERS) == 0
 
 
-def test_weights_equal_only_mappings_and_have_no_hash() -> None:
+def test_weights_equal_only_mappings_and_are_not_hashable() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     assert not operator.eq(packed, [builders.backend("10.0.0.1")])
     with pytest.raises(TypeError):
@@ -76,14 +76,14 @@ def test_weights_equal_only_mappings_and_have_no_hash() -> None:
     assert repr(packed) == "EvenWeights({RealServerKey('10.0.0.1:8080'): 1})"
 
 
-def test_weights_by_plain_bytes_are_the_same_for_packed_and_other_mappings() -> None:
+def test_packed_weights_and_other_mappings_give_the_same_weights_by_bytes() -> None:
     key = builders.backend("10.0.0.1")
     uneven = {key: 7}
     assert plain(uneven) is uneven
     assert plain(EvenWeights.of([key])) == {bytes(key): 1}
 
 
-def test_uneven_weights_are_a_mapping_in_a_fixed_order() -> None:
+def test_uneven_weights_are_a_mapping_with_a_fixed_order() -> None:
     weights = UnevenWeights({TWO: 5, ONE: 0})
     assert (list(weights), len(weights), weights[TWO]) == ([TWO, ONE], 2, 5)
     assert dict(weights) == weights.unpacked() == {ONE: 0, TWO: 5}
@@ -105,5 +105,5 @@ def test_thresholds_are_explained_in_words() -> None:
 
 
 @hypothesis.given(st.lists(st.binary(min_size=3, max_size=3), max_size=5))
-def test_joined_pieces_are_cut_at_the_same_places(values: list[bytes]) -> None:
+def test_joined_byte_strings_of_equal_length_are_split_into_the_original_strings(values: list[bytes]) -> None:
     assert real_servers.pieces(b"".join(values), 3) == values

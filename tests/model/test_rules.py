@@ -1,4 +1,4 @@
-"""Skeletons, desired and observed."""
+"""The desired and the observed rules of a family (skeletons)."""
 
 from ipvsproxy.model.net import Family, parse_network
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
@@ -7,14 +7,14 @@ DROP = Rule(target=Verdict.DROP)
 ONE, TWO = (Rule(target=Verdict.DROP, source=parse_network(f"192.0.2.{number}/32")) for number in (1, 2))
 
 
-def test_a_skeleton_in_force_has_the_same_rules_in_each_chain_and_its_jumps_in_any_order() -> None:
+def test_an_observed_skeleton_equals_the_desired_one_if_each_chain_has_the_same_rules_and_all_jumps_exist() -> None:
     key, jump = ChainKey("filter", "KUBE-X"), Jump("filter", "INPUT", "KUBE-X", "x")
     rules = (Rule(target=Verdict.ACCEPT, mark=1), DROP)
     skeleton = Skeleton(family=Family.IPV4, chains={key: rules}, jumps=(jump,))
     assert skeleton.in_force == ObservedSkeleton(family=Family.IPV4, chains={key: rules}, jumps=frozenset({jump}))
 
 
-def test_the_order_of_rules_counts_unless_all_of_them_drop() -> None:
+def test_the_order_of_rules_matters_unless_all_rules_of_the_chain_drop_packets() -> None:
     key = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")
 
     def observed(*rules: ObservedRule) -> ObservedSkeleton:
@@ -27,7 +27,7 @@ def test_the_order_of_rules_counts_unless_all_of_them_drop() -> None:
     assert observed(unknown, DROP) != observed(DROP, unknown)
 
 
-def test_a_skeleton_without_a_table_leaves_out_all_objects_observed_in_it() -> None:
+def test_a_skeleton_without_a_table_ignores_all_observed_objects_in_this_table() -> None:
     mangle, nat = (
         ObservedSkeleton(
             family=Family.IPV4,
@@ -47,7 +47,7 @@ def test_a_skeleton_without_a_table_leaves_out_all_objects_observed_in_it() -> N
     assert both.without("mangle") == nat
 
 
-def test_a_foreign_rule_beside_our_jumps_is_a_difference() -> None:
+def test_a_rule_of_another_program_between_our_jumps_is_a_difference() -> None:
     desired = Skeleton(family=Family.IPV4, chains={}, jumps=()).in_force
     strange = {ChainKey("nat", "OUTPUT"): (UnknownRule("accept"),)}
     assert ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), strange_rules=strange) != desired

@@ -30,7 +30,7 @@ NAME = ServiceName("shop", "web")
         (Skipped("", "is not wanted"), "is not wanted"),
     ],
 )
-def test_names_and_reasons_are_written_as_log_lines_show_them(item: object, text: str) -> None:
+def test_names_and_reasons_have_the_text_that_log_lines_show(item: object, text: str) -> None:
     assert str(item) == text
 
 
@@ -40,17 +40,17 @@ def test_names_of_different_kinds_are_never_equal() -> None:
 
 
 @pytest.mark.parametrize("texts", [("10.244.0.1", "10.244.0.2"), ("fd00::1", "fd00::2"), ()])
-def test_the_endpoints_of_a_slice_are_its_addresses_with_the_conditions_of_each(texts: tuple[str, ...]) -> None:
+def test_an_endpoint_slice_returns_each_address_as_an_endpoint_with_its_conditions(texts: tuple[str, ...]) -> None:
     makers = (builders.endpoint, builders.draining)
     endpoints = tuple(make(text) for make, text in zip(makers, texts, strict=False))
     assert builders.endpoint_slice(*endpoints).endpoints == endpoints
 
 
-def test_a_slice_without_a_family_has_no_endpoints() -> None:
+def test_an_endpoint_slice_without_an_address_family_has_no_endpoints() -> None:
     assert EndpointSlice(name=EndpointSliceName("shop", "web-1"), service=NAME, family=None).endpoints == ()
 
 
-def test_slices_with_other_addresses_or_conditions_differ() -> None:
+def test_endpoint_slices_with_different_addresses_or_conditions_are_not_equal() -> None:
     first, other, gone = builders.endpoint("10.0.0.1"), builders.endpoint("10.0.0.2"), builders.draining("10.0.0.1")
     assert len({builders.endpoint_slice(one, family=Family.IPV4) for one in (first, other, gone, first)}) == 3
 
@@ -72,16 +72,16 @@ def test_slices_with_other_addresses_or_conditions_differ() -> None:
         "",
     ],
 )
-def test_a_uid_is_the_same_text_however_it_is_stored(text: str) -> None:
+def test_the_text_of_a_uid_does_not_depend_on_how_the_uid_is_stored(text: str) -> None:
     assert Service(name=ServiceName("shop", "web"), short_uid=short_uid(text)).uid == text
 
 
-def test_only_a_uuid_in_the_form_of_api_servers_is_stored_as_a_number() -> None:
+def test_only_a_lower_case_uuid_is_stored_as_a_number() -> None:
     assert short_uid("00000000-0000-0000-0000-0000000000ff") == 255
     assert short_uid("00000000-0000-0000-0000-0000000000FF") == "00000000-0000-0000-0000-0000000000FF"
 
 
-def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -> None:
+def test_owners_are_ordered_by_age_then_name_and_the_node_comes_before_all_services() -> None:
     older, younger, namesake = (Owner(age, ServiceName(*name)) for age, name in ((1, "bb"), (2, "aa"), (2, "ab")))
     assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]
     assert older.service == ServiceName("b", "b")

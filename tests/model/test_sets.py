@@ -23,7 +23,7 @@ FRONTEND_V6 = builders.frontend("fd00::10", 53, Protocol.UDP)
 IP = parse_address("10.0.0.1")
 
 
-def test_there_are_seventeen_sets_of_each_family_and_three_of_our_own_and_their_names_fit_the_kernel() -> None:
+def test_each_family_has_seventeen_sets_of_kube_proxy_and_the_sets_of_scopes_and_all_names_fit_the_kernel() -> None:
     assert len(IP_SETS) == 2 * (17 + len(SCOPE_KINDS))
     assert max(map(len, IP_SETS)) == SET_NAME_LIMIT == 31
     assert all(IP_SETS[ip_set.name] is ip_set for ip_set in IP_SETS.values())
@@ -38,7 +38,7 @@ def test_there_are_seventeen_sets_of_each_family_and_three_of_our_own_and_their_
         (SetKind.NODE_PORT_LOCAL_SCTP, Family.IPV6, "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"),
     ],
 )
-def test_sets_are_named_as_operators_know_them(kind: SetKind, family: Family, name: str) -> None:
+def test_sets_have_the_names_that_operators_know_from_kube_proxy(kind: SetKind, family: Family, name: str) -> None:
     assert str(IpSet(kind, family)) == name
 
 

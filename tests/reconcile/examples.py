@@ -1,4 +1,7 @@
-"""Desired states made by hand, for tests of single modules: virtual servers, entries, addresses and flows with their owners."""
+"""Desired states built by hand for tests of single modules.
+
+They contain virtual servers, set entries, addresses and flows with their owners.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,7 +37,7 @@ def observed(
     *,
     settings: VirtualServerSettings = ROUND_ROBIN,
 ) -> KernelVirtualServer:
-    """A virtual server in the kernel."""
+    """A virtual server as it is observed in the kernel."""
     return KernelVirtualServer(settings, dict(weights or {}))
 
 
@@ -59,19 +62,19 @@ def state(
 
 
 def tables_of(tables: NodeTables) -> list[Table[Any, Any, Any]]:
-    """Every table of kernel objects: that of health checks has no observed side."""
+    """The tables of all kinds of kernel objects; the table of health checks has no observed side."""
     return [table for kind in tables.kinds for table in kind.tables]
 
 
 def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:
-    """The entry of a set that names a virtual server, with the further fields of some sets."""
+    """The entry that names a virtual server in a set, with the further fields that some sets need."""
     return SetEntry(
         IpSet(kind, key.address.family).name, key.address, key.protocol, key.port, parse_address(other) if other else None
     )
 
 
 def range_entry(key: VirtualServerKey, source_range: str) -> SetEntry:
-    """The entry that admits a range to a virtual server."""
+    """The entry that admits clients of a range to a virtual server."""
     kind = SetKind.LOAD_BALANCER_SOURCE_CIDR
     return network_entry(IpSet(kind, key.address.family).name, key, parse_network(source_range))
 

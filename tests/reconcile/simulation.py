@@ -1,6 +1,7 @@
-"""A node without a kernel: the reconciler, translation and rules of the real one, on a kernel in memory, one operation at a time.
+"""A node without a kernel, with the reconciler, translation and rules of a real node.
 
-The loop is that of ``ipvsproxy/daemon/loop/engine.py`` without its waits: a test moves the time.
+It applies one operation at a time to an in-memory kernel. The loop equals the loop of ``ipvsproxy/daemon/loop/engine.py``, but
+never waits: the test sets the time.
 """
 
 import dataclasses
@@ -29,9 +30,9 @@ TIMEOUTS = Timeouts(900, 120, 300)
 
 
 class SimulatedNode:
-    """A node. ``after_each`` is called after each single operation; ``applied`` are those of the last sync.
+    """A node. ``after_each`` is called after each single operation; ``applied`` holds the operations of the last sync.
 
-    With ``tunnel_ends``, it takes part in direct return.
+    With ``tunnel_ends``, the node takes part in direct return.
     """
 
     def __init__(
@@ -77,23 +78,23 @@ class SimulatedNode:
         return reconciler
 
     def restart(self) -> None:
-        """A new process, which only knows the API and the kernel."""
+        """Replace the process by a new process, which only knows the API and the kernel."""
         self.reconciler = self._new_reconciler()
         for name, desired in self.states.items():
             at_once(self.reconciler.putting(name, desired))
 
     def put(self, service: Service, *slices: EndpointSlice, remembered: bool = False) -> None:
-        """Translate a changed Service, and put its state."""
+        """Translate a changed Service, and put its desired state."""
         self._translated[service.name] = (service, slices, remembered)
         self.put_state(translate_state.translate(service, slices, self._view, self._settings, remembered=remembered))
 
     @property
     def binding(self) -> Binding:
-        """The binding by which addresses become local."""
+        """The method by which addresses become local."""
         return self._settings.binding
 
     def switch(self, binding: Binding) -> None:
-        """A reload has changed the way by which addresses become local: every Service is translated again."""
+        """A reload has changed the method by which addresses become local: every Service is translated again."""
         self._settings = dataclasses.replace(self._settings, binding=binding)
         for service, slices, remembered in list(self._translated.values()):
             self.put(service, *slices, remembered=remembered)
@@ -124,7 +125,7 @@ class SimulatedNode:
         return at_once(reconciler.planning(self.now))
 
     def sync(self, *, after_s: float = 0) -> list[Operation]:
-        """Plan, apply and settle until nothing can be done now. Returns the operations."""
+        """Plan, apply and settle until no operation is possible now. Returns the operations."""
         self.now += after_s
         self.applied, self.reports = [], []
         for _ in range(MOST_ROUNDS):
@@ -158,7 +159,7 @@ class SimulatedNode:
 
 
 def new_kernel() -> fake_kernel.FakeKernel:
-    """The kernel of a node that has its address on eth0."""
+    """The kernel of a node that has its own address on eth0."""
     kernel = fake_kernel.FakeKernel()
     kernel.host_addresses = [builders.interface_address("eth0", builders.NODE_ADDRESS)]
     kernel.sysctls = {SYSCTL.path: "0"}
@@ -166,12 +167,12 @@ def new_kernel() -> fake_kernel.FakeKernel:
 
 
 def lets_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey, source: str) -> bool:
-    """Whether a client reaches a virtual server through the rules for source ranges."""
+    """Whether the rules for source ranges let a client reach a virtual server."""
     return key in kernel.virtual_servers and _passes(kernel, skeleton.PROXY_FIREWALL, key, parse_address(source))
 
 
 def lets_node_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey) -> bool:
-    """Whether the node itself reaches a virtual server: its packets have the virtual server's address as their source."""
+    """Whether the node itself reaches a virtual server; its packets have the virtual server's address as their source."""
     out = kernel.chains[key.address.family].get(ChainKey("filter", skeleton.IPVS_OUT_FILTER), ())
     is_dropped = any(isinstance(rule, Rule) and rule.virtual_server == key and rule.target is Verdict.DROP for rule in out)
     return lets_in(kernel, key, str(key.address)) and not is_dropped

@@ -1,4 +1,7 @@
-"""The two bindings of Service addresses, and the switch between them, in which no address is lost."""
+"""The two methods by which Service addresses become local, and the switch between them.
+
+During a switch, no address stops being local.
+"""
 
 import itertools
 
@@ -42,7 +45,7 @@ def bindings_of(operations: list[Operation]) -> list[tuple[Verb, type]]:
 
 
 @BINDINGS
-def test_addresses_are_local_only_by_the_chosen_binding(binding: Binding) -> None:
+def test_addresses_are_local_only_by_the_configured_binding(binding: Binding) -> None:
     node = running(binding)
     assert local(node) == {binding: LOCAL, OTHER[binding]: frozenset()}
     node.observe()
@@ -53,7 +56,7 @@ def test_addresses_are_local_only_by_the_chosen_binding(binding: Binding) -> Non
 
 
 @BINDINGS
-def test_a_switch_of_binding_adds_all_addresses_before_it_removes_any(binding: Binding) -> None:
+def test_a_switch_of_binding_adds_all_addresses_before_it_removes_any_address(binding: Binding) -> None:
     node = running(binding)
     node.switch(OTHER[binding])
     done = node.sync()
@@ -63,7 +66,7 @@ def test_a_switch_of_binding_adds_all_addresses_before_it_removes_any(binding: B
 
 
 @BINDINGS
-def test_an_address_keeps_its_old_binding_while_the_new_binding_fails(binding: Binding) -> None:
+def test_an_address_keeps_its_old_binding_while_adding_the_new_binding_fails(binding: Binding) -> None:
     node = running(binding)
     kind, lost = ITEMS[OTHER[binding]], parse_address("10.96.0.2")
     node.kernel.fail(lambda operation: isinstance(operation.item, kind) and operation.item.key == lost, times=2)
@@ -78,7 +81,7 @@ def test_an_address_keeps_its_old_binding_while_the_new_binding_fails(binding: B
 
 @BINDINGS
 @pytest.mark.parametrize("steps", range(8))
-def test_a_kill_in_the_middle_of_a_switch_leaves_every_address_local_and_any_next_process_finishes(
+def test_a_kill_during_a_switch_of_binding_leaves_every_address_local_and_the_next_process_completes_the_switch(
     binding: Binding, steps: int
 ) -> None:
     for last in Binding:
@@ -96,14 +99,14 @@ def test_a_kill_in_the_middle_of_a_switch_leaves_every_address_local_and_any_nex
 
 
 def _one_by_one(node: simulation.SimulatedNode) -> list[Operation]:
-    """The operations of a switch, in their order."""
+    """The operations of a switch of binding, in their order."""
     copy = running(OTHER[node.binding])
     copy.switch(node.binding)
     return copy.sync()
 
 
 @BINDINGS
-def test_an_address_without_a_virtual_server_becomes_local_with_neither_binding(binding: Binding) -> None:
+def test_an_address_without_a_virtual_server_becomes_local_with_neither_of_the_two_bindings(binding: Binding) -> None:
     node = simulation.SimulatedNode(binding=binding)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
     node.put(SHOP)
@@ -114,7 +117,7 @@ def test_an_address_without_a_virtual_server_becomes_local_with_neither_binding(
 
 
 @BINDINGS
-def test_an_undesired_address_goes_after_its_virtual_server_with_either_binding(binding: Binding) -> None:
+def test_an_undesired_address_is_removed_after_its_virtual_server_with_either_binding(binding: Binding) -> None:
     node = running(binding)
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer), times=1)
     node.remove("shop")
@@ -143,14 +146,14 @@ def test_changes_by_other_programs_are_drift_and_are_repaired_with_either_bindin
     assert local(node) == {binding: LOCAL, OTHER[binding]: frozenset()}
 
 
-def test_routes_of_a_family_that_is_not_served_stay() -> None:
+def test_routes_of_a_family_that_is_not_served_are_kept() -> None:
     tables = NodeTables(Drains(), lambda _: False, lambda family: family is Family.IPV4)
     both = parse_address("10.96.0.1"), parse_address("fd00:96::1")
     list(tables.routes.observing(dict.fromkeys(both, True)))
     assert list(tables.routes.surplus) == [both[0]]
 
 
-def test_only_addresses_with_a_route_get_the_rule_for_routes() -> None:
+def test_only_addresses_that_are_local_by_a_route_get_the_rule_for_routes() -> None:
     node = running(Binding.ADDRESSES)
     keys = [builders.frontend(address, 80) for address in ADDRESSES]
     routed = node.reconciler.survey.routed

@@ -1,4 +1,4 @@
-"""The cost of a change must depend on the change, not on the number of Services. Calls are counted, nothing is timed."""
+"""The cost of a change must depend on the change, not on the number of Services. The tests count calls and measure no times."""
 
 import collections
 
@@ -52,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     return counted
 
 
-def test_one_endpoint_more_among_many_services_is_one_operation(calls: collections.Counter[str]) -> None:
+def test_one_additional_endpoint_among_many_services_takes_one_operation(calls: collections.Counter[str]) -> None:
     spent = []
     for count in (2, MANY):
         node = serving(count)
@@ -65,7 +65,7 @@ def test_one_endpoint_more_among_many_services_is_one_operation(calls: collectio
     assert 0 < spent[0]["touch"] < 10
 
 
-def test_one_service_more_among_many_is_its_own_operations(calls: collections.Counter[str]) -> None:
+def test_one_additional_service_among_many_takes_only_its_own_operations(calls: collections.Counter[str]) -> None:
     spent = []
     for count in (2, MANY):
         node = serving(count)
@@ -78,7 +78,7 @@ def test_one_service_more_among_many_is_its_own_operations(calls: collections.Co
     assert spent[0] == spent[1]
 
 
-def test_an_audit_that_finds_one_thing_wrong_among_many_repairs_that_one() -> None:
+def test_an_audit_that_finds_one_damaged_object_among_many_repairs_only_this_object() -> None:
     node = serving(MANY)
     node.kernel.addresses.discard(parse_address("10.96.0.7"))
     node.observe()

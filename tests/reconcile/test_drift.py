@@ -1,4 +1,4 @@
-"""The patience with drift: repaired at once at first, later after a wait, and at once again when the desired value changes."""
+"""Repairs of drift: at once at first, after a delay if the drift returns, and at once again when the desired value changes."""
 
 import pytest
 
@@ -12,14 +12,14 @@ OTHER = DriftPlace("virtual_server", "TCP 10.96.0.11:80")
 
 
 def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
-    """The record of this many drifts at one place, and the time of the last drift."""
+    """The record of this many drifts of one object, and the time of the last drift."""
     drifts = Drifts()
     for number in range(times):
         drifts.note(PLACE, "wish", number * every_s)
     return drifts, (times - 1) * every_s
 
 
-def test_the_first_three_drifts_of_a_place_are_repaired_at_once() -> None:
+def test_the_first_three_drifts_of_an_object_are_repaired_at_once() -> None:
     drifts, now = contested(3)
     assert not drifts
     assert contested(4)[0]
@@ -27,7 +27,7 @@ def test_the_first_three_drifts_of_a_place_are_repaired_at_once() -> None:
     assert drifts.next_s() is None
 
 
-def test_returning_drift_is_left_alone_for_longer_each_time_and_never_given_up() -> None:
+def test_the_repair_of_returning_drift_is_delayed_longer_each_time_but_never_given_up() -> None:
     waits = []
     for times in range(observation.FREE_HEALS + 1, observation.FREE_HEALS + 10):
         drifts, now = contested(times)
@@ -41,7 +41,7 @@ def test_returning_drift_is_left_alone_for_longer_each_time_and_never_given_up()
     assert waits == [5, 10, 10, 10, 10, 10, 10, 10, 10]
 
 
-def test_a_changed_desired_value_does_not_wait_and_has_a_first_delay_again() -> None:
+def test_a_changed_desired_value_is_not_delayed_and_its_delays_begin_at_the_shortest() -> None:
     drifts, now = contested(observation.FREE_HEALS + 3)
     assert drifts.may_heal(PLACE, "another wish", now)
     drifts.note(PLACE, "another wish", now + 1)
@@ -49,13 +49,13 @@ def test_a_changed_desired_value_does_not_wait_and_has_a_first_delay_again() -> 
     assert not drifts, "nothing is left alone any more"
 
 
-def test_a_place_without_drift_does_not_wait_for_other_places() -> None:
+def test_an_object_without_drift_does_not_wait_because_other_objects_have_drifted() -> None:
     drifts, now = contested(observation.FREE_HEALS + 3)
     drifts.note(OTHER, "wish", now)
     assert drifts.may_heal(OTHER, "wish", now)
 
 
-def test_a_place_without_drift_for_a_long_time_is_forgotten() -> None:
+def test_the_drift_of_an_object_is_forgotten_after_a_long_time_without_drift() -> None:
     drifts, now = contested(observation.FREE_HEALS + 1)
     assert not drifts.may_heal(PLACE, "wish", now)
     drifts.forget_calm(now + observation.CALM_S)
@@ -72,7 +72,7 @@ def test_rare_drift_is_always_repaired_at_once() -> None:
     assert contested(20, every_s=observation.CALM_S)[0]
 
 
-def test_changes_are_reported_once() -> None:
+def test_counted_drift_is_reported_once() -> None:
     drifts, _ = contested(observation.FREE_HEALS + 1)
     assert drifts.take_news() == ({"virtual_server": observation.FREE_HEALS + 1}, {PLACE: observation.FREE_HEALS + 1})
     assert drifts.take_news() == ({}, {})
@@ -89,5 +89,5 @@ def test_changes_are_reported_once() -> None:
         ),
     ],
 )
-def test_a_place_has_the_name_by_which_people_find_it(place: DriftPlace, name: str) -> None:
+def test_an_object_that_drifts_is_reported_with_the_name_by_which_people_find_it(place: DriftPlace, name: str) -> None:
     assert str(place) == name

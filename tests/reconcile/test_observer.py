@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: observed objects, foreign ones, and parts that could not be read."""
+"""The reconciler on an in-memory kernel: observed objects, foreign objects, and objects that could not be read."""
 
 import copy
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from tests.support import builders
 # Foreign objects.
 
 
-def test_virtual_servers_of_other_programs_are_left_alone_with_their_real_servers() -> None:
+def test_virtual_servers_of_other_programs_and_their_real_servers_are_not_touched() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
     node = simulation.SimulatedNode(kernel)
@@ -35,7 +35,7 @@ def test_virtual_servers_of_other_programs_are_left_alone_with_their_real_server
     assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
 
 
-def test_a_foreign_virtual_server_survives_a_service_that_desired_it_only_for_a_moment() -> None:
+def test_a_foreign_virtual_server_is_kept_after_a_service_desired_it_for_a_moment() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7})
     node = simulation.SimulatedNode(kernel)
@@ -45,7 +45,7 @@ def test_a_foreign_virtual_server_survives_a_service_that_desired_it_only_for_a_
     assert kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7})
 
 
-def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_is_ours_from_then_on() -> None:
+def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_becomes_ours() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
     node = simulation.SimulatedNode(kernel)
@@ -58,7 +58,7 @@ def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_is_ours_f
 
 
 @pytest.mark.checklist(71)
-def test_virtual_servers_that_a_former_process_left_are_removed_and_those_of_excluded_ranges_stay() -> None:
+def test_virtual_servers_left_by_a_former_process_are_removed_except_in_excluded_ranges() -> None:
     desired, stale = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
     excluded = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
     former = simulation.SimulatedNode()
@@ -82,7 +82,7 @@ def test_virtual_servers_that_a_former_process_left_are_removed_and_those_of_exc
         ((), set()),
     ],
 )
-def test_excluded_ranges_protect_virtual_servers_of_their_own_family_alone(ranges: tuple[str, ...], kept: set[str]) -> None:
+def test_excluded_ranges_protect_only_virtual_servers_of_their_own_family(ranges: tuple[str, ...], kept: set[str]) -> None:
     stale = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
     former = simulation.SimulatedNode()
     former.put_state(examples.state(examples.OLD, *stale, addresses=["198.51.100.7", "2001:db8::7"]))
@@ -93,7 +93,7 @@ def test_excluded_ranges_protect_virtual_servers_of_their_own_family_alone(range
 
 
 @pytest.mark.checklist(73)
-def test_real_servers_of_an_excluded_virtual_server_are_not_even_drained() -> None:
+def test_real_servers_of_an_excluded_virtual_server_are_never_drained() -> None:
     excluded = builders.frontend("198.51.100.7", 80)
     kernel = simulation.new_kernel()
     kernel.virtual_servers[excluded] = examples.observed({ONE: 0, TWO: 1})
@@ -106,7 +106,7 @@ def test_real_servers_of_an_excluded_virtual_server_are_not_even_drained() -> No
     assert weights(node, excluded) == {ONE: 0, TWO: 1}
 
 
-def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_left_alone_afterwards() -> None:
+def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_not_touched_afterwards() -> None:
     excluded = builders.frontend("198.51.100.7", 80)
     node = simulation.SimulatedNode(excluded=("198.51.100.0/24",))
     node.put_state(examples.state(examples.OLD, excluded, real_servers=[ONE, TWO]))
@@ -125,7 +125,7 @@ def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_left_alone
 @pytest.mark.checklist(71)
 @pytest.mark.parametrize("binding", Binding)
 @pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
-def test_either_witness_shows_a_fresh_process_that_a_virtual_server_is_ours(lost: str, binding: Binding) -> None:
+def test_a_new_process_recognises_a_virtual_server_as_ours_by_either_kind_of_witness(lost: str, binding: Binding) -> None:
     node = running("10.244.0.1")
     node.switch(binding)
     node.sync()
@@ -140,7 +140,7 @@ def test_either_witness_shows_a_fresh_process_that_a_virtual_server_is_ours(lost
     assert not fresh.kernel.virtual_servers
 
 
-def test_node_ports_are_known_by_our_set_and_the_hosts_addresses() -> None:
+def test_virtual_servers_of_node_ports_are_recognised_by_our_set_and_the_hosts_addresses() -> None:
     node = simulation.SimulatedNode()
     node.put(builders.service("web", builders.service_port(80, node_port=30080)))
     node.sync()
@@ -154,7 +154,7 @@ def test_node_ports_are_known_by_our_set_and_the_hosts_addresses() -> None:
 WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
 
 
-def test_a_foreign_virtual_server_like_our_node_port_does_not_become_ours_after_the_first_reading() -> None:
+def test_a_foreign_virtual_server_that_equals_our_node_port_does_not_become_ours_after_the_first_reading() -> None:
     node = simulation.SimulatedNode()
     node.put(*WITH_NODE_PORT)
     node.sync()
@@ -165,7 +165,7 @@ def test_a_foreign_virtual_server_like_our_node_port_does_not_become_ours_after_
     assert set(node.reconciler._tables.virtual_servers.foreign) == {alike}
 
 
-def test_a_virtual_server_like_a_node_port_is_not_ours_while_the_addresses_of_this_host_are_unknown() -> None:
+def test_a_virtual_server_that_resembles_a_node_port_is_not_ours_while_the_hosts_addresses_are_unknown() -> None:
     former = simulation.SimulatedNode()
     former.put(*WITH_NODE_PORT)
     former.sync()
@@ -179,18 +179,18 @@ def test_a_virtual_server_like_a_node_port_is_not_ours_while_the_addresses_of_th
     assert alike not in fresh.reconciler._tables.virtual_servers.foreign
 
 
-# Parts that could not be read.
+# Readings in which some objects could not be read.
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "device", "sysctls", "interface_addresses"])
-def test_a_part_that_could_not_be_read_changes_nothing(part: str) -> None:
+def test_observed_objects_that_could_not_be_read_this_time_do_not_change(part: str) -> None:
     node = running("10.244.0.1")
     node.observe(**{part: None})
     assert not node.plan().operations
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
-def test_a_fresh_process_that_cannot_read_a_part_forgets_no_object_of_its_predecessor(part: str) -> None:
+def test_a_new_process_that_cannot_read_some_objects_still_removes_all_objects_of_its_predecessor_later(part: str) -> None:
     former = simulation.SimulatedNode()
     former.put(builders.service("web", builders.service_port(80, node_port=30080)))
     former.sync()
@@ -240,7 +240,7 @@ def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, Observe
     at_once(node.reconciler.observer.observing(Observation(some_virtual_servers=told), node.now))
 
 
-def test_a_virtual_server_that_no_part_of_an_audit_has_shown_is_gone_unless_it_was_written_meanwhile() -> None:
+def test_a_virtual_server_that_is_missing_from_a_whole_audit_is_gone_unless_it_was_written_during_the_audit() -> None:
     node = running("10.244.0.1")
     node.put(
         builders.service("other", cluster=["10.96.0.7"]),
@@ -262,7 +262,7 @@ def test_a_virtual_server_that_no_part_of_an_audit_has_shown_is_gone_unless_it_w
     assert observed.keys() == {KEY, other}, "it was added after its part of the table was read"
 
 
-def test_without_the_last_part_of_an_audit_nothing_is_gone() -> None:
+def test_no_virtual_server_counts_as_gone_before_the_last_part_of_an_audit() -> None:
     node = running("10.244.0.1")
     node.reconciler.observer.begin_audit()
     poll(node, {})
@@ -270,13 +270,13 @@ def test_without_the_last_part_of_an_audit_nothing_is_gone() -> None:
     assert KEY in node.reconciler._tables.virtual_servers.observed
 
 
-def test_virtual_servers_that_a_poll_leaves_out_stay_observed() -> None:
+def test_virtual_servers_that_a_poll_does_not_include_stay_observed() -> None:
     node = running("10.244.0.1")
     poll(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
     assert not node.plan().operations, "it is somebody else's, too"
 
 
-def test_an_equal_virtual_server_of_a_poll_keeps_the_known_object() -> None:
+def test_an_equal_virtual_server_from_a_poll_keeps_the_stored_object() -> None:
     node = running("10.244.0.1")
     observed = node.reconciler._tables.virtual_servers.observed
     before, shown = observed[KEY], node.kernel.observe().virtual_servers
@@ -287,7 +287,7 @@ def test_an_equal_virtual_server_of_a_poll_keeps_the_known_object() -> None:
     assert observed[KEY] is not before
 
 
-def test_a_virtual_server_that_differs_in_a_poll_is_drift_and_repaired() -> None:
+def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     poll(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
     assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
@@ -296,14 +296,14 @@ def test_a_virtual_server_that_differs_in_a_poll_is_drift_and_repaired() -> None
     assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations
 
 
-def test_a_poll_that_shows_other_settings_is_drift_although_the_real_servers_are_the_same() -> None:
+def test_different_settings_in_a_poll_count_as_drift_although_the_real_servers_are_the_same() -> None:
     node = running("10.244.0.1")
     poll(node, {KEY: examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))})
     assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
     assert node.plan().operations == [Operation(Verb.SET, node.reconciler._tables.virtual_servers.desired[KEY])]
 
 
-def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:
+def test_a_new_object_from_one_part_of_a_reading_is_kept_until_the_reading_ends_and_serves_as_a_witness() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
@@ -317,7 +317,7 @@ def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
-def test_after_a_whole_reading_no_object_counts_as_new() -> None:
+def test_no_object_counts_as_new_after_a_complete_reading() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     node.kernel.addresses.add(stray.address)
@@ -328,7 +328,7 @@ def test_after_a_whole_reading_no_object_counts_as_new() -> None:
     assert node.plan().operations == [Operation(Verb.REMOVE, BoundAddresses.of(stray.address))]
 
 
-def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:
+def test_a_new_route_from_one_part_of_a_reading_is_kept_until_the_reading_ends_and_serves_as_a_witness() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
@@ -341,14 +341,14 @@ def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
-def test_a_drain_ends_when_a_poll_shows_that_its_virtual_server_is_gone() -> None:
+def test_a_drain_ends_when_a_poll_shows_that_its_virtual_server_no_longer_exists() -> None:
     node = draining()
     assert len(node.reconciler._drains) == 1
     poll(node, {KEY: None})
     assert len(node.reconciler._drains) == 0
 
 
-def test_objects_of_a_reading_are_never_changed_later() -> None:
+def test_objects_that_a_reading_returned_are_never_modified_later() -> None:
     node = running("10.244.0.1")
     reading = dict(node.kernel.observe().virtual_servers or {})
     node.observe(virtual_servers=reading)
@@ -382,7 +382,7 @@ def test_ownership_of_node_ports_depends_on_the_addresses_that_were_read_last() 
     assert stray not in node.reconciler._tables.virtual_servers.foreign
 
 
-def test_rules_of_a_family_that_was_not_read_stay_observed() -> None:
+def test_rules_of_a_family_that_could_not_be_read_stay_observed() -> None:
     node = running("10.244.0.1")
     node.observe(skeletons={})
     assert not node.plan().operations

@@ -5,11 +5,11 @@ import math
 from ipvsproxy.reconcile.attempts import ADDED_S, FEWEST_KEPT, KEPT_S, MOST_KEPT, WALKED, Pace
 
 
-def test_without_additions_there_is_room_for_the_most_removals() -> None:
+def test_if_nothing_was_added_recently_the_largest_number_of_removals_is_allowed() -> None:
     assert Pace().room(5) == MOST_KEPT
 
 
-def test_removed_real_servers_take_room_until_the_kernel_has_forgotten_them() -> None:
+def test_removed_real_servers_reduce_the_allowed_removals_until_the_kernel_has_forgotten_them() -> None:
     pace = Pace()
     pace.note(added=0, removed=4_000, now=100.9)
     pace.note(added=0, removed=1_000, now=101.5)
@@ -18,13 +18,13 @@ def test_removed_real_servers_take_room_until_the_kernel_has_forgotten_them() ->
     assert pace.room(101 + KEPT_S) == MOST_KEPT
 
 
-def test_more_removals_than_the_room_leave_room_zero() -> None:
+def test_the_number_of_allowed_removals_is_never_negative() -> None:
     pace = Pace()
     pace.note(added=0, removed=2 * MOST_KEPT, now=100)
     assert pace.room(101) == 0
 
 
-def test_the_more_real_servers_are_added_the_fewer_may_wait_for_removal() -> None:
+def test_the_more_real_servers_are_added_the_fewer_removals_are_allowed() -> None:
     pace = Pace()
     for tenth in range(4):
         pace.note(added=100, removed=0, now=100 + tenth / 10)
@@ -37,13 +37,13 @@ def test_the_more_real_servers_are_added_the_fewer_may_wait_for_removal() -> Non
     assert pace.room(106 + ADDED_S) == MOST_KEPT
 
 
-def test_few_additions_leave_the_same_room_for_removals_as_no_additions() -> None:
+def test_few_additions_allow_the_same_number_of_removals_as_no_additions() -> None:
     pace = Pace()
     pace.note(added=1, removed=0, now=100)
     assert pace.room(100) == MOST_KEPT
 
 
-def test_the_time_when_room_for_removals_grows_is_known() -> None:
+def test_the_time_at_which_more_removals_become_allowed_is_known() -> None:
     pace = Pace()
     assert pace.changes_s == math.inf
     pace.note(added=0, removed=5, now=100.5)

@@ -1,7 +1,7 @@
-"""After any events in any order, the kernel ends up as if it had been programmed from scratch.
+"""After any events in any order, the kernel ends up in the state that programming it from scratch would give.
 
-The world is tiny, so that all of its objects interact. Left out: source ranges under failures, operation by
-operation, which ``test_preconditions`` tries one by one.
+The simulated world is very small, so that all of its objects interact. Source ranges during failures of single operations are not
+tested here but in ``test_preconditions``.
 """
 
 import errno
@@ -54,7 +54,7 @@ DEADLINE_S = 100.0
 
 @st.composite
 def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, EndpointSlice]:
-    """One of three Services, older or younger, with some of all possible parts."""
+    """One of three Services, older or younger than the others, with a random selection of all possible fields."""
     name = draw(st.sampled_from(names))
     ports = draw(st.sets(st.sampled_from(PORTS), min_size=1))
     has_load_balancer = draw(st.booleans())
@@ -77,7 +77,7 @@ def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, 
 
 
 def contents(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
-    """All our objects in a kernel. TCP real servers with weight 0 drain and do not count."""
+    """All our objects in a kernel. Draining TCP real servers (weight 0) do not count."""
     return {
         "virtual servers": {
             key: (server.settings, {one: weight for one, weight in server.real_servers.items() if weight or not _is_tcp(key)})
@@ -103,7 +103,7 @@ def _is_tcp(key: VirtualServerKey) -> bool:
 
 
 class AnyHistory(stateful.RuleBasedStateMachine):
-    """Services come, change and go; operations fail; other programs interfere; the process starts anew."""
+    """Services are created, changed and deleted, operations fail, other programs interfere, and the process is restarted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: not self.are_witnesses_lost)
     @stateful.rule(number=st.integers(0, 8), gone=st.sets(st.sampled_from(NAMES)), unreadable=st.sets(st.sampled_from(PARTS)))
     def die_in_the_middle_of_a_plan(self, number: int, gone: set[str], unreadable: set[str]) -> None:
-        """The next process first reads a part of the kernel; some Services were deleted while no process ran."""
+        """The next process first reads only some objects of the kernel; some Services were deleted while no process ran."""
         self.node.apply(self.node.plan().operations[:number])
         for name in gone:
             self.remove(name)
@@ -214,7 +214,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         elif (key, real_server) not in self.weightless_since_s:
             server.real_servers[real_server] = weight
 
-    # Who has not seen the virtual servers yet knows them only by their witnesses, and is not asked to do without both.
+    # A process that has not read the virtual servers yet knows them only by their witnesses, so the test does not remove both
+    # witnesses.
     @stateful.precondition(lambda self: not self.has_read_only_a_part)
     @stateful.rule(data=st.data())
     def somebody_changes_the_rest(self, data: st.DataObject) -> None:
@@ -363,7 +364,7 @@ test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
 
 
 def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
-    """The desired state after these changes, and the waiting owners."""
+    """The desired state after these changes, and the owners that wait for keys."""
     tables = NodeTables(Drains())
     node = simulation.SimulatedNode()
     for name, service, slices in changes:
@@ -385,7 +386,7 @@ def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]])
     data=st.data(),
 )
 @hypothesis.settings(max_examples=150, deadline=None)
-def test_any_history_of_desired_states_ends_in_the_last_ones_in_any_order(
+def test_any_order_of_changes_of_desired_states_leads_to_the_last_desired_states(
     history: list[tuple[str, Service | None, EndpointSlice | None]], data: st.DataObject
 ) -> None:
     last = {name: (name, service, slices) for name, service, slices in history}

@@ -1,7 +1,7 @@
-"""The core on a kernel in memory: changes, flows, and another policy.
+"""The reconciler on an in-memory kernel: changes, flows, and changes of policy.
 
-Left out: drains, drift and failures (``test_reconciler_…``), readings of the kernel (``test_observer``), operations that wait
-for others (``test_preconditions``), the cost (``test_cost``), and everything at once (``test_properties``).
+Tested elsewhere: drains, drift and failures (``test_reconciler_…``), readings of the kernel (``test_observer``), operations that
+wait for other operations (``test_preconditions``), the cost (``test_cost``), and all of these together (``test_properties``).
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from tests.reconcile.serving import DNS_FLOW, KEY, ONE, TWO, dns, draining, kind
 from tests.support import builders
 
 
-def test_a_node_is_built_from_nothing_in_one_order() -> None:
+def test_an_empty_kernel_is_programmed_in_a_fixed_order() -> None:
     node = running("10.244.0.1")
     assert weights(node) == {ONE: 1}
     assert node.kernel.device
@@ -44,7 +44,7 @@ def test_a_node_is_built_from_nothing_in_one_order() -> None:
 
 
 @pytest.mark.checklist(67)
-def test_the_second_plan_is_empty() -> None:
+def test_a_second_plan_without_changes_is_empty() -> None:
     node = running("10.244.0.1")
     assert not node.plan().operations
     node.observe()
@@ -55,13 +55,13 @@ def test_the_second_plan_is_empty() -> None:
     assert node.reconciler.next_s() is None
 
 
-def test_a_restart_into_an_unchanged_world_touches_only_what_cannot_be_read_back() -> None:
+def test_a_restart_without_changes_only_repeats_operations_whose_result_cannot_be_read() -> None:
     node = running("10.244.0.1")
     node.restart()
     assert [str(operation) for operation in node.sync()] == ["set timeouts timeouts 900 120 300"]
 
 
-def test_the_copy_of_a_set_that_was_left_is_removed_once_and_again_where_it_appears_again() -> None:
+def test_a_leftover_copy_of_a_set_is_removed_once_and_again_if_it_appears_again() -> None:
     node = running("10.244.0.1")
     for _ in range(2):
         node.kernel.set_copy = True
@@ -71,7 +71,7 @@ def test_the_copy_of_a_set_that_was_left_is_removed_once_and_again_where_it_appe
         assert not node.plan().operations
 
 
-def test_one_endpoint_more_is_one_operation_for_each_virtual_server_and_one_for_its_pod() -> None:
+def test_one_additional_endpoint_takes_one_operation_for_each_virtual_server_and_one_for_its_set_entry() -> None:
     node = running("10.244.0.1")
     node.put(*web("10.244.0.1", "10.244.0.2"))
     loop_back = examples.entry(SetKind.LOOP_BACK, builders.frontend("10.244.0.2", 8080), "10.244.0.2")
@@ -79,7 +79,7 @@ def test_one_endpoint_more_is_one_operation_for_each_virtual_server_and_one_for_
 
 
 @pytest.mark.checklist(74)
-def test_an_address_is_bound_once_for_all_ports_and_removed_with_the_last_port() -> None:
+def test_an_address_is_bound_once_for_all_ports_and_removed_together_with_the_last_port() -> None:
     node = simulation.SimulatedNode()
     ports = [builders.service_port(80), builders.service_port(443), builders.service_port(53, Protocol.UDP)]
     bindings = []
@@ -92,7 +92,7 @@ def test_an_address_is_bound_once_for_all_ports_and_removed_with_the_last_port()
 
 
 @pytest.mark.checklist(72)
-def test_a_service_leaves_nothing_behind_and_its_virtual_server_goes_first() -> None:
+def test_a_deleted_service_leaves_no_objects_behind_and_its_virtual_server_is_removed_first() -> None:
     node = running("10.244.0.1")
     node.remove("web")
     gone = [operation for operation in node.sync() if operation.verb is Verb.REMOVE]
@@ -101,7 +101,7 @@ def test_a_service_leaves_nothing_behind_and_its_virtual_server_goes_first() -> 
     assert not any(ip_set.entries for ip_set in node.kernel.sets.values())
 
 
-def test_rules_come_before_the_virtual_server_and_go_after_the_last_entry_of_their_set() -> None:
+def test_rules_are_added_before_the_virtual_server_and_removed_after_the_last_entry_of_their_set() -> None:
     node = running()
     before = dict(node.kernel.chains[Family.IPV4])
     node.remove("web")
@@ -109,7 +109,7 @@ def test_rules_come_before_the_virtual_server_and_go_after_the_last_entry_of_the
     assert node.kernel.chains[Family.IPV4] != before
 
 
-def test_two_services_that_desire_one_address_and_port_do_not_flap() -> None:
+def test_two_services_that_desire_one_address_and_port_do_not_alternate() -> None:
     for names in (("old", "young"), ("young", "old")):
         node = simulation.SimulatedNode()
         endpoints = {"old": "10.244.0.1", "young": "10.244.0.2"}
@@ -126,7 +126,7 @@ def test_two_services_that_desire_one_address_and_port_do_not_flap() -> None:
         assert not any(operation.verb is Verb.REMOVE for operation in node.applied if isinstance(operation.item, VirtualServer))
 
 
-def test_planning_only_additions_removes_nothing() -> None:
+def test_a_plan_limited_to_additions_removes_nothing() -> None:
     node = running("10.244.0.1")
     at_once(node.reconciler.putting(builders.service("web").name, None))
     node.put_state(examples.state(examples.OLD, builders.frontend("10.96.0.99", 80), real_servers=[TWO]))
@@ -149,7 +149,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
         ({CHAIN: (DROP,), ChainKey("nat", "KUBE-MARK-MASQ"): (DROP,)}, False),
     ],
 )
-def test_rules_are_added_before_every_service_has_been_put_unless_a_rule_would_be_lost(
+def test_rules_are_added_before_every_service_has_been_put_unless_this_would_remove_a_rule(
     observed: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
@@ -163,7 +163,7 @@ def test_rules_are_added_before_every_service_has_been_put_unless_a_rule_would_b
     assert at_once(reconciler.planning(0)).operations == [Operation(Verb.SET, desired_state)]
 
 
-def test_rules_of_an_unreadable_table_are_not_written_before_every_service_has_been_put() -> None:
+def test_rules_of_a_table_that_could_not_be_read_are_not_written_before_every_service_has_been_put() -> None:
     reconciler = Reconciler(Policy())
     desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
     reconciler.put_skeleton(desired)
@@ -192,7 +192,7 @@ def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() 
     node.put(service)
     node.states.clear()
     node.restart()
-    node.plan()  # puts the rules that are needed until every Service has been put
+    node.plan()  # writes the rules that are needed until every Service has been put
     early = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
     assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
     node.put(service)
@@ -200,7 +200,7 @@ def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() 
     assert not simulation.lets_node_in(node.kernel, key)
 
 
-def test_settings_are_set_before_every_service_has_been_put() -> None:
+def test_settings_are_written_before_every_service_has_been_put() -> None:
     node = running("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.virtual_servers[KEY] = examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))
@@ -209,7 +209,7 @@ def test_settings_are_set_before_every_service_has_been_put() -> None:
     assert [(one.verb, type(one.item)) for one in early] == [(Verb.SET, Sysctl), (Verb.SET, VirtualServer)]
 
 
-def test_equal_sides_share_their_weights_and_a_change_leaves_the_desired_ones_alone() -> None:
+def test_desired_and_observed_side_share_equal_weights_and_a_change_does_not_modify_the_desired_weights() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     table = node.reconciler._tables.virtual_servers
     desired_state = table.desired[KEY]
@@ -223,7 +223,7 @@ def test_equal_sides_share_their_weights_and_a_change_leaves_the_desired_ones_al
     assert table.observed[KEY].real_servers is table.desired[KEY].weights
 
 
-def test_a_real_server_that_changes_with_its_virtual_server_leaves_the_desired_weights_alone() -> None:
+def test_changing_a_real_server_together_with_its_virtual_server_does_not_modify_the_desired_weights() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     outcomes = [Outcome(one) for one in node.plan().operations]
@@ -233,7 +233,7 @@ def test_a_real_server_that_changes_with_its_virtual_server_leaves_the_desired_w
     assert node.reconciler._tables.virtual_servers.observed[KEY].real_servers == {}
 
 
-def test_real_servers_that_were_there_stay_observed_when_all_desired_ones_are_added_at_once() -> None:
+def test_existing_real_servers_stay_observed_when_all_desired_real_servers_are_added_at_once() -> None:
     node = draining()
     table = node.reconciler._tables.virtual_servers
     added = Outcome(Operation(Verb.ADD, RealServers(KEY, table.desired[KEY].weights)))
@@ -245,7 +245,7 @@ def test_real_servers_that_were_there_stay_observed_when_all_desired_ones_are_ad
 
 
 @pytest.mark.checklist(102)
-def test_tracked_flows_of_a_lost_endpoint_are_cleaned_and_others_stay() -> None:
+def test_tracked_flows_of_a_removed_endpoint_are_cleaned_and_other_flows_stay() -> None:
     node = simulation.SimulatedNode()
     one, two = (builders.backend(address, 53) for address in ("10.244.0.1", "10.244.0.2"))
     node.put(*dns("10.244.0.1", "10.244.0.2"))
@@ -257,7 +257,7 @@ def test_tracked_flows_of_a_lost_endpoint_are_cleaned_and_others_stay() -> None:
 
 
 @pytest.mark.checklist(102)
-def test_flows_are_cleaned_once_at_the_first_endpoint_and_once_after_a_restart_and_not_for_more_endpoints() -> None:
+def test_flows_are_cleaned_at_the_first_endpoint_and_after_a_restart_but_not_for_further_endpoints() -> None:
     node = simulation.SimulatedNode()
     cleanings = []
     for change in (dns(), dns("10.244.0.1"), dns("10.244.0.1", "10.244.0.2"), dns()):
@@ -271,7 +271,7 @@ def test_flows_are_cleaned_once_at_the_first_endpoint_and_once_after_a_restart_a
     assert cleanings == [0, 1, 0, 0, 1, 0]
 
 
-def test_a_cleaning_that_failed_is_tried_again() -> None:
+def test_a_failed_cleaning_of_flows_is_retried() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning))
     node.put(*dns("10.244.0.1"))
@@ -284,7 +284,7 @@ def test_a_cleaning_that_failed_is_tried_again() -> None:
 # A change of policy.
 
 
-def test_a_changed_deadline_applies_to_drains_that_have_begun() -> None:
+def test_a_changed_drain_deadline_applies_to_drains_that_have_already_begun() -> None:
     node = draining()
     node.reconciler.adopt(Policy(drain_deadline_s=30))
     assert node.sync(after_s=29) == []

@@ -1,4 +1,7 @@
-"""Settings that Services choose, in the kernel: every change is an edit, drift is repaired, weight 0 by choice is no drain."""
+"""Settings that Services choose by annotations, in the kernel.
+
+Every change is an edit, drift is repaired, and a chosen weight of 0 is not a drain.
+"""
 
 from typing import Any
 
@@ -53,7 +56,7 @@ FAR_ZERO = WeightRules({OTHER_NODE: 0}, {}, 1)
     ],
     ids=str,
 )
-def test_a_change_of_an_annotation_and_its_removal_edit_objects_in_place(values: dict[str, Any]) -> None:
+def test_changing_or_removing_an_annotation_edits_kernel_objects_in_place(values: dict[str, Any]) -> None:
     plain = builders.service(affinity_timeout_s=600)
     node = running(plain)
     before = dict(node.kernel.virtual_servers[KEY].real_servers), node.kernel.virtual_servers[KEY].settings
@@ -68,7 +71,7 @@ def test_a_change_of_an_annotation_and_its_removal_edit_objects_in_place(values:
     assert not after.thresholds
 
 
-def test_weight_zero_by_choice_stays_however_few_connections_there_are() -> None:
+def test_a_real_server_with_a_chosen_weight_of_zero_stays_even_without_connections() -> None:
     node = running(web(weights=FAR_ZERO))
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
     node.sync(after_s=3600)
@@ -78,7 +81,7 @@ def test_weight_zero_by_choice_stays_however_few_connections_there_are() -> None
     assert node.reconciler.survey.draining == 0
 
 
-def test_an_endpoint_that_gets_weight_zero_by_choice_is_not_removed_in_the_same_sync() -> None:
+def test_an_endpoint_that_gets_a_chosen_weight_of_zero_is_not_removed_in_the_same_sync() -> None:
     node = running(builders.service())
     node.put(web(weights=FAR_ZERO), pods())
     plan = node.plan()
@@ -87,7 +90,7 @@ def test_an_endpoint_that_gets_weight_zero_by_choice_is_not_removed_in_the_same_
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
 
 
-def test_an_endpoint_of_weight_zero_that_goes_is_drained() -> None:
+def test_an_endpoint_with_a_chosen_weight_of_zero_is_drained_when_it_is_removed() -> None:
     node = running(web(weights=FAR_ZERO))
     node.kernel.connection_counts[KEY, TWO] = BUSY
     node.put(web(weights=FAR_ZERO), pods(far=False))
@@ -100,7 +103,7 @@ def test_an_endpoint_of_weight_zero_that_goes_is_drained() -> None:
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1}
 
 
-def test_a_draining_endpoint_that_returns_with_weight_zero_does_not_drain_any_more() -> None:
+def test_a_draining_endpoint_that_returns_with_a_chosen_weight_of_zero_no_longer_drains() -> None:
     node = running(builders.service())
     node.kernel.connection_counts[KEY, TWO] = BUSY
     node.put(builders.service(), pods(far=False))
@@ -123,7 +126,7 @@ def test_a_drain_ends_at_the_deadline_of_its_service() -> None:
     assert TWO not in node.kernel.virtual_servers[KEY].real_servers
 
 
-def test_without_its_annotation_a_service_has_the_deadline_of_the_node_again() -> None:
+def test_a_service_whose_deadline_annotation_is_removed_uses_the_deadline_of_the_node_again() -> None:
     node = running(web(drain_deadline_s=60), drain_deadline_s=600)
     node.kernel.connection_counts[KEY, TWO] = BUSY
     node.put(builders.service(), pods(far=False))
@@ -156,7 +159,7 @@ def test_drift_of_flags_weights_and_thresholds_is_repaired() -> None:
     assert repaired.thresholds == {ONE: Thresholds(10), TWO: Thresholds(10)}
 
 
-def test_thresholds_that_were_given_up_while_the_process_was_down_are_removed() -> None:
+def test_thresholds_that_were_removed_from_a_service_while_no_process_ran_are_removed_from_the_kernel() -> None:
     node = running(web(thresholds=Thresholds(10)))
     node.states.clear()
     node.restart()
@@ -166,7 +169,7 @@ def test_thresholds_that_were_given_up_while_the_process_was_down_are_removed() 
     assert (server.settings.flags, server.thresholds) == (0, None)
 
 
-def test_a_removed_real_server_leaves_no_thresholds() -> None:
+def test_thresholds_of_a_removed_real_server_are_forgotten() -> None:
     node = running(web(thresholds=Thresholds(10)))
     node.put(web(thresholds=Thresholds(10)), pods(far=False))
     node.sync()
@@ -192,7 +195,7 @@ def test_the_second_scope_has_the_annotated_settings_of_its_service() -> None:
     assert {one.verb for one in edits} == {Verb.SET}
 
 
-def test_a_changed_deadline_holds_at_once_for_drains_that_have_begun() -> None:
+def test_a_changed_deadline_annotation_applies_at_once_to_drains_that_have_already_begun() -> None:
     node = running(web(drain_deadline_s=600))
     node.kernel.connection_counts[KEY, TWO] = BUSY
     node.put(web(drain_deadline_s=600), pods(far=False))
@@ -206,7 +209,7 @@ def test_a_changed_deadline_holds_at_once_for_drains_that_have_begun() -> None:
     assert TWO not in node.kernel.virtual_servers[KEY].real_servers
 
 
-def test_a_contested_virtual_server_has_the_drain_deadline_of_its_winner() -> None:
+def test_drains_of_a_contested_virtual_server_have_the_deadline_of_the_winning_service() -> None:
     young = web(builders.service("young", created_s=builders.CREATED_S + 1), drain_deadline_s=30)
     node = running(web(drain_deadline_s=60))
     node.put(young, builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="young"))

@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: endpoints that are gone keep their connections."""
+"""The reconciler on an in-memory kernel: removed endpoints keep their connections."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.support import builders
 
 
 @pytest.mark.checklist(89)
-def test_a_real_server_without_connections_is_gone_in_the_same_sync() -> None:
+def test_a_real_server_without_connections_is_removed_in_the_same_sync() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     node.put(*web("10.244.0.2"))
     node.sync()
@@ -19,7 +19,7 @@ def test_a_real_server_without_connections_is_gone_in_the_same_sync() -> None:
 
 
 @pytest.mark.checklist(90)
-def test_a_real_server_with_connections_stays_without_weight_until_they_end() -> None:
+def test_a_real_server_with_connections_stays_at_weight_zero_until_they_end() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     node.kernel.connection_counts[KEY, ONE] = BUSY
     node.put(*web("10.244.0.2"))
@@ -43,14 +43,14 @@ def test_a_real_server_that_returns_while_draining_gets_its_weight_back_and_is_n
     assert len(node.reconciler._drains) == 0
 
 
-def test_the_deadline_removes_a_real_server_with_its_connections() -> None:
+def test_after_the_deadline_a_real_server_is_removed_together_with_its_connections() -> None:
     node = draining(drain_deadline_s=60)
     assert node.sync(after_s=59) == []
     assert node.sync(after_s=1) == [removal(ONE)]
     assert node.reconciler.next_s() is None
 
 
-def test_another_deadline_of_the_node_holds_at_once_for_drains_that_have_begun() -> None:
+def test_a_changed_deadline_of_the_node_applies_at_once_to_drains_that_have_already_begun() -> None:
     node = draining(drain_deadline_s=600)
     node.sync(after_s=100)
     node.reconciler.adopt(Policy(drain_deadline_s=101))
@@ -59,7 +59,7 @@ def test_another_deadline_of_the_node_holds_at_once_for_drains_that_have_begun()
     assert node.sync(after_s=1) == [removal(ONE)]
 
 
-def test_a_drain_whose_connections_cannot_be_counted_goes_on() -> None:
+def test_a_drain_whose_connections_cannot_be_counted_continues() -> None:
     node = draining()
     del node.kernel.connection_counts[KEY, ONE]
     node.kernel.unreadable = {"connections"}
@@ -68,7 +68,7 @@ def test_a_drain_whose_connections_cannot_be_counted_goes_on() -> None:
     assert node.sync(after_s=10) == [removal(ONE)]
 
 
-def test_a_removed_virtual_server_takes_its_drains_along() -> None:
+def test_removing_a_virtual_server_ends_its_drains() -> None:
     node = draining()
     node.remove("web")
     node.sync()
@@ -77,7 +77,7 @@ def test_a_removed_virtual_server_takes_its_drains_along() -> None:
     assert node.reconciler.next_s() is None
 
 
-def test_a_drain_goes_on_after_a_restart() -> None:
+def test_a_drain_continues_after_a_restart() -> None:
     node = draining(drain_deadline_s=60)
     node.restart()
     assert [operation for operation in node.sync() if isinstance(operation.item, RealServers)] == [set_weight(ONE, 0)]
@@ -85,7 +85,7 @@ def test_a_drain_goes_on_after_a_restart() -> None:
     assert node.sync(after_s=1) == [removal(ONE)]
 
 
-def test_an_observed_drain_is_adopted_without_an_operation() -> None:
+def test_a_drain_found_in_the_kernel_is_taken_over_without_an_operation() -> None:
     node = draining()
     node.restart()
     node.observe()
@@ -94,7 +94,7 @@ def test_an_observed_drain_is_adopted_without_an_operation() -> None:
     assert node.sync(after_s=1) == [removal(ONE)]
 
 
-def test_a_drain_goes_on_after_a_restart_though_endpoints_were_added_meanwhile() -> None:
+def test_a_drain_continues_after_a_restart_although_endpoints_were_added_in_the_meantime() -> None:
     node = draining()
     node.kernel.connection_counts.clear()
     del node.kernel.virtual_servers[KEY].real_servers[TWO]
@@ -112,7 +112,7 @@ def test_a_real_server_that_a_former_process_was_draining_gets_its_weight_back_w
     assert weights(node) == {ONE: 1}
 
 
-def test_a_weight_changed_by_hand_is_set_right() -> None:
+def test_a_weight_that_was_changed_by_hand_is_repaired() -> None:
     node = draining()
     weights(node).update({ONE: 4, TWO: 0})
     node.observe()
@@ -129,7 +129,7 @@ def test_a_real_server_whose_weight_was_set_to_zero_by_hand_is_drained_when_its_
     assert weights(node) == {TWO: 1}
 
 
-def test_a_real_server_with_a_weight_or_a_desired_one_is_not_draining() -> None:
+def test_a_real_server_that_is_desired_or_has_a_weight_is_not_draining() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     weights(node).update({ONE: 0, builders.backend("10.244.0.9"): 1})
     node.observe()
@@ -155,7 +155,7 @@ def test_drains_of_a_virtual_server_that_another_program_removed_are_forgotten()
     assert len(node.reconciler._drains) == 0
 
 
-def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_once() -> None:
+def test_drains_of_a_virtual_server_are_forgotten_as_soon_as_an_operation_shows_that_it_no_longer_exists() -> None:
     node = draining()
     del node.kernel.virtual_servers[KEY]
     node.put(*web("10.244.0.2", "10.244.0.3"))
@@ -170,7 +170,7 @@ def test_connections_of_a_real_server_without_a_drain_are_ignored() -> None:
 
 
 @pytest.mark.checklist(92)
-def test_a_real_server_that_is_gone_already_is_a_surprise_and_no_error() -> None:
+def test_removing_a_real_server_that_no_longer_exists_is_a_surprise_but_not_an_error() -> None:
     node = draining()
     del weights(node)[ONE]
     assert node.sync(after_s=1) == [removal(ONE)]
@@ -179,14 +179,14 @@ def test_a_real_server_that_is_gone_already_is_a_surprise_and_no_error() -> None
     assert node.reports[-1].pending == 0
 
 
-def test_with_room_the_connections_of_a_new_drain_are_due_at_once() -> None:
+def test_if_removals_are_allowed_the_connections_of_a_new_drain_are_read_at_once() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     node.put(*web("10.244.0.2"))
     at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
     assert list(node.reconciler.drains_due(node.now)) == [KEY]
 
 
-def test_a_reading_of_everything_does_not_move_a_deadline() -> None:
+def test_a_complete_reading_does_not_change_the_deadline_of_a_drain() -> None:
     node = draining(drain_deadline_s=60)
     node.now += 40
     node.observe()

@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: drift is repaired, and repaired less often if it returns."""
+"""The reconciler on an in-memory kernel: drift is repaired, but less often if it returns."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ from tests.support import builders
 
 
 @pytest.mark.checklist(70, 93)
-def test_everything_that_another_program_removed_is_added_and_everything_that_it_added_is_removed() -> None:
+def test_objects_that_another_program_removed_are_added_and_objects_that_it_added_are_removed() -> None:
     node = running("10.244.0.1")
     kernel = node.kernel
     stray = builders.frontend(builders.CLUSTER_IP, 9)
@@ -39,7 +39,7 @@ def test_everything_that_another_program_removed_is_added_and_everything_that_it
     assert not node.plan().operations
 
 
-def test_a_device_that_is_gone_comes_back_with_its_addresses() -> None:
+def test_a_device_that_was_removed_is_restored_with_its_addresses() -> None:
     node = running("10.244.0.1")
     node.kernel.device = False
     node.kernel.addresses.clear()
@@ -47,7 +47,7 @@ def test_a_device_that_is_gone_comes_back_with_its_addresses() -> None:
     assert [kind.__name__ for _, kind in kinds(node.sync())] == ["Device", "BoundAddresses"]
 
 
-def test_a_vanished_virtual_server_comes_back_whole_when_an_answer_shows_its_absence() -> None:
+def test_a_vanished_virtual_server_is_restored_completely_when_an_answer_shows_its_absence() -> None:
     node = running("10.244.0.1")
     del node.kernel.virtual_servers[KEY]
     node.put(*web("10.244.0.1", "10.244.0.2"))
@@ -59,7 +59,7 @@ def test_a_vanished_virtual_server_comes_back_whole_when_an_answer_shows_its_abs
     assert not node.plan().operations
 
 
-def test_a_virtual_server_that_vanished_while_it_was_drained_forgets_its_drains() -> None:
+def test_the_drains_of_a_virtual_server_that_vanished_are_forgotten() -> None:
     node = draining()
     del node.kernel.virtual_servers[KEY]
     node.put(*web("10.244.0.1", "10.244.0.2"))
@@ -69,7 +69,7 @@ def test_a_virtual_server_that_vanished_while_it_was_drained_forgets_its_drains(
     assert len(node.reconciler._drains) == 0
 
 
-def test_drift_that_returns_is_left_alone_for_a_while_but_not_for_another_desired_value() -> None:
+def test_the_repair_of_returning_drift_is_delayed_but_not_for_a_changed_desired_value() -> None:
     node = running("10.244.0.1")
     for _ in range(observation.FREE_HEALS + 1):
         _break_everything(node)

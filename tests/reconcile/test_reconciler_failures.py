@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: failures and surprises are reported, and tried again."""
+"""The reconciler on an in-memory kernel: failures and surprises are reported, and failed operations are retried."""
 
 import errno
 
@@ -28,7 +28,7 @@ def test_a_failure_is_reported_with_its_errno_and_stays_pending() -> None:
     assert report.errors[0].errno == errno.ENOMEM
 
 
-def test_a_report_shows_a_few_failures_and_counts_all() -> None:
+def test_a_report_describes_a_few_failures_and_counts_all_failures() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, IpSet), times=17)
     node.sync()
@@ -36,7 +36,7 @@ def test_a_report_shows_a_few_failures_and_counts_all() -> None:
     assert len(node.reports[0].errors) == 5
 
 
-def test_a_failing_operation_is_retried_after_growing_delays_and_stops_no_other_operation() -> None:
+def test_a_failing_operation_is_retried_after_growing_delays_and_does_not_delay_other_operations() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: operation.item == BoundAddresses.of(KEY.address), times=1000)
     node.put(*web("10.244.0.1"))
@@ -55,7 +55,7 @@ def test_a_failing_operation_is_retried_after_growing_delays_and_stops_no_other_
     assert Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)) in node.sync()
 
 
-def test_a_changed_desired_value_is_tried_at_once_and_an_unchanged_one_is_not() -> None:
+def test_an_operation_is_retried_at_once_if_its_desired_value_has_changed_and_only_then() -> None:
     node = running("10.244.0.1")
     sticky = builders.service("web", affinity_timeout_s=10800, created_s=5.0)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
@@ -67,7 +67,7 @@ def test_a_changed_desired_value_is_tried_at_once_and_an_unchanged_one_is_not() 
     assert (Verb.REMOVE, VirtualServer) in kinds(node.sync())
 
 
-def test_changed_rules_are_tried_at_once_though_the_former_ones_failed() -> None:
+def test_changed_rules_are_tried_at_once_although_the_former_rules_failed() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, Skeleton), times=1)
     node.sync()
@@ -75,7 +75,7 @@ def test_changed_rules_are_tried_at_once_though_the_former_ones_failed() -> None
     assert (Verb.SET, Skeleton) in kinds(node.sync())
 
 
-def test_rules_of_both_families_that_fail_wait_both() -> None:
+def test_rules_of_both_families_are_delayed_if_both_fail() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
         reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
@@ -86,7 +86,7 @@ def test_rules_of_both_families_that_fail_wait_both() -> None:
     assert at_once(reconciler.planning(1)).operations == failing
 
 
-def test_rules_that_are_under_way_are_tried_again_when_they_have_ended() -> None:
+def test_an_operation_on_rules_that_is_still_running_is_retried_when_it_has_ended() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
         reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
@@ -99,7 +99,7 @@ def test_rules_that_are_under_way_are_tried_again_when_they_have_ended() -> None
     assert reconciler.pending == 0
 
 
-def test_cleanings_that_fail_wait_each_for_itself() -> None:
+def test_failed_cleanings_of_flows_are_delayed_independently() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning), times=100)
     _, slices = dns("10.244.0.1")
@@ -108,7 +108,7 @@ def test_cleanings_that_fail_wait_each_for_itself() -> None:
     assert node.reconciler.pending == 2
 
 
-def test_real_servers_that_fail_wait_each_for_itself() -> None:
+def test_failed_real_servers_are_delayed_independently() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), times=100)
     node.put(*web("10.244.0.1", "10.244.0.2"))
@@ -116,7 +116,7 @@ def test_real_servers_that_fail_wait_each_for_itself() -> None:
     assert sum(isinstance(operation.item, RealServers) for operation in node.sync(after_s=1)) == 2
 
 
-def test_of_several_new_real_servers_one_that_fails_waits_alone() -> None:
+def test_if_one_of_several_new_real_servers_fails_only_this_one_is_delayed() -> None:
     node = simulation.SimulatedNode()
     refused = builders.backend("10.244.0.2")
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers) and operation.item.key == refused, times=1)
@@ -127,7 +127,7 @@ def test_of_several_new_real_servers_one_that_fails_waits_alone() -> None:
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_each_new_real_server_whose_answer_was_lost_is_a_failure_and_all_wait_together() -> None:
+def test_if_the_answers_for_new_real_servers_are_lost_each_is_a_failure_and_all_are_retried_together() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan().operations
@@ -139,7 +139,7 @@ def test_each_new_real_server_whose_answer_was_lost_is_a_failure_and_all_wait_to
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_new_real_servers_do_not_fail_with_their_virtual_server() -> None:
+def test_new_real_servers_are_not_delayed_after_the_failure_of_their_virtual_server() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     for operation in node.plan().operations:
@@ -151,7 +151,7 @@ def test_new_real_servers_do_not_fail_with_their_virtual_server() -> None:
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_an_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
+def test_a_failed_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     failing = node.plan().operations[-1]
@@ -161,7 +161,7 @@ def test_an_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
     assert node.reconciler.next_s() is None
 
 
-def test_an_object_whose_removal_failed_is_pending() -> None:
+def test_an_object_whose_removal_failed_stays_pending() -> None:
     node = running("10.244.0.1")
     node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, BoundAddresses.of(KEY.address)))
     node.remove("web")
@@ -180,7 +180,7 @@ def test_a_failure_of_an_operation_that_is_no_longer_planned_does_not_wake_the_l
     assert node.reconciler.next_s() is None
 
 
-def test_real_servers_wait_for_a_virtual_server_that_failed_and_come_with_it() -> None:
+def test_real_servers_wait_for_a_failed_virtual_server_and_are_added_together_with_it() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=2)
     node.put(*web("10.244.0.1"))
@@ -192,7 +192,7 @@ def test_real_servers_wait_for_a_virtual_server_that_failed_and_come_with_it() -
     assert weights(node) == {ONE: 1}
 
 
-def test_a_real_server_whose_virtual_server_vanished_does_not_wait_longer_than_the_first_delay() -> None:
+def test_a_real_server_whose_virtual_server_vanished_waits_no_longer_than_the_first_delay() -> None:
     node = running("10.244.0.1")
     for endpoints in (("10.244.0.1", "10.244.0.2"), ("10.244.0.1",), ("10.244.0.1", "10.244.0.2")):
         del node.kernel.virtual_servers[KEY]
@@ -204,14 +204,14 @@ def test_a_real_server_whose_virtual_server_vanished_does_not_wait_longer_than_t
     assert weights(node) == {ONE: 1, TWO: 1}
 
 
-def test_a_virtual_server_that_vanishes_as_soon_as_it_is_added_is_added_once_in_a_sync() -> None:
+def test_a_virtual_server_that_vanishes_right_after_it_was_added_is_added_only_once_in_a_sync() -> None:
     node = simulation.SimulatedNode(after_each=lambda _: node.kernel.virtual_servers.clear())
     node.put(*web("10.244.0.1"))
     added = [one for one in node.sync() if isinstance(one.item, VirtualServer)]
     assert [one.verb for one in added] == [Verb.ADD]
 
 
-def test_a_virtual_server_stays_known_by_its_entries_while_its_removal_fails() -> None:
+def test_a_virtual_server_whose_removal_fails_stays_recognisable_by_its_entries() -> None:
     node = running("10.244.0.1")
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer))
     node.remove("web")
@@ -224,7 +224,7 @@ def test_a_virtual_server_stays_known_by_its_entries_while_its_removal_fails() -
     assert not fresh.kernel.addresses
 
 
-def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_delays_nothing() -> None:
+def test_a_setting_that_cannot_be_written_is_retried_when_it_changes_and_delays_no_other_operation() -> None:
     kernel = simulation.new_kernel()
     kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS, times=2)
     node = simulation.SimulatedNode(kernel)
@@ -246,7 +246,7 @@ def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_del
     assert (node.reconciler.pending, node.reconciler._tables.of_sysctls.given_up) == (0, {})
 
 
-def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_desired() -> None:
+def test_a_setting_that_cannot_be_written_is_retried_when_another_value_is_desired() -> None:
     kernel = simulation.new_kernel()
     kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS)
     node = simulation.SimulatedNode(kernel)
@@ -266,7 +266,7 @@ def test_an_object_already_in_the_requested_state_is_counted_as_a_surprise() -> 
     assert not node.plan().operations
 
 
-def test_an_outcome_for_a_virtual_server_that_is_not_there_changes_nothing() -> None:
+def test_an_outcome_for_a_virtual_server_that_does_not_exist_changes_nothing() -> None:
     node = running()
     elsewhere = RealServers.of(builders.frontend("10.96.0.99", 80), ONE)
     report = at_once(node.reconciler.settling([Outcome(Operation(Verb.ADD, elsewhere))], node.now))

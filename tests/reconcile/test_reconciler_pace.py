@@ -1,4 +1,4 @@
-"""Many removals of real servers at once: some wait at weight 0, so that additions stay fast."""
+"""Many removals of real servers at once: some real servers wait at weight 0, so that additions stay fast."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def weights(node: simulation.SimulatedNode) -> list[int]:
     return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
 
 
-def test_real_servers_removed_in_a_storm_wait_at_weight_0_until_the_kernel_has_freed_others() -> None:
+def test_real_servers_removed_in_a_storm_wait_at_weight_0_until_the_kernel_has_freed_earlier_ones() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])
@@ -47,7 +47,7 @@ def test_real_servers_removed_in_a_storm_wait_at_weight_0_until_the_kernel_has_f
     assert node.reconciler.next_s() is None
 
 
-def test_a_waiting_drain_that_is_desired_again_gets_its_weight_back_and_nothing_else() -> None:
+def test_a_waiting_drain_whose_real_server_is_desired_again_only_gets_its_weight_back() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:6])
     put(node, POOL[6:12])
@@ -59,7 +59,7 @@ def test_a_waiting_drain_that_is_desired_again_gets_its_weight_back_and_nothing_
     assert len(node.reconciler._drains) == 0
 
 
-def test_with_session_affinity_no_drain_waits_because_clients_would_be_sent_there() -> None:
+def test_with_session_affinity_no_removal_is_postponed_because_clients_would_be_sent_to_the_real_server() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10], affinity_timeout_s=60)
     put(node, POOL[10:20], affinity_timeout_s=60)
@@ -67,14 +67,14 @@ def test_with_session_affinity_no_drain_waits_because_clients_would_be_sent_ther
 
 
 @pytest.mark.parametrize("scheduler", ["sh", "mh", "dh", "twos"])
-def test_no_drain_waits_if_the_scheduler_would_still_choose_it(scheduler: str) -> None:
+def test_no_removal_is_postponed_if_the_scheduler_would_still_choose_the_real_server(scheduler: str) -> None:
     node = simulation.SimulatedNode(scheduler=scheduler)
     put(node, POOL[:10])
     put(node, POOL[10:20])
     assert weights(node) == [1] * 10
 
 
-def test_a_removal_that_must_wait_takes_no_room_from_waiting_drains() -> None:
+def test_a_removal_that_is_not_allowed_yet_does_not_reduce_the_removals_of_waiting_drains() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])
@@ -88,7 +88,7 @@ def test_a_removal_that_must_wait_takes_no_room_from_waiting_drains() -> None:
     assert len([one for one in node.sync() if isinstance(one.item, RealServers)]) == ROOM
 
 
-def test_a_pending_removal_takes_room() -> None:
+def test_a_pending_removal_reduces_the_number_of_allowed_removals() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE, times=100)
@@ -106,7 +106,7 @@ def test_at_most_half_of_the_real_servers_wait_for_their_removal() -> None:
     assert weights(node) == [0] * 10 + [1] * 10, "ten of twenty may wait, and the other ten take more than the room"
 
 
-def test_a_virtual_server_is_removed_at_once_and_counts_as_a_removal() -> None:
+def test_a_virtual_server_is_removed_at_once_and_its_real_servers_count_as_removed() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     node.remove("web")
@@ -115,7 +115,7 @@ def test_a_virtual_server_is_removed_at_once_and_counts_as_a_removal() -> None:
     assert node.reconciler.room(node.now) == 0
 
 
-def test_a_new_process_takes_up_what_waits() -> None:
+def test_a_new_process_takes_over_the_real_servers_that_wait_for_their_removal() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])
@@ -126,7 +126,7 @@ def test_a_new_process_takes_up_what_waits() -> None:
     assert not any(isinstance(operation.item, VirtualServer) for operation in node.applied)
 
 
-def test_connections_are_waited_for_first() -> None:
+def test_a_real_server_is_not_removed_before_its_connections_have_ended() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:2])
     busy = builders.backend(POOL[0])
@@ -135,7 +135,7 @@ def test_connections_are_waited_for_first() -> None:
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {busy, *map(builders.backend, POOL[2:4])}
 
 
-def test_the_connections_of_a_drain_that_waits_for_room_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_of_a_drain_that_waits_for_its_removal_are_read_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "MOST_KEPT", 0)
     monkeypatch.setattr(attempts, "FEWEST_KEPT", 0)
     node = simulation.SimulatedNode()

@@ -1,6 +1,7 @@
-"""The times at which the core wants the loop to wake: never at one without an operation, or the loop would spin.
+"""The times at which the reconciler wants the loop to wake up.
 
-``simulation`` checks this after each sync of every test.
+An operation must be possible at each of these times, because the loop would otherwise never sleep. ``simulation`` checks this
+after each sync of every test.
 """
 
 import errno
@@ -38,7 +39,7 @@ def test_a_real_server_that_failed_does_not_wake_the_loop_while_its_virtual_serv
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {builders.backend(address) for address in ADDRESSES}
 
 
-def test_drift_that_was_left_alone_does_not_wake_the_loop_once_it_is_undesired() -> None:
+def test_delayed_drift_does_not_wake_the_loop_once_the_object_is_no_longer_desired() -> None:
     node = running(*ADDRESSES)
     for _ in range(observation.FREE_HEALS + 1):
         node.now += 10
@@ -52,7 +53,7 @@ def test_drift_that_was_left_alone_does_not_wake_the_loop_once_it_is_undesired()
     assert node.reconciler.next_s() is None
 
 
-def test_rules_that_are_flushed_once_a_minute_are_in_force_most_of_the_time() -> None:
+def test_rules_that_are_flushed_once_a_minute_exist_most_of_the_time() -> None:
     node = running(*ADDRESSES)
     rules = dict(node.kernel.chains[Family.IPV4])
     away_s = 0

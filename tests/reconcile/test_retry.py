@@ -1,4 +1,4 @@
-"""When a failed operation may be tried again. Times are numbers that the test chooses."""
+"""When a failed operation may be tried again. The tests choose the times freely."""
 
 from ipvsproxy.model.kernel import Device
 from ipvsproxy.model.plan import Operation, Verb
@@ -11,14 +11,14 @@ from tests.support import builders
 IDENTITY = Reconciler(Policy())._identity
 
 
-def test_an_operation_that_never_failed_may_be_tried() -> None:
+def test_an_operation_that_has_never_failed_may_be_tried() -> None:
     retries = Retries()
     assert retries.may_try("key", "add", 0)
     assert retries.next_s() is None
     assert len(retries) == 0
 
 
-def test_a_failed_key_waits_and_other_keys_do_not() -> None:
+def test_a_failed_key_is_delayed_and_other_keys_are_not() -> None:
     retries = Retries()
     retries.fail("key", "add", 100)
     assert not retries.may_try("key", "add", 100 + FIRST_DELAY_S - 0.01)
@@ -28,7 +28,7 @@ def test_a_failed_key_waits_and_other_keys_do_not() -> None:
     assert len(retries) == 1
 
 
-def test_each_failure_doubles_the_delay_up_to_a_minute_and_nothing_is_given_up() -> None:
+def test_each_failure_doubles_the_delay_up_to_a_minute_and_no_operation_is_given_up() -> None:
     retries = Retries()
     delays = []
     for _ in range(40):
@@ -40,7 +40,7 @@ def test_each_failure_doubles_the_delay_up_to_a_minute_and_nothing_is_given_up()
     assert set(delays[7:]) == {LONGEST_DELAY_S}
 
 
-def test_a_success_makes_the_next_try_a_first_one() -> None:
+def test_after_a_success_the_next_attempt_counts_as_a_first_attempt() -> None:
     retries = Retries()
     retries.fail("key", "add", 0)
     retries.fail("key", "add", 0)
@@ -50,7 +50,7 @@ def test_a_success_makes_the_next_try_a_first_one() -> None:
     assert retries.next_s() == FIRST_DELAY_S
 
 
-def test_a_changed_desired_value_may_be_tried_at_once_and_is_a_first_attempt() -> None:
+def test_an_operation_with_a_changed_desired_value_may_be_tried_at_once_as_a_first_attempt() -> None:
     retries = Retries()
     retries.fail("key", "add", 0)
     retries.fail("key", "add", 0)
@@ -68,7 +68,7 @@ def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
     assert len(retries) == 1
 
 
-def test_an_operation_under_way_is_no_further_failure_and_is_tried_as_soon_as_it_has_ended() -> None:
+def test_a_running_operation_does_not_count_as_failed_and_is_tried_again_as_soon_as_it_has_ended() -> None:
     retries = Retries()
     retries.fail(("rules", 4), "wish", 0)
     retries.fail(("rules", 4), "wish", 1, is_running=True)
@@ -96,7 +96,7 @@ def test_real_servers_of_a_missing_virtual_server_wait_for_it_and_do_not_wake_th
     assert retries.due(operations, IDENTITY, 1 + FIRST_DELAY_S) == operations
 
 
-def test_real_servers_do_not_wait_for_settings_that_could_not_be_set() -> None:
+def test_real_servers_do_not_wait_for_virtual_server_settings_that_could_not_be_set() -> None:
     key = builders.frontend("10.96.0.1", 80)
     change = Operation(Verb.SET, VirtualServer(key, VirtualServerSettings("wlc")))
     addition = Operation(Verb.ADD, RealServers.of(key, builders.backend("10.244.0.1")))
@@ -105,7 +105,7 @@ def test_real_servers_do_not_wait_for_settings_that_could_not_be_set() -> None:
     assert retries.due([change, addition], IDENTITY, 0) == [addition]
 
 
-def test_all_real_servers_of_a_new_virtual_server_fail_by_its_name() -> None:
+def test_failures_of_all_real_servers_of_a_new_virtual_server_are_counted_by_the_virtual_server() -> None:
     keys = [builders.frontend("10.96.0.1", port) for port in (80, 81)]
     weights = [EvenWeights.of([builders.backend(address)]) for address in ("10.244.0.1", "10.244.0.2")]
     identities = {IDENTITY(Operation(Verb.ADD, RealServers(key, one))) for key in keys for one in weights}

@@ -1,4 +1,4 @@
-"""Questions about desired and observed state, on a node in which everything is in force."""
+"""Queries about desired and observed state, on a node whose kernel has all desired objects."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ ELSEWHERE = builders.frontend("203.0.113.9", 443)
 
 @pytest.fixture
 def node() -> simulation.SimulatedNode:
-    """A node on which one Service with two endpoints is in force."""
+    """A node whose kernel has all objects of one Service with two endpoints."""
     made = simulation.SimulatedNode()
     made.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.0.2")))
     made.sync()
@@ -35,7 +35,7 @@ def node() -> simulation.SimulatedNode:
     return made
 
 
-def test_a_virtual_server_in_force_has_two_equal_sides_an_owner_and_a_witness(node: simulation.SimulatedNode) -> None:
+def test_a_programmed_virtual_server_has_two_equal_sides_an_owner_and_a_witness(node: simulation.SimulatedNode) -> None:
     survey = node.reconciler.survey
     desired, observed, is_foreign = survey.sides(KEY)
     assert desired == survey.virtual_servers[KEY]
@@ -52,7 +52,7 @@ def test_a_virtual_server_in_force_has_two_equal_sides_an_owner_and_a_witness(no
     assert survey.stage_of(Operation(Verb.ADD, VirtualServer(KEY, examples.ROUND_ROBIN))) is Stage.SERVERS
 
 
-def test_a_conflict_is_found_by_its_virtual_server(node: simulation.SimulatedNode) -> None:
+def test_a_conflict_is_found_by_the_key_of_its_virtual_server(node: simulation.SimulatedNode) -> None:
     node.put(builders.service("other"), builders.endpoint_slice(service="other"))
     survey = node.reconciler.survey
     conflict = survey.conflict(KEY)
@@ -60,7 +60,7 @@ def test_a_conflict_is_found_by_its_virtual_server(node: simulation.SimulatedNod
     assert [conflict] == list(survey.conflicts())
 
 
-def test_an_observed_virtual_server_of_others_is_foreign_and_without_a_witness(node: simulation.SimulatedNode) -> None:
+def test_an_observed_virtual_server_of_another_program_is_foreign_and_has_no_witness(node: simulation.SimulatedNode) -> None:
     node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
     node.observe()
     survey = node.reconciler.survey
@@ -70,7 +70,7 @@ def test_an_observed_virtual_server_of_others_is_foreign_and_without_a_witness(n
     assert list(survey.foreign()) == [(ELSEWHERE, examples.observed())]
 
 
-def test_our_undesired_virtual_server_is_stale_and_a_foreign_one_is_not(node: simulation.SimulatedNode) -> None:
+def test_our_undesired_virtual_server_is_stale_and_a_foreign_virtual_server_is_not(node: simulation.SimulatedNode) -> None:
     node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
     node.observe()
     survey = node.reconciler.survey
@@ -79,7 +79,7 @@ def test_our_undesired_virtual_server_is_stale_and_a_foreign_one_is_not(node: si
     assert list(survey.stale()) == [KEY]
 
 
-def test_an_entry_witnesses_a_virtual_server_without_an_address(node: simulation.SimulatedNode) -> None:
+def test_a_set_entry_witnesses_a_virtual_server_whose_address_is_missing(node: simulation.SimulatedNode) -> None:
     node.kernel.addresses.clear()
     node.observe()
     entry = examples.entry(SetKind.CLUSTER_IP, KEY)
@@ -88,7 +88,7 @@ def test_an_entry_witnesses_a_virtual_server_without_an_address(node: simulation
     assert not node.reconciler.survey.is_desired_entry(examples.entry(SetKind.CLUSTER_IP, ELSEWHERE))
 
 
-def test_a_real_server_that_drains_is_shown_with_its_connections_once_these_are_read(node: simulation.SimulatedNode) -> None:
+def test_a_draining_real_server_is_shown_with_its_connections_once_they_have_been_read(node: simulation.SimulatedNode) -> None:
     node.kernel.connection_counts[KEY, SECOND] = ConnectionCounts(2, 1)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.sync()
@@ -127,7 +127,7 @@ def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.Simulat
     assert (undesired["virtual_server"], undesired["address"]) == (1, 1)
 
 
-def test_the_survey_shows_rules_and_families_that_lack_them(node: simulation.SimulatedNode) -> None:
+def test_the_survey_shows_rules_and_the_families_that_lack_rules(node: simulation.SimulatedNode) -> None:
     reconciler = node.reconciler
     assert reconciler.survey.rules(Family.IPV4).family is Family.IPV4
     assert reconciler.survey.lacking(tuple(Family)) == frozenset()
@@ -137,7 +137,7 @@ def test_the_survey_shows_rules_and_families_that_lack_them(node: simulation.Sim
     assert reconciler.survey.lacking(tuple(Family)) == {Family.IPV4}
 
 
-def test_a_family_lacks_entries_while_one_is_absent(node: simulation.SimulatedNode) -> None:
+def test_a_family_lacks_entries_while_any_desired_entry_is_absent(node: simulation.SimulatedNode) -> None:
     lacking = node.reconciler.survey.lacking_entries
     assert lacking(tuple(Family)) == frozenset()
     present = next(one for one in node.kernel.sets.values() if one.entries)
@@ -165,7 +165,7 @@ def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_ab
     assert unserved([Family.IPV6]) == frozenset()
 
 
-def test_a_family_misses_entries_while_one_is_not_in_its_set(node: simulation.SimulatedNode) -> None:
+def test_a_family_lacks_entries_until_the_missing_set_entry_has_been_added_again(node: simulation.SimulatedNode) -> None:
     assert node.reconciler.survey.lacking_entries(tuple(Family)) == frozenset()
     node.kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
     node.observe()
@@ -177,13 +177,15 @@ def test_a_family_misses_entries_while_one_is_not_in_its_set(node: simulation.Si
     assert node.reconciler.survey.lacking_entries(tuple(Family)) == frozenset(), "one too many is not missing"
 
 
-def test_without_the_device_every_family_is_lacking(node: simulation.SimulatedNode) -> None:
+def test_every_family_is_lacking_while_the_device_is_missing(node: simulation.SimulatedNode) -> None:
     node.kernel.device = False
     node.observe()
     assert node.reconciler.survey.lacking(tuple(Family)) == frozenset(Family)
 
 
-def test_an_unmet_setting_is_shown_with_its_value_and_is_lacking_in_its_families(node: simulation.SimulatedNode) -> None:
+def test_an_indispensable_setting_with_a_wrong_value_is_shown_and_makes_its_families_lacking(
+    node: simulation.SimulatedNode,
+) -> None:
     path = simulation.SYSCTL.path
     assert path in INDISPENSABLE_SETTINGS
     assert node.reconciler.survey.unmet_settings() == {}
@@ -193,13 +195,15 @@ def test_an_unmet_setting_is_shown_with_its_value_and_is_lacking_in_its_families
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
 
 
-def test_a_reading_is_requested_for_the_desired_sets_and_settings(node: simulation.SimulatedNode) -> None:
+def test_a_reading_includes_the_desired_sets_and_settings(node: simulation.SimulatedNode) -> None:
     sets, sysctls = node.reconciler.survey.subjects()
     assert IpSet(SetKind.CLUSTER_IP, Family.IPV4).name in sets
     assert sysctls == [simulation.SYSCTL.path]
 
 
-def test_a_reading_in_parts_counts_drift_once_and_keeps_unknown_objects_until_its_end(node: simulation.SimulatedNode) -> None:
+def test_a_reading_in_parts_counts_drift_once_and_keeps_unknown_objects_until_the_reading_ends(
+    node: simulation.SimulatedNode,
+) -> None:
     reconciler = node.reconciler
     assert reconciler.observer.has_observed_all
     node.kernel.virtual_servers.clear()
@@ -211,13 +215,13 @@ def test_a_reading_in_parts_counts_drift_once_and_keeps_unknown_objects_until_it
     assert not reconciler.take_drift_news().drifted
 
 
-def test_timeouts_that_another_program_has_set_are_a_difference(node: simulation.SimulatedNode) -> None:
+def test_timeouts_that_another_program_has_set_are_reported_as_a_difference(node: simulation.SimulatedNode) -> None:
     node.reconciler.note_timeouts(Timeouts(1, 2, 3))
     differences = node.reconciler.survey.differences(lambda rule, _: str(rule))
     assert [(one.kind, one.name) for one in differences] == [("timeouts", "tcp"), ("timeouts", "tcp_fin"), ("timeouts", "udp")]
 
 
-def test_a_health_check_node_port_has_the_count_of_local_endpoints() -> None:
+def test_a_health_check_port_returns_the_number_of_local_endpoints() -> None:
     node = simulation.SimulatedNode()
     kind = ServiceType.LOAD_BALANCER
     service = builders.service("web", kind=kind, external_local=True, load_balancer=["203.0.113.1"], health_check_node_port=32000)
@@ -226,14 +230,16 @@ def test_a_health_check_node_port_has_the_count_of_local_endpoints() -> None:
     assert [(port, check.local_endpoints) for port, check in checks.items()] == [(HealthCheckPort(Family.IPV4, 32000), 1)]
 
 
-def test_node_ports_are_witnessed_on_addresses_of_their_ranges_alone(node: simulation.SimulatedNode) -> None:
+def test_node_ports_have_witnesses_only_on_addresses_in_the_node_port_ranges(node: simulation.SimulatedNode) -> None:
     node.reconciler.observer.node_port_ranges = builders.networks("192.0.2.0/24")
     assert node.reconciler.observer.node_port_ranges == builders.networks("192.0.2.0/24")
     assert node.reconciler.survey.settings_given_up == {}
     assert parse_address("192.0.2.1") not in node.reconciler.survey.statistics(node.now).addresses
 
 
-def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_others(node: simulation.SimulatedNode) -> None:
+def test_statistics_count_each_conflict_once_and_waiting_drains_separately_from_other_drains(
+    node: simulation.SimulatedNode,
+) -> None:
     node.put(builders.service("other", created_s=builders.CREATED_S + 1), builders.endpoint_slice(service="other"))
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.kernel.connection_counts[KEY, SECOND] = ConnectionCounts(2, 1)

@@ -1,4 +1,4 @@
-"""Which addresses of Services belong to nodes, and how few lookups that takes."""
+"""Which addresses of Services belong to nodes, and how few lookups are needed to find this out."""
 
 from collections.abc import Iterable
 
@@ -33,7 +33,7 @@ def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> A
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_endpoint_with_the_address_of_a_service_shows_its_node_in_either_order(first: int) -> None:
+def test_an_endpoint_with_the_address_of_a_service_shows_the_node_of_the_address_in_either_order(first: int) -> None:
     objects = [_service(TAKEN, "203.0.113.9"), _slice()]
     store = _store(objects[first])
     assert _others(store) == {}
@@ -41,22 +41,22 @@ def test_an_endpoint_with_the_address_of_a_service_shows_its_node_in_either_orde
     assert _others(store) == {TAKEN: OTHER_NODE}
 
 
-def test_addresses_of_load_balancers_count_and_cluster_ips_do_not() -> None:
+def test_load_balancer_addresses_are_looked_up_and_cluster_ips_are_not() -> None:
     cluster = builders.service("cluster", cluster=["10.244.1.9"])
     assert _others(_store(cluster, _service(balancer=[TAKEN]), _slice())) == {TAKEN: OTHER_NODE}
 
 
 @pytest.mark.parametrize("node", [THIS_NODE, ""])
-def test_an_address_of_this_node_or_of_none_is_not_another_nodes(node: str) -> None:
+def test_an_address_of_this_node_or_of_no_node_does_not_belong_to_another_node(node: str) -> None:
     assert _others(_store(_service(TAKEN), _slice(node=node))) == {}
 
 
-def test_a_node_object_shows_its_addresses_too() -> None:
+def test_a_node_object_shows_which_addresses_belong_to_the_node() -> None:
     other = builders.node(TAKEN, name=OTHER_NODE)
     assert _others(_store(other, _service(TAKEN))) == _others(_store(_service(TAKEN), other)) == {TAKEN: OTHER_NODE}
 
 
-def test_an_address_in_a_deleted_slice_is_no_longer_known() -> None:
+def test_an_address_in_a_deleted_endpoint_slice_is_no_longer_known_as_a_nodes_address() -> None:
     service, item = _service(TAKEN), _slice()
     store = _store(service, item)
     assert _others(store) == {TAKEN: OTHER_NODE}
@@ -74,7 +74,7 @@ def test_an_address_in_a_deleted_slice_is_no_longer_known() -> None:
     assert _others(store) == {}
 
 
-def test_an_address_stays_known_while_another_slice_or_node_has_it() -> None:
+def test_a_nodes_address_stays_known_while_another_endpoint_slice_or_node_object_has_it() -> None:
     store = _store(_service(TAKEN), _slice(), _slice(suffix="2"), builders.node(TAKEN, name=OTHER_NODE))
     assert _others(store) == {TAKEN: OTHER_NODE}
     for event in (
@@ -87,7 +87,7 @@ def test_an_address_stays_known_while_another_slice_or_node_has_it() -> None:
     assert _others(store) == {}
 
 
-def test_a_slice_that_came_before_the_look_up_of_a_new_address_counts_once() -> None:
+def test_an_endpoint_slice_that_arrived_before_the_look_up_of_a_new_address_is_counted_once() -> None:
     store = _store(_slice())
     store.deliver([memory_node.put(_service(TAKEN)), memory_node.put(_slice(suffix="2"))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}
@@ -96,25 +96,25 @@ def test_a_slice_that_came_before_the_look_up_of_a_new_address_counts_once() -> 
     assert _others(store) == {}
 
 
-def test_many_new_addresses_are_looked_up_at_once() -> None:
+def test_many_new_addresses_are_looked_up_in_one_pass() -> None:
     many = [f"192.168.1.{number}" for number in range(1, FEW + 3)]
     slices = [_slice(address, f"node-{address}", address) for address in many[1:]]
     assert _others(_store(_service(*many), *slices)) == {address: f"node-{address}" for address in many[1:]}
 
 
-def test_bytes_inside_another_address_do_not_match_as_an_address() -> None:
+def test_the_bytes_of_an_address_inside_another_address_do_not_match() -> None:
     packed = Address(bytes([1, 9, 192, 168]))
     assert _others(_store(_service(str(packed)), _slice("192.168.0.1"))) == {}
 
 
-def test_an_address_stays_known_while_another_service_has_it() -> None:
+def test_a_nodes_address_stays_known_while_another_service_has_it() -> None:
     store = _store(_service(TAKEN), _service(TAKEN, name="api"), _slice())
     assert _others(store) == {TAKEN: OTHER_NODE}
     store.deliver([Gone(ObjectKind.SERVICE, ServiceName("default", "web"))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}
 
 
-def test_only_services_with_an_address_that_changed_are_translated_again() -> None:
+def test_only_services_with_an_address_whose_node_changed_are_translated_again() -> None:
     store = _store(_service(TAKEN), _service("203.0.113.9", name="api"), _service(balancer=[TAKEN], name="shop"))
     store.take()
     store.touch_external([Address(bytes([192, 168, 0, 11]))], 5)

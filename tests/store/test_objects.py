@@ -1,6 +1,6 @@
-"""Known objects, dirty Services, and reports that are made once: for Services, EndpointSlices, Nodes and bad objects.
+"""Known objects, Services to translate again, and reports that are made once.
 
-Also which lists are accepted, and when.
+Services, EndpointSlices, Nodes and invalid objects are tested. The tests also show which lists are accepted, and when.
 """
 
 import itertools
@@ -38,7 +38,7 @@ BAD = ServiceName("default", "bad")
 
 @pytest.fixture
 def store() -> Store:
-    """A store that knows one Service with its slice, and the Node, and of which all changes were taken."""
+    """A store that knows one Service with its EndpointSlice, and the Node, and all of whose changes have been taken."""
     store = Store(STARTED_S)
     deliver(store, WEB, SLICE, NODE)
     store.take()
@@ -57,14 +57,14 @@ def with_service(item: EndpointSlice, name: str | None) -> EndpointSlice:
     return msgspec.structs.replace(item, service=ServiceName("default", name) if name else None)
 
 
-def test_api_servers_that_a_source_has_found_are_all_kept(store: Store) -> None:
+def test_all_api_servers_that_a_source_has_found_are_kept(store: Store) -> None:
     one, two = (frozenset([builders.backend(address, 6443)]) for address in ("192.0.2.1", "192.0.2.2"))
     for found in (one, two):
         store.deliver([ApiServersFound(found)], 1)
     assert store.api_servers == one | two
 
 
-def test_nothing_is_known_or_changed_at_first() -> None:
+def test_an_empty_store_has_no_objects_and_no_changes() -> None:
     store = Store(STARTED_S)
     assert (dict(store.services), list(store.slices_of(WEB.name)), store.node(NODE.name)) == ({}, [], None)
     assert store.take() == Changes()
@@ -80,7 +80,7 @@ def test_delivered_objects_are_known() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_a_service_and_its_slices_share_one_name_object_in_any_order_of_changes(order: Sequence[int]) -> None:
+def test_a_service_and_its_endpoint_slices_share_one_name_object_in_any_order_of_changes(order: Sequence[int]) -> None:
     store = Store(STARTED_S)
     second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
     items: Sequence[Service | EndpointSlice] = [WEB, SLICE, second]
@@ -103,7 +103,7 @@ def test_an_object_that_equals_the_known_one_changes_nothing(store: Store, item:
     assert store.take() == Changes()
 
 
-def test_changes_are_taken_once(store: Store) -> None:
+def test_each_change_is_taken_only_once(store: Store) -> None:
     deliver(store, builders.service("web", cluster=("10.96.0.11",)))
     first = store.take()
     assert first.services
@@ -111,7 +111,7 @@ def test_changes_are_taken_once(store: Store) -> None:
     assert first.services, "what was taken stays with the taker"
 
 
-def test_the_time_of_a_change_is_that_of_the_first_untaken_one(store: Store) -> None:
+def test_the_time_of_a_change_is_the_time_of_the_first_change_that_was_not_taken(store: Store) -> None:
     deliver(store, builders.service("web", cluster=("10.96.0.11",)), now=5)
     deliver(store, builders.service("web", cluster=("10.96.0.12",)), now=6)
     deliver(store, builders.endpoint_slice(), now=8)
@@ -120,7 +120,7 @@ def test_the_time_of_a_change_is_that_of_the_first_untaken_one(store: Store) -> 
     assert changes.counts == {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 1}
 
 
-def test_a_deleted_service_is_dirty_and_unknown_while_its_slices_stay_known(store: Store) -> None:
+def test_a_deleted_service_must_be_translated_again_and_is_unknown_while_its_endpoint_slices_stay_known(store: Store) -> None:
     store.deliver([gone(WEB)], 3)
     assert dict(store.services) == {}
     assert list(store.slices_of(WEB.name)) == [SLICE]
@@ -129,7 +129,7 @@ def test_a_deleted_service_is_dirty_and_unknown_while_its_slices_stay_known(stor
     assert store.take() == Changes(), "deleting it again changes nothing"
 
 
-def test_a_deleted_slice_makes_its_service_dirty(store: Store) -> None:
+def test_after_a_deletion_of_an_endpoint_slice_its_service_must_be_translated_again(store: Store) -> None:
     store.deliver([gone(SLICE)], 3)
     assert list(store.slices_of(WEB.name)) == []
     assert store.take().services == {WEB.name: 3}
@@ -137,7 +137,7 @@ def test_a_deleted_slice_makes_its_service_dirty(store: Store) -> None:
     assert store.take() == Changes()
 
 
-def test_the_other_slices_of_a_service_stay_when_one_goes(store: Store) -> None:
+def test_the_other_endpoint_slices_of_a_service_stay_when_one_is_deleted(store: Store) -> None:
     second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
     deliver(store, second)
     store.deliver([gone(SLICE)], 3)
@@ -145,7 +145,9 @@ def test_the_other_slices_of_a_service_stay_when_one_goes(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["web", "shop", None], 2)))
-def test_a_slice_that_changes_its_service_makes_both_dirty(before: str | None, after: str | None) -> None:
+def test_if_an_endpoint_slice_moves_to_another_service_both_services_must_be_translated_again(
+    before: str | None, after: str | None
+) -> None:
     store = Store(STARTED_S)
     deliver(store, with_service(SLICE, before))
     store.take()
@@ -158,14 +160,14 @@ def test_a_slice_that_changes_its_service_makes_both_dirty(before: str | None, a
     assert {name.name for name in store.take().services} == ({after} if after else set())
 
 
-def test_slices_of_one_name_in_two_namespaces_are_two(store: Store) -> None:
+def test_endpoint_slices_with_equal_names_in_two_namespaces_are_different_objects(store: Store) -> None:
     other = builders.endpoint_slice(builders.endpoint("10.244.0.6"), namespace="other")
     deliver(store, other)
     assert list(store.slices_of(WEB.name)) == [SLICE]
     assert list(store.slices_of(ServiceName("other", "web"))) == [other]
 
 
-def test_slices_of_a_service_come_change_and_go_one_by_one(store: Store) -> None:
+def test_endpoint_slices_of_a_service_are_added_changed_and_deleted_one_at_a_time(store: Store) -> None:
     slices = [builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), suffix=str(number)) for number in (1, 2, 3)]
     deliver(store, *slices)
     changed = msgspec.structs.replace(slices[0], ports=())
@@ -177,7 +179,7 @@ def test_slices_of_a_service_come_change_and_go_one_by_one(store: Store) -> None
     assert store.slices_of(WEB.name) == ()
 
 
-def test_endpoints_that_come_before_their_service_are_found_later() -> None:
+def test_endpoint_slices_that_arrive_before_their_service_are_found_later() -> None:
     store = Store(STARTED_S)
     deliver(store, SLICE)
     assert store.take().services.keys() == {WEB.name}
@@ -185,7 +187,7 @@ def test_endpoints_that_come_before_their_service_are_found_later() -> None:
     assert list(store.slices_of(WEB.name)) == [SLICE]
 
 
-def test_a_complete_list_replaces_all_known_objects(store: Store) -> None:
+def test_a_complete_list_replaces_all_known_objects_of_its_kind(store: Store) -> None:
     shop = builders.service("shop")
     deliver(store, shop)
     store.take()
@@ -198,7 +200,7 @@ def test_a_complete_list_replaces_all_known_objects(store: Store) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
-def test_the_store_is_complete_when_every_kind_was_listed(order: tuple[ObjectKind, ...]) -> None:
+def test_the_store_is_complete_once_every_kind_has_been_listed(order: tuple[ObjectKind, ...]) -> None:
     store = Store(STARTED_S)
     for number, kind in enumerate(order):
         assert not store.is_complete
@@ -209,7 +211,7 @@ def test_the_store_is_complete_when_every_kind_was_listed(order: tuple[ObjectKin
 
 
 @pytest.mark.parametrize("event", [gone(NODE), Listed(ObjectKind.NODE, frozenset())], ids=["deleted", "not listed"])
-def test_a_node_that_is_gone_keeps_its_addresses_but_is_leaving(store: Store, event: Event) -> None:
+def test_a_deleted_node_keeps_its_addresses_but_is_leaving(store: Store, event: Event) -> None:
     store.deliver([event], 1)
     assert store.node(NODE.name) == msgspec.structs.replace(NODE, leaving=True)
     changes = store.take()
@@ -222,14 +224,14 @@ def test_a_node_that_is_gone_keeps_its_addresses_but_is_leaving(store: Store, ev
     assert store.take().counts[ObjectKind.NODE] == 1
 
 
-def test_the_absence_of_a_node_that_was_never_known_is_no_deletion() -> None:
+def test_the_absence_of_a_node_that_was_never_known_is_not_a_deletion() -> None:
     store = Store(STARTED_S)
     store.deliver([gone(NODE)], 1)
     assert store.node(NODE.name) is None
     assert store.take() == Changes()
 
 
-def test_all_services_can_be_made_dirty(store: Store) -> None:
+def test_all_services_can_be_marked_for_translation(store: Store) -> None:
     deliver(store, builders.service("shop"), now=3)
     store.touch_all(5)
     assert store.take().services == {WEB.name: 5, ServiceName("default", "shop"): 3}
@@ -239,7 +241,7 @@ def slice_triggered(at_s: float, address: str) -> EndpointSlice:
     return msgspec.structs.replace(builders.endpoint_slice(builders.endpoint(address)), trigger_s=at_s)
 
 
-def test_triggers_of_changes_are_kept_if_they_happened_in_our_time(store: Store) -> None:
+def test_trigger_times_of_changes_are_kept_if_they_are_later_than_the_start_of_this_process(store: Store) -> None:
     deliver(store, slice_triggered(STARTED_S - 1, "10.244.0.6"))
     deliver(store, slice_triggered(STARTED_S + 1, "10.244.0.7"))
     deliver(store, slice_triggered(STARTED_S + 2, "fd00::7"))
@@ -249,7 +251,7 @@ def test_triggers_of_changes_are_kept_if_they_happened_in_our_time(store: Store)
     assert store.take().triggers == ()
 
 
-def test_the_trigger_of_a_slice_that_goes_before_it_is_programmed_goes_with_it(store: Store) -> None:
+def test_the_trigger_time_of_an_endpoint_slice_deleted_before_it_was_programmed_is_forgotten(store: Store) -> None:
     gone, other = slice_triggered(STARTED_S + 1, "10.244.0.7"), slice_triggered(STARTED_S + 2, "fd00::7")
     other = msgspec.structs.replace(other, name=EndpointSliceName("default", "web-v6"))
     deliver(store, gone, other)
@@ -257,12 +259,12 @@ def test_the_trigger_of_a_slice_that_goes_before_it_is_programmed_goes_with_it(s
     assert store.take().triggers == (Trigger(Family.IPV6, STARTED_S + 2),)
 
 
-def test_the_trigger_of_a_slice_without_a_service_does_not_count(store: Store) -> None:
+def test_the_trigger_time_of_an_endpoint_slice_without_a_service_is_ignored(store: Store) -> None:
     deliver(store, msgspec.structs.replace(slice_triggered(STARTED_S + 1, "10.244.0.7"), service=None))
     assert store.take().triggers == ()
 
 
-def test_the_deletion_of_a_slice_without_a_family_has_no_trigger_to_forget(store: Store) -> None:
+def test_deleting_an_endpoint_slice_without_a_family_forgets_no_trigger_time(store: Store) -> None:
     strange = msgspec.structs.replace(builders.endpoint_slice(suffix="strange"), family=None)
     deliver(store, strange)
     store.take()
@@ -270,7 +272,7 @@ def test_the_deletion_of_a_slice_without_a_family_has_no_trigger_to_forget(store
     assert list(store.take().services) == [strange.service]
 
 
-def test_the_beginning_of_a_list_of_services_changes_nothing(store: Store) -> None:
+def test_the_start_of_a_list_of_services_changes_nothing(store: Store) -> None:
     store.take()
     store.deliver([ListStarted(ObjectKind.SERVICE)], 2)
     assert store.take() == Changes(services={})
@@ -296,21 +298,21 @@ def test_unused_parts_of_an_object_are_reported_when_they_change(store: Store) -
 
 
 @pytest.mark.parametrize("item", [SLICE, NODE], ids=lambda item: type(item).__name__)
-def test_unused_parts_of_new_objects_are_reported(item: EndpointSlice) -> None:
+def test_unused_parts_of_a_new_object_are_reported(item: EndpointSlice) -> None:
     store = Store(STARTED_S)
     skipped = (Skipped("x", "wrong"),)
     deliver(store, msgspec.structs.replace(item, skipped=skipped))
     assert store.take().complaints == (Complaint(memory_node.KINDS[type(item)], str(item.name), skipped),)
 
 
-def test_an_object_that_cannot_be_parsed_leaves_its_known_version_in_force(store: Store) -> None:
+def test_the_known_version_of_an_object_stays_valid_if_a_new_version_cannot_be_parsed(store: Store) -> None:
     key = ServiceName("default", "web")
     store.deliver([Rejected(ObjectKind.SERVICE, key, "", "bad"), Listed(ObjectKind.SERVICE, frozenset({key}))], 1)
     assert dict(store.services) == {WEB.name: WEB}
     assert store.take() == Changes(complaints=(Complaint(ObjectKind.SERVICE, "default/web", (Skipped("", "bad"),)),))
 
 
-def test_an_object_that_cannot_be_parsed_is_reported_once_until_it_changes(store: Store) -> None:
+def test_an_object_that_cannot_be_parsed_is_reported_only_once_until_it_changes(store: Store) -> None:
     rejected = Rejected(ObjectKind.SERVICE, BAD, "", "no port")
     listed = Listed(ObjectKind.SERVICE, frozenset({BAD, ServiceName("default", "web")}))
 
@@ -328,7 +330,7 @@ def test_an_object_that_cannot_be_parsed_is_reported_once_until_it_changes(store
     assert complaints(without_bad, rejected._replace(reason="no name")) == ["no name"]
 
 
-def test_faults_of_a_file_are_reported_each_time_that_it_is_read(store: Store) -> None:
+def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) -> None:
     rejected = Rejected(ObjectKind.SERVICE, BAD, "web.yaml, document 2", "no port")
     nameless = Rejected(ObjectKind.SERVICE, None, "web.yaml", "line 3: not YAML")
     store.deliver([rejected, nameless], 1)
@@ -342,7 +344,10 @@ def listed(*items: ApiObject, kind: ObjectKind = ObjectKind.SERVICE) -> Event:
 
 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
-    """A store that doubts lists without more than half of all, and the Services and slices that it knows."""
+    """A store that doubts a list from which more than half of the objects are missing.
+
+    The Services and EndpointSlices that it knows are returned too.
+    """
     services: list[ApiObject] = [builders.service(f"web-{number}") for number in range(count)]
     slices = [
         builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), service=f"web-{number}") for number in range(count)
@@ -354,7 +359,7 @@ def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
     return store, services
 
 
-def test_a_list_without_most_services_removes_none_until_another_confirms_it() -> None:
+def test_a_list_without_most_services_removes_no_service_until_another_list_confirms_it() -> None:
     store, services = guarded_store(20)
     store.deliver([listed(*services[:5])], 10)
     assert len(store.services) == 20
@@ -366,14 +371,14 @@ def test_a_list_without_most_services_removes_none_until_another_confirms_it() -
     assert not store.doubts
 
 
-def test_doubted_services_that_are_deleted_one_by_one_are_gone() -> None:
+def test_doubted_services_that_a_watch_deletes_one_at_a_time_are_removed() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([gone(services[0]), gone(services[1])], 11)
     assert len(store.services) == 18
 
 
-def test_services_that_return_on_the_next_list_do_not_count_as_deleted() -> None:
+def test_services_that_are_on_the_next_list_again_do_not_count_as_deleted() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([listed(*services)], 15)
@@ -384,7 +389,7 @@ def names_of(services: list[ApiObject]) -> set[object]:
     return {item.name for item in services}
 
 
-def test_services_that_a_doubted_list_lacks_are_only_remembered_until_they_are_listed_again() -> None:
+def test_services_missing_from_a_doubted_list_are_only_remembered_until_they_are_listed_again() -> None:
     store, services = guarded_store(20)
 
     def remembered() -> set[object]:
@@ -407,7 +412,7 @@ def test_services_that_a_doubted_list_lacks_are_only_remembered_until_they_are_l
     assert (remembered(), len(store.services)) == (set(), 0)
 
 
-def test_a_list_without_most_endpoints_is_doubted_as_well() -> None:
+def test_a_list_without_most_endpoints_is_doubted_too() -> None:
     store, _ = guarded_store(20)
     store.deliver([listed(kind=ObjectKind.ENDPOINT_SLICE)], 10)
     assert all(len(store.slices_of(name)) == 1 for name in store.services)
@@ -415,7 +420,7 @@ def test_a_list_without_most_endpoints_is_doubted_as_well() -> None:
 
 
 def emptied(count: int) -> list[ApiObject]:
-    """As many slices of the store above, without their endpoints."""
+    """As many EndpointSlices as the store above knows, but without endpoints."""
     return [builders.endpoint_slice(service=f"web-{number}") for number in range(count)]
 
 
@@ -425,7 +430,7 @@ def deliver_list(store: Store, *slices: ApiObject, now: float) -> None:
     store.deliver([listed(*slices, kind=ObjectKind.ENDPOINT_SLICE)], now)
 
 
-def test_a_list_whose_slices_are_all_emptied_is_doubted_and_then_confirmed() -> None:
+def test_a_list_with_all_endpoint_slices_emptied_is_doubted_and_then_confirmed() -> None:
     store, services = guarded_store(20)
     deliver_list(store, *emptied(20), now=10)
     assert store.take() == Changes()
@@ -436,7 +441,7 @@ def test_a_list_whose_slices_are_all_emptied_is_doubted_and_then_confirmed() -> 
     assert not any(item.endpoints for name in store.services for item in store.slices_of(name))
 
 
-def test_a_list_that_breaks_off_does_not_affect_the_next() -> None:
+def test_a_list_that_ends_before_it_is_complete_does_not_affect_the_next_list() -> None:
     store, _ = guarded_store(20)
     store.deliver([ListStarted(ObjectKind.ENDPOINT_SLICE)], 10)
     deliver(store, *emptied(20))
@@ -445,7 +450,7 @@ def test_a_list_that_breaks_off_does_not_affect_the_next() -> None:
     assert (store.take(), dict(store.doubts)) == (Changes(), {})
 
 
-def test_some_slices_may_be_emptied_by_a_list_and_any_number_by_a_watch() -> None:
+def test_a_list_may_empty_some_endpoint_slices_and_a_watch_may_empty_any_number() -> None:
     store, _ = guarded_store(20)
     rest = [item for name in store.services for item in store.slices_of(name)][5:]
     deliver_list(store, *emptied(5), *rest, now=10)
@@ -455,7 +460,7 @@ def test_some_slices_may_be_emptied_by_a_list_and_any_number_by_a_watch() -> Non
 
 
 @pytest.mark.parametrize("kind", [ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE])
-def test_a_first_list_that_is_empty_counts_and_is_doubted_until_another_confirms_it(kind: ObjectKind) -> None:
+def test_an_empty_first_list_is_doubted_until_another_list_confirms_it(kind: ObjectKind) -> None:
     store = Store(STARTED_S, Guard(50))
     store.deliver([Listed(kind, frozenset())], 1)
     assert kind not in store.missing
@@ -474,20 +479,20 @@ def test_a_first_list_is_accepted_if_it_has_objects_or_no_guard_is_set(guard: Gu
     assert not store.may_lack_all
 
 
-def test_objects_on_the_list_after_a_doubted_first_one_end_the_doubt() -> None:
+def test_a_list_with_objects_after_a_doubted_first_list_ends_the_doubt() -> None:
     store = Store(STARTED_S, Guard(50))
     store.deliver([listed()], 1)
     store.deliver([listed(builders.service("web"))], 2)
     assert not store.may_lack_all
 
 
-def test_a_deletion_of_few_services_is_never_doubted() -> None:
+def test_a_deletion_of_a_few_services_is_never_doubted() -> None:
     store, _ = guarded_store(9)
     store.deliver([listed()], 10)
     assert not store.services
 
 
-def test_schedulers_that_annotations_name_are_remembered() -> None:
+def test_schedulers_named_by_annotations_are_remembered() -> None:
     store = Store(started_s=0)
     assert store.schedulers == set()
     for name, scheduler in (("one", "wlc"), ("two", "wlc"), ("three", "")):
@@ -511,7 +516,7 @@ KIND = ObjectKind.SERVICE
         (99, 1000, 1000, False),
     ],
 )
-def test_a_list_that_lacks_more_than_the_share_is_doubted(percent: int, missing: int, known: int, accepted: bool) -> None:  # noqa: FBT001
+def test_a_list_that_lacks_too_many_objects_is_doubted(percent: int, missing: int, known: int, accepted: bool) -> None:  # noqa: FBT001
     assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is accepted
 
 
@@ -523,14 +528,14 @@ def test_a_second_list_confirms_a_doubted_list_after_enough_time() -> None:
     assert guard.doubts == {}
 
 
-def test_a_second_list_with_all_objects_ends_the_doubt() -> None:
+def test_a_second_list_with_all_objects_ends_the_doubt_about_the_first() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert guard.accepts(KIND, missing=0, known=100, now=30)
     assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S + 1), "a new doubt, not a confirmation"
 
 
-def test_kinds_are_doubted_on_their_own() -> None:
+def test_lists_of_different_kinds_are_doubted_independently() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert not guard.accepts(ObjectKind.ENDPOINT_SLICE, missing=100, known=100, now=CONFIRMED_AFTER_S)

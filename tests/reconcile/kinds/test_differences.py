@@ -1,4 +1,4 @@
-"""The owners of kernel objects, and differences in words. On a whole node: ``tests/commands/test_verify.py``."""
+"""The owners of kernel objects, and descriptions of differences. Tests on a whole node: ``tests/commands/test_verify.py``."""
 
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,21 +54,23 @@ def reconciler() -> Reconciler:
         (Sysctl("net/ipv4/ip_forward", "1"), None),
     ],
 )
-def test_the_owner_of_an_operation_is_the_owner_of_its_object(reconciler: Reconciler, item: Item, owner: Owner | None) -> None:
+def test_the_owner_of_an_operation_is_the_owner_of_the_object_that_it_changes(
+    reconciler: Reconciler, item: Item, owner: Owner | None
+) -> None:
     assert reconciler.survey.owner_of(item) == owner
 
 
-def test_a_set_entry_has_the_service_that_desires_it_as_its_owner(reconciler: Reconciler) -> None:
+def test_the_owner_of_a_set_entry_is_the_service_that_desires_the_entry(reconciler: Reconciler) -> None:
     assert reconciler.survey.owner_of(SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY))) == OWNER
     assert reconciler.survey.owner_of(SetEntries.of(examples.bound_entry("10.96.9.9"))) is None
 
 
-def test_the_cleaning_of_an_undesired_flow_has_no_owner(reconciler: Reconciler) -> None:
+def test_cleaning_a_flow_that_is_no_longer_desired_has_no_owner(reconciler: Reconciler) -> None:
     assert reconciler.survey.owner_of(FlowCleaning(examples.flow("10.96.9.9"), frozenset())) is None
 
 
 def web(*endpoints: str) -> simulation.SimulatedNode:
-    """A node on which one Service of TCP is served."""
+    """A node that serves one TCP Service."""
     node = simulation.SimulatedNode()
     node.put(builders.service(), builders.endpoint_slice(*map(builders.endpoint, endpoints)))
     node.sync()
@@ -86,11 +88,11 @@ def lines(node: simulation.SimulatedNode) -> list[str]:
     return [str(one) for one in differences(node.reconciler)]
 
 
-def test_a_node_in_its_desired_state_has_no_difference() -> None:
+def test_a_node_in_its_desired_state_has_no_differences() -> None:
     assert lines(web("10.244.0.1")) == []
 
 
-def test_missing_settings_sets_and_devices_are_differences_with_the_desired_value() -> None:
+def test_missing_settings_sets_and_devices_are_reported_with_the_desired_value() -> None:
     node = web("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.device = False
@@ -106,7 +108,7 @@ def test_missing_settings_sets_and_devices_are_differences_with_the_desired_valu
     assert lines(node)[0] == "sysctl net/ipv4/vs/conntrack: desired 1, observed no such setting in this kernel"
 
 
-def test_differences_of_entries_have_the_set_and_the_service() -> None:
+def test_differences_of_set_entries_name_the_set_and_the_service() -> None:
     node = web("10.244.0.1")
     node.kernel.sets["KUBE-CLUSTER-IP"].entries = {examples.entry(SetKind.CLUSTER_IP, builders.frontend("10.96.9.9", 80))}
     assert lines(node) == [
@@ -115,13 +117,13 @@ def test_differences_of_entries_have_the_set_and_the_service() -> None:
     ]
 
 
-def test_a_missing_virtual_server_is_one_line_with_the_number_of_its_real_servers() -> None:
+def test_a_missing_virtual_server_is_reported_in_one_line_with_the_number_of_its_real_servers() -> None:
     node = web("10.244.0.1", "10.244.0.2")
     node.kernel.virtual_servers.clear()
     assert lines(node) == ["virtual_server TCP 10.96.0.10:80 of default/web: desired rr, real servers: 2, observed missing"]
 
 
-def test_an_undesired_virtual_server_is_one_line_with_its_settings() -> None:
+def test_an_undesired_virtual_server_is_reported_in_one_line_with_its_settings() -> None:
     node = web("10.244.0.1")
     settings = VirtualServerSettings("mh", SCHEDULER_PORT | PERSISTENT, 10800)
     stray = examples.observed({builders.backend("10.244.0.1"): 1}, settings=settings)
@@ -131,7 +133,7 @@ def test_an_undesired_virtual_server_is_one_line_with_its_settings() -> None:
     ]
 
 
-def test_each_real_server_that_differs_is_one_line() -> None:
+def test_each_real_server_that_differs_is_reported_in_one_line() -> None:
     node = web("10.244.0.1", "10.244.0.2", "10.244.0.4")
     weights = node.kernel.virtual_servers[WEB_KEY].real_servers
     weights[builders.backend("10.244.0.1")] = 0
@@ -148,7 +150,7 @@ def test_each_real_server_that_differs_is_one_line() -> None:
     ]
 
 
-def test_an_undesired_real_server_of_udp_is_to_be_removed_at_once(reconciler: Reconciler) -> None:
+def test_an_undesired_udp_real_server_is_reported_as_to_be_removed_at_once(reconciler: Reconciler) -> None:
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
     list(reconciler._tables.virtual_servers.observing({KEY: examples.observed(weights)}))
     assert [str(one) for one in differences(reconciler) if one.kind.endswith("server")] == [
@@ -156,14 +158,14 @@ def test_an_undesired_real_server_of_udp_is_to_be_removed_at_once(reconciler: Re
     ]
 
 
-def test_virtual_servers_of_other_programs_are_foreign_unless_a_service_desires_them(reconciler: Reconciler) -> None:
+def test_virtual_servers_of_other_programs_are_reported_as_foreign_unless_a_service_desires_them(reconciler: Reconciler) -> None:
     foreign = [builders.frontend("203.0.113.9", 443), builders.frontend("203.0.113.9", 25)]
     observed = {key: examples.observed() for key in (*foreign, KEY)}
     list(reconciler._tables.virtual_servers.observing(observed, lambda _: False))
     assert list(reconciler.survey.foreign()) == [(foreign[1], examples.observed()), (foreign[0], examples.observed())]
 
 
-def test_a_missing_and_an_undesired_address_are_differences(reconciler: Reconciler) -> None:
+def test_missing_and_undesired_addresses_are_reported_as_differences(reconciler: Reconciler) -> None:
     table = reconciler._tables.addresses
     nobodys = parse_address("10.96.9.9")
     list(table.observing({nobodys: True}))
@@ -203,13 +205,13 @@ DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
         ((RETURN, DROP, DROP), (RETURN, RETURN, RETURN), "rule 2: desired -j DROP, observed -j RETURN"),
     ],
 )
-def test_the_difference_of_a_chain_is_its_first_rule_that_differs(
+def test_the_difference_of_a_chain_names_the_first_rule_that_differs(
     reconciler: Reconciler, desired: tuple[Rule, ...], found: tuple[Rule, ...], difference: str
 ) -> None:
     assert rules(reconciler, {CHAIN: desired}, {CHAIN: found}) == [f"rules IPv4 chain nat/KUBE-MARK-MASQ {difference}"]
 
 
-def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reconciler) -> None:
+def test_missing_and_undesired_chains_and_jumps_are_reported_as_differences(reconciler: Reconciler) -> None:
     other = ChainKey("nat", "KUBE-SERVICES")
     assert rules(reconciler, {CHAIN: (DROP,), other: (DROP, RETURN)}, None, JUMP) == [
         "rules IPv4 chain nat/KUBE-MARK-MASQ: desired 1 rule, observed missing",
@@ -224,7 +226,7 @@ def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reco
     ]
 
 
-def test_a_jump_that_no_packet_meets_is_not_called_missing(reconciler: Reconciler) -> None:
+def test_a_jump_in_a_dormant_table_is_reported_as_not_in_force_and_not_as_missing(reconciler: Reconciler) -> None:
     tables = reconciler._tables
     other = JUMP._replace(source="PREROUTING")
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=(JUMP, other)))
@@ -236,7 +238,7 @@ def test_a_jump_that_no_packet_meets_is_not_called_missing(reconciler: Reconcile
     ]
 
 
-def test_a_rule_of_another_program_beside_our_jumps_is_no_missing_jump(reconciler: Reconciler) -> None:
+def test_a_rule_of_another_program_between_our_jumps_is_not_reported_as_a_missing_jump(reconciler: Reconciler) -> None:
     key = ChainKey("filter", "INPUT")
     chains = {CHAIN: (DROP,)}
 
@@ -259,7 +261,7 @@ def rules(
     present: Iterable[Jump] = (),
     strange_rules: Mapping[ChainKey, tuple[UnknownRule, ...]] = types.MappingProxyType({}),
 ) -> list[str]:
-    """The differences of rules; ``found`` None: they have not been observed."""
+    """The differences of rules; if ``found`` is None, the rules have not been observed."""
     tables = reconciler._tables
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains=desired, jumps=jumps))
     image = None
@@ -269,5 +271,5 @@ def rules(
     return [str(one) for one in differences(reconciler) if one.kind == "rules"]
 
 
-def test_tracked_flows_are_no_kind_of_difference() -> None:
+def test_tracked_flows_are_never_reported_as_differences() -> None:
     assert set(survey.COMPARED_KINDS) == {kind.name for kind in KINDS.values()} - {KINDS[FlowCleaning].name}

@@ -1,4 +1,4 @@
-"""The order of operations of different kinds. ``test_preconditions`` shows why each order is needed."""
+"""The order of operations of different kinds. ``test_preconditions`` shows why this order is needed."""
 
 import pytest
 
@@ -54,19 +54,19 @@ IN_ORDER: tuple[tuple[Operation, ...], ...] = (
 )
 
 
-def test_operations_of_every_kind_come_in_this_order() -> None:
+def test_operations_of_all_kinds_are_planned_in_this_order() -> None:
     everything = [operation for equal in IN_ORDER for operation in equal]
     backwards = everything[::-1]
     assert sorted(backwards, key=STAGE_OF) == [operation for equal in IN_ORDER for operation in reversed(equal)]
     assert len({STAGE_OF(operation) for operation in everything}) == len(IN_ORDER)
 
 
-def test_asking_for_the_stage_of_an_unplanned_operation_is_an_error() -> None:
+def test_requesting_the_stage_of_an_operation_that_is_never_planned_raises_an_error() -> None:
     with pytest.raises(KeyError):
         STAGE_OF(Operation(Verb.REMOVE, Device(DEVICE)))
 
 
-def test_every_kind_is_listed_once_and_every_stage_is_used() -> None:
+def test_every_kind_is_listed_once_and_every_stage_is_used_by_a_kind() -> None:
     kinds = NodeTables(Drains()).kinds
     assert sorted(one.__name__ for kind in kinds for one in kind.classes) == sorted(one.__name__ for one in KINDS)
     by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS, Stage.MARKS, Stage.MARK_REMOVALS}

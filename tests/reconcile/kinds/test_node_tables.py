@@ -1,4 +1,7 @@
-"""The desired state of the node and its Services in each table. Left out: the operations (``test_reconciler``)."""
+"""The desired state of the node and of its Services in each table.
+
+The operations are not tested here but in ``test_reconciler``.
+"""
 
 import itertools
 
@@ -62,7 +65,7 @@ def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_an_object_that_the_node_no_longer_needs_is_undesired_and_not_removed() -> None:
+def test_an_object_that_the_node_no_longer_needs_becomes_undesired_but_is_not_removed() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
     for ip_set in tables.sets.desired:
@@ -73,7 +76,7 @@ def test_an_object_that_the_node_no_longer_needs_is_undesired_and_not_removed() 
     assert not tables.sets.pending
 
 
-def test_sets_of_scopes_stay_desired_when_the_node_is_put_again_as_far_as_it_serves_their_family() -> None:
+def test_sets_of_scopes_stay_desired_in_served_families_when_the_desired_objects_of_the_node_are_put_again() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
@@ -83,7 +86,7 @@ def test_sets_of_scopes_stay_desired_when_the_node_is_put_again_as_far_as_it_ser
     assert {ip_set for ip_set in tables.sets.desired if ip_set.kind in SCOPE_KINDS} == {scoped[Family.IPV4]}
 
 
-def test_a_reading_includes_the_undesired_sets_of_scopes_of_the_families_in_use() -> None:
+def test_a_reading_includes_the_undesired_sets_of_scopes_in_the_families_in_use() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [], None)
     assert sorted(Survey(tables).subjects()[0]) == sorted(
@@ -95,7 +98,7 @@ def skeleton(family: Family, *rules: Rule) -> Skeleton:
     return Skeleton(family=family, chains={ChainKey("filter", "KUBE-FORWARD"): rules}, jumps=())
 
 
-def test_each_family_has_its_own_rules_and_new_ones_replace_the_old_ones() -> None:
+def test_each_family_has_its_own_rules_and_new_rules_replace_the_old_rules() -> None:
     tables = new_claims()
     tables.put_skeleton(skeleton(Family.IPV4))
     tables.put_skeleton(skeleton(Family.IPV6))
@@ -106,7 +109,7 @@ def test_each_family_has_its_own_rules_and_new_ones_replace_the_old_ones() -> No
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
-def test_set_entries_follow_the_virtual_server_to_its_winner(order: tuple[ServiceState, ServiceState]) -> None:
+def test_set_entries_belong_to_the_service_that_wins_their_virtual_server(order: tuple[ServiceState, ServiceState]) -> None:
     tables = new_claims()
     put(tables, *order)
     assert tables.virtual_servers.desired[KEY].real_servers == {ONE}
@@ -117,7 +120,7 @@ def test_set_entries_follow_the_virtual_server_to_its_winner(order: tuple[Servic
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
-def test_the_waiting_service_takes_over_with_its_own_entries_when_the_winner_goes(
+def test_when_the_winning_service_is_deleted_the_waiting_service_takes_over_with_its_own_entries(
     order: tuple[ServiceState, ServiceState],
 ) -> None:
     tables = new_claims()
@@ -130,7 +133,7 @@ def test_the_waiting_service_takes_over_with_its_own_entries_when_the_winner_goe
     assert not list(Survey(tables).conflicts())
 
 
-def test_a_recreated_service_counts_as_younger() -> None:
+def test_a_service_that_was_deleted_and_created_again_counts_as_younger() -> None:
     tables = new_claims()
     put(tables, restricted(OLD), free(YOUNG))
     again = Owner(3.0, OLD.service)
@@ -143,7 +146,7 @@ def test_a_recreated_service_counts_as_younger() -> None:
     assert tables.virtual_servers.desired[KEY].owner == again
 
 
-def test_a_service_that_drops_only_the_contested_address_loses_its_entries_too() -> None:
+def test_a_service_that_gives_up_only_the_contested_address_loses_the_entries_of_this_address() -> None:
     tables = new_claims()
     put(tables, restricted(OLD), free(YOUNG))
     put(tables, examples.state(OLD))
@@ -151,7 +154,7 @@ def test_a_service_that_drops_only_the_contested_address_loses_its_entries_too()
     assert entries(tables, YOUNG) == {LOAD_BALANCER}
 
 
-def test_a_set_entry_that_two_services_share_stays_until_both_are_gone() -> None:
+def test_a_set_entry_that_two_services_desire_stays_until_both_services_are_deleted() -> None:
     tables = new_claims()
     shared = examples.entry(SetKind.LOOP_BACK, builders.frontend("10.244.0.1", 8080), "10.244.0.1")
     for owner, key in ((OLD, KEY), (YOUNG, CLUSTER_IP)):
@@ -173,7 +176,7 @@ def test_the_desired_state_of_a_service_replaces_its_former_one() -> None:
     assert list(tables.addresses.desired) == [CLUSTER_IP.address]
 
 
-def test_an_unknown_service_may_go() -> None:
+def test_deleting_an_unknown_service_changes_nothing() -> None:
     tables = new_claims()
     at_once(tables.putting(ServiceName("default", "unknown"), None))
     assert not tables.states
@@ -185,7 +188,7 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
     return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
 
 
-def test_a_node_port_that_another_service_has_won_loses_its_entries() -> None:
+def test_entries_of_a_node_port_are_removed_when_another_service_has_won_the_node_port() -> None:
     tables = new_claims()
     put(tables, service_with_node_port(YOUNG, NODE_PORT), examples.state(OLD, NODE_PORT, entries=[NODE_PORT_ENTRY]))
     assert NODE_PORT_ENTRY in entries(tables, OLD)
@@ -193,7 +196,7 @@ def test_a_node_port_that_another_service_has_won_loses_its_entries() -> None:
     assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(tables, YOUNG)
 
 
-def test_a_lost_node_port_loses_its_entries_whatever_else_has_its_number_or_address() -> None:
+def test_a_lost_node_port_loses_its_entries_even_if_other_objects_have_its_number_or_address() -> None:
     """A cluster IP with a port of the same number, which stays; the entry of a second scope, which names the node's address."""
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
@@ -214,7 +217,7 @@ def test_a_lost_node_port_loses_its_entries_whatever_else_has_its_number_or_addr
         OTHER_NODE_PORT,
     ],
 )
-def test_a_node_port_keeps_its_entries_when_another_object_with_its_number_is_lost(lost: VirtualServerKey) -> None:
+def test_a_node_port_keeps_its_entries_when_another_object_with_the_same_port_number_is_lost(lost: VirtualServerKey) -> None:
     """A load balancer's address, the same port of another protocol, or one of several node addresses."""
     tables = new_claims()
     desired = service_with_node_port(YOUNG, NODE_PORT, lost)
@@ -223,7 +226,7 @@ def test_a_node_port_keeps_its_entries_when_another_object_with_its_number_is_lo
     assert {NODE_PORT_ENTRY, LOCAL_ENTRY} <= entries(tables, YOUNG)
 
 
-def test_a_set_is_occupied_from_the_first_desired_to_the_last_observed_entry() -> None:
+def test_a_set_counts_as_occupied_while_any_entry_is_desired_or_still_observed() -> None:
     tables = new_claims()
     assert Survey(tables).occupied(Family.IPV4) == frozenset()
     put(tables, free(OLD))
@@ -240,7 +243,7 @@ def test_a_set_is_occupied_from_the_first_desired_to_the_last_observed_entry() -
     assert Survey(tables).occupied(Family.IPV4) == frozenset(), "no rule is written for that"
 
 
-def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
+def test_a_refused_virtual_server_stays_refused_until_it_has_been_removed() -> None:
     tables = new_claims()
     put(tables, restricted(OLD))
     tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
@@ -256,7 +259,7 @@ def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
 
 
 def put_flow(tables: NodeTables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
-    """``None`` means that the Service has no endpoint that serves."""
+    """``None`` means that no endpoint of the Service serves."""
     put(tables, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
 
 
@@ -277,7 +280,7 @@ def clean(tables: NodeTables) -> None:
         ({ONE}, None, False),
     ],
 )
-def test_flows_are_cleaned_for_their_first_and_after_their_lost_real_servers(
+def test_flows_are_cleaned_when_the_first_real_servers_come_and_when_real_servers_are_lost(
     before: set[RealServerKey] | None,
     after: set[RealServerKey] | None,
     is_due: bool,  # noqa: FBT001 - the answer of an example
@@ -289,7 +292,7 @@ def test_flows_are_cleaned_for_their_first_and_after_their_lost_real_servers(
     assert (FLOW in tables.flows.pending) is is_due
 
 
-def test_flows_of_real_servers_that_were_added_meanwhile_are_cleaned_when_those_go() -> None:
+def test_flows_of_real_servers_that_were_added_and_later_lost_are_cleaned() -> None:
     tables = new_claims()
     put_flow(tables, {ONE})
     clean(tables)
@@ -298,7 +301,7 @@ def test_flows_of_real_servers_that_were_added_meanwhile_are_cleaned_when_those_
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_a_real_server_that_returns_in_time_makes_the_cleaning_of_its_flows_needless() -> None:
+def test_flows_need_no_cleaning_if_the_lost_real_server_returns_before_the_cleaning() -> None:
     tables = new_claims()
     put_flow(tables, {ONE, TWO})
     clean(tables)
@@ -307,7 +310,7 @@ def test_a_real_server_that_returns_in_time_makes_the_cleaning_of_its_flows_need
     assert not tables.flows.pending
 
 
-def test_the_first_real_server_after_there_was_none_calls_for_cleaning_again() -> None:
+def test_flows_are_cleaned_again_when_a_first_real_server_comes_after_there_were_none() -> None:
     tables = new_claims()
     put_flow(tables, {ONE})
     clean(tables)
@@ -316,7 +319,7 @@ def test_the_first_real_server_after_there_was_none_calls_for_cleaning_again() -
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_its_successor() -> None:
+def test_contested_flows_belong_to_the_winning_service_and_are_cleaned_for_its_successor() -> None:
     tables = new_claims()
     put_flow(tables, {TWO}, YOUNG)
     put_flow(tables, {ONE}, OLD)
@@ -330,7 +333,7 @@ def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_its_success
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_a_service_that_waits_does_not_refuse_what_another_one_has() -> None:
+def test_a_service_that_waits_for_a_virtual_server_does_not_make_it_refused_for_the_owner() -> None:
     tables = new_claims()
     at_once(tables.putting(OLD.service, examples.state(OLD, KEY)))
     at_once(tables.putting(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY])))
@@ -339,7 +342,7 @@ def test_a_service_that_waits_does_not_refuse_what_another_one_has() -> None:
     assert Survey(tables).refused() == {KEY}
 
 
-def test_a_setting_that_is_no_longer_desired_is_left_as_it_is() -> None:
+def test_a_setting_that_is_no_longer_desired_keeps_its_value() -> None:
     tables = new_claims()
     setting, timeouts, rules = (
         Sysctl("net/ipv4/ip_forward", "1"),
@@ -363,7 +366,7 @@ NOBODYS = builders.frontend("10.96.0.250", 80)
 """A key that no owner has claimed, for any table."""
 
 
-def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pending_or_surplus() -> None:
+def test_a_table_is_in_unequal_exactly_while_it_has_pending_or_surplus_keys() -> None:
     tables = new_claims()
     kernel_tables = examples.tables_of(tables)
     assert len(kernel_tables) == len(IP_SETS) + len(tables.kinds) - 1
@@ -389,7 +392,7 @@ def health_checked(owner: Owner, local_endpoints: int) -> ServiceState:
     return ServiceState(owner=owner, rare=Rarities(local_endpoints={listener: local_endpoints}))
 
 
-def test_a_health_check_port_answers_for_the_oldest_service_that_desires_it_and_then_for_the_next() -> None:
+def test_a_health_check_port_answers_for_the_oldest_service_and_after_its_deletion_for_the_next_oldest() -> None:
     tables = new_claims()
     port = HealthCheckPort(Family.IPV4, 30001)
     put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))
@@ -402,7 +405,7 @@ def test_a_health_check_port_answers_for_the_oldest_service_that_desires_it_and_
     assert tables.health_checks.desired == {}
 
 
-def test_a_health_check_port_is_no_kernel_object_and_never_pending() -> None:
+def test_a_health_check_port_is_not_a_kernel_object_and_is_never_pending() -> None:
     tables = new_claims()
     put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))
     assert list(tables.unequal) == []

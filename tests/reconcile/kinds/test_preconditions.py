@@ -1,6 +1,7 @@
-"""Which operations wait for others, checked after each single operation, whichever operation fails.
+"""Which operations wait for other operations, checked after each single operation, whichever operation fails.
 
-Left out: the meaning of the rules for the kernel; ``simulation`` interprets those about source ranges as iptables would.
+These tests do not cover what the rules mean to the kernel; ``simulation`` interprets the rules for source ranges as iptables
+would.
 """
 
 import itertools
@@ -55,7 +56,7 @@ def let_in(node: simulation.SimulatedNode, key: VirtualServerKey = VIRTUAL_SERVE
 
 
 class Nth:
-    """Picks the operation with this number, counted from 0, and its repetitions."""
+    """Selects the operation with this number, counted from 0, whenever it occurs."""
 
     def __init__(self, number: int) -> None:
         self.picked: Operation | None = None
@@ -69,7 +70,7 @@ class Nth:
 
 
 def each_failure(change: Callable[[Nth], None]) -> None:
-    """Make the same change repeatedly, each time with another failing operation, until each operation has failed."""
+    """Make the same change repeatedly, each time with a different failing operation, until each operation has failed once."""
     for number in itertools.count():
         failing = Nth(number)
         change(failing)
@@ -86,14 +87,16 @@ def until_done(node: simulation.SimulatedNode) -> None:
 
 
 def with_a_second_one(node: simulation.SimulatedNode, source_ranges: tuple[str, ...]) -> None:
-    """Another Service with source ranges: the rules of some sets are there already."""
+    """Another Service with source ranges: the rules of some sets already exist."""
     if source_ranges:
         node.put(web(source_ranges, "other", "192.0.2.77"))
 
 
 @pytest.mark.parametrize("others", [(), ("10.1.0.0/16",)])
 @pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
-def test_only_the_ranges_are_admitted_to_a_new_address_whatever_fails(ranges: tuple[str, ...], others: tuple[str, ...]) -> None:
+def test_only_clients_in_the_source_ranges_reach_a_new_address_whatever_operation_fails(
+    ranges: tuple[str, ...], others: tuple[str, ...]
+) -> None:
     def change(failing: Nth) -> None:
         node = simulation.SimulatedNode()
         with_a_second_one(node, others)
@@ -114,7 +117,7 @@ def _assert_only(node: simulation.SimulatedNode, allowed: frozenset[str], operat
 
 @pytest.mark.parametrize("others", [(), ("10.1.0.0/16",), ("10.1.0.0/16", NODE_RANGE)])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(RANGES, 2)))
-def test_clients_admitted_before_and_after_a_change_of_ranges_are_admitted_throughout_whatever_fails(
+def test_clients_that_are_admitted_before_and_after_a_change_of_ranges_are_never_shut_out_whatever_fails(
     before: tuple[str, ...], after: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     def change(failing: Nth) -> None:
@@ -138,7 +141,9 @@ def _assert_all(node: simulation.SimulatedNode, allowed: frozenset[str], operati
 
 
 @pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
-def test_ranges_stay_in_force_until_the_virtual_server_is_gone_whatever_fails(ranges: tuple[str, ...]) -> None:
+def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_whatever_operation_fails(
+    ranges: tuple[str, ...],
+) -> None:
     def change(failing: Nth) -> None:
         node = simulation.SimulatedNode()
         node.put(web(ranges), endpoints())
@@ -153,7 +158,7 @@ def test_ranges_stay_in_force_until_the_virtual_server_is_gone_whatever_fails(ra
     each_failure(change)
 
 
-def test_an_address_is_not_bound_while_its_only_virtual_server_is_held_back() -> None:
+def test_an_address_is_not_bound_while_its_only_virtual_server_cannot_be_added_yet() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(
         lambda operation: operation.item == SetEntries.of(examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16")), times=1
@@ -165,8 +170,11 @@ def test_an_address_is_not_bound_while_its_only_virtual_server_is_held_back() ->
     assert VIRTUAL_SERVER.address in node.kernel.addresses
 
 
-def test_an_address_without_a_virtual_server_is_not_bound_and_one_of_several_is_enough() -> None:
-    """Whatever listens on this host on a Service's port would answer there: the rules leave Services' ports open."""
+def test_an_address_is_bound_as_soon_as_one_of_its_virtual_servers_exists_and_not_before() -> None:
+    """Without a virtual server, any program that listens on this host on the Service's port would answer.
+
+    The rules do not close the ports of Services.
+    """
     node = simulation.SimulatedNode()
     cluster, balancer = builders.frontend("10.96.0.3", 80), VIRTUAL_SERVER
     node.kernel.fail(lambda operation: operation.verb is Verb.ADD and getattr(operation.item, "key", None) == balancer, times=3)
@@ -179,7 +187,7 @@ def test_an_address_without_a_virtual_server_is_not_bound_and_one_of_several_is_
     assert balancer.address in node.kernel.addresses, "another Service answers there"
 
 
-def test_another_service_on_the_same_address_does_not_wait_for_the_ranges_of_the_first() -> None:
+def test_a_second_service_on_the_same_address_does_not_wait_for_the_source_ranges_of_the_first() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(
         lambda operation: operation.item == SetEntries.of(examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16")), times=1
@@ -197,7 +205,7 @@ NODE_PORT = 30080
 
 
 def shop(protocol: Protocol, *, local: bool) -> tuple[Service, EndpointSlice]:
-    """A Service with a load balancer's address and a node port, and an endpoint on this node and on another one."""
+    """A Service with a load balancer's address and a node port, with an endpoint on this node and an endpoint on another node."""
     service = builders.service(
         "shop",
         builders.service_port(80, protocol, node_port=NODE_PORT),
@@ -210,7 +218,7 @@ def shop(protocol: Protocol, *, local: bool) -> tuple[Service, EndpointSlice]:
 
 
 def local_entries(protocol: Protocol) -> dict[VirtualServerKey, SetEntry]:
-    """The entries that keep traffic from being masqueraded, by the virtual server that it goes to."""
+    """The entries that exempt traffic from masquerading, by the virtual server of the traffic."""
     balancer = builders.frontend(ADDRESS, 80, protocol)
     node_port = builders.frontend(builders.NODE_ADDRESS, NODE_PORT, protocol)
     of_node_port = {
@@ -226,7 +234,7 @@ def in_force(node: simulation.SimulatedNode, entry: SetEntry) -> bool:
 
 
 def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operation: Operation) -> None:
-    """Traffic to another node is masqueraded, or its replies would not return through this one."""
+    """Traffic to another node is masqueraded, because otherwise its replies would not return through this node."""
     for key, entry in local_entries(protocol).items():
         server = node.kernel.virtual_servers.get(key)
         if server and server.real_servers.get(ELSEWHERE):
@@ -236,7 +244,7 @@ def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operati
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("protocol", Protocol)
-def test_a_client_sent_to_another_node_is_masqueraded_during_a_policy_change_whatever_fails(
+def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_policy_whatever_fails(
     protocol: Protocol, *, local: bool, restarted: bool
 ) -> None:
     def change(failing: Nth) -> None:
@@ -257,7 +265,7 @@ def test_a_client_sent_to_another_node_is_masqueraded_during_a_policy_change_wha
     each_failure(change)
 
 
-def test_a_policy_changed_during_a_restart_waits_with_remote_endpoints_until_every_service_has_been_put() -> None:
+def test_after_a_policy_change_during_a_restart_remote_endpoints_are_added_only_once_every_service_has_been_put() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()
@@ -268,7 +276,7 @@ def test_a_policy_changed_during_a_restart_waits_with_remote_endpoints_until_eve
     assert [str(operation) for operation in additions if isinstance(operation.item, RealServers)] == []
 
 
-def test_another_services_endpoints_do_not_wait_for_the_change_of_a_policy() -> None:
+def test_endpoints_of_another_service_do_not_wait_for_a_change_of_traffic_policy() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()
@@ -279,7 +287,7 @@ def test_another_services_endpoints_do_not_wait_for_the_change_of_a_policy() -> 
     assert not given_traffic & local_entries(Protocol.TCP).keys()
 
 
-def test_an_endpoint_that_goes_is_emptied_at_once_though_the_policy_changes_with_it() -> None:
+def test_a_removed_endpoint_gets_weight_zero_at_once_even_if_the_traffic_policy_changes_too() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()
@@ -291,7 +299,7 @@ def test_an_endpoint_that_goes_is_emptied_at_once_though_the_policy_changes_with
         assert Operation(Verb.ADD, RealServers.of(key, ELSEWHERE, 1)) not in operations
 
 
-def test_only_entries_that_keep_traffic_from_being_masqueraded_wait_for_a_real_server_that_must_not_be_there() -> None:
+def test_only_entries_that_exempt_traffic_from_masquerading_wait_for_the_removal_of_an_undesired_real_server() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()
@@ -320,7 +328,7 @@ def cleanings(operations: list[Operation]) -> list[FlowCleaning]:
 
 
 @pytest.mark.checklist(102)
-def test_flows_are_cleaned_only_after_the_lost_real_server_is_out_of_every_virtual_server_of_theirs() -> None:
+def test_flows_are_cleaned_only_after_all_their_virtual_servers_have_lost_the_removed_real_server() -> None:
     node = simulation.SimulatedNode()
     node.put(*dns("10.244.0.5", "10.244.0.6"))
     node.sync()
@@ -334,7 +342,7 @@ def test_flows_are_cleaned_only_after_the_lost_real_server_is_out_of_every_virtu
     assert cleanings(node.sync(after_s=1)) == [FlowCleaning(of_node_port, keep)]
 
 
-def test_flows_wait_for_their_virtual_server_which_might_lead_them_nowhere() -> None:
+def test_flows_are_not_cleaned_before_their_virtual_server_has_been_added() -> None:
     node = simulation.SimulatedNode()
     key = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)
     node.kernel.fail(lambda operation: getattr(operation.item, "key", None) == key, times=1)
@@ -343,7 +351,7 @@ def test_flows_wait_for_their_virtual_server_which_might_lead_them_nowhere() -> 
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 
-def test_the_cleaning_of_flows_does_not_wait_for_a_desired_real_server_that_loses_them() -> None:
+def test_cleaning_flows_does_not_wait_for_a_desired_real_server_that_must_not_keep_them() -> None:
     """The endpoint is ready but not serving, as with ``publishNotReadyAddresses``."""
     node = simulation.SimulatedNode()
     service, _ = dns()
@@ -379,7 +387,7 @@ def removals(tables: NodeTables) -> list[Operation]:
     return [operation for kind in tables.kinds for operation in kind.removals(Circumstances(tables))]
 
 
-def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None:
+def test_a_set_is_not_removed_while_an_existing_rule_refers_to_it() -> None:
     named = IpSet(SetKind.SCOPE, Family.IPV4)
     match = SetMatch(named.name, (Side.DESTINATION, Side.DESTINATION))
     for rule in (Rule(target=Verdict.DROP, set=match), Rule(target=TakeMark(match))):
@@ -395,7 +403,7 @@ def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None
 
 
 @pytest.mark.parametrize(("port", "is_held_up"), [(80, True), (81, False)])
-def test_the_cleaning_of_a_flow_waits_only_for_the_virtual_server_of_its_mark(port: int, *, is_held_up: bool) -> None:
+def test_cleaning_a_marked_flow_waits_only_for_the_virtual_server_of_its_mark(port: int, *, is_held_up: bool) -> None:
     flow, key, mark = examples.flow(ADDRESS, 80), builders.frontend(ADDRESS, 80, Protocol.UDP), FirewallMark.of(Family.IPV4, 1)
     gives = MarkedEntry(IpSet(SetKind.SCOPE, Family.IPV4).name, key.address, Protocol.UDP, port, mark=1, mask=1)
     scope = ClusterScope(
@@ -425,14 +433,14 @@ def test_the_cleaning_of_a_flow_waits_only_for_the_virtual_server_of_its_mark(po
     assert list(tables.of_flows.additions(Circumstances(tables))) == cleaning
 
 
-def test_a_foreign_element_in_a_set_of_source_ranges_admits_no_client_and_is_removed() -> None:
+def test_a_foreign_element_in_a_set_of_source_ranges_does_not_admit_clients_and_is_removed() -> None:
     tables = NodeTables(Drains())
     element = ForeignElement(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4).name)
     tables.entries[element.set].confirm(element, True)
     assert removals(tables) == [Operation(Verb.REMOVE, SetEntries(element.set, (element,)))]
 
 
-def test_rules_that_are_in_force_or_not_desired_are_not_lacking() -> None:
+def test_existing_rules_and_undesired_rules_do_not_count_as_lacking() -> None:
     tables = NodeTables(Drains())
     assert not tables.of_rules.lacks(Family.IPV4)
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=()))

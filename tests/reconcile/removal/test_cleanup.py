@@ -1,4 +1,4 @@
-"""The removals of a cleanup, and their order. ``tests/commands/test_cleanup.py`` shows that it works."""
+"""The removals of a cleanup, and their order. ``tests/commands/test_cleanup.py`` shows that the cleanup works on a kernel."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozens
 def kernel_with(
     *, device: bool = True, entries: frozenset[SetEntry] = frozenset(), jumps: tuple[Jump, ...] = JUMPS
 ) -> Observation:
-    """A kernel with one virtual server of ours and one of another program."""
+    """A kernel with one virtual server of ours and one virtual server of another program."""
     settings = {key: ObservedVirtualServer(examples.ROUND_ROBIN, {}) for key in (KEY, FOREIGN)}
     image = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(jumps))
     return Observation(
@@ -44,7 +44,7 @@ def remove(item: object) -> Operation:
     return Operation(Verb.REMOVE, item)  # type: ignore[arg-type]  # an item of any kind
 
 
-def test_virtual_servers_go_first_and_the_device_last() -> None:
+def test_a_cleanup_removes_virtual_servers_first_and_the_device_last() -> None:
     todo = cleanup.plan(kernel_with(), OURS, ())
     assert list(todo.operations) == [
         remove(VirtualServer(KEY, examples.ROUND_ROBIN)),
@@ -54,25 +54,25 @@ def test_virtual_servers_go_first_and_the_device_last() -> None:
     ]
 
 
-def test_an_entry_is_as_good_a_witness_as_an_address() -> None:
+def test_a_set_entry_witnesses_a_virtual_server_as_well_as_an_address_does() -> None:
     entry = SetEntry(CLUSTER_IPS.name, KEY.address, Protocol.TCP, 80)
     todo = cleanup.plan(kernel_with(device=False, entries=frozenset({entry})), OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers if isinstance(operation.item, VirtualServer)] == [KEY]
     assert todo.witnesses == (remove(CLUSTER_IPS),)
 
 
-def test_virtual_servers_in_excluded_ranges_stay() -> None:
+def test_a_cleanup_keeps_virtual_servers_in_excluded_ranges() -> None:
     todo = cleanup.plan(kernel_with(), OURS, builders.networks("10.96.0.0/16"))
     assert todo.virtual_servers == ()
     assert len(todo.witnesses) == 2
 
 
-def test_a_kernel_without_our_objects_needs_no_removal() -> None:
+def test_a_cleanup_of_a_kernel_without_our_objects_removes_nothing() -> None:
     assert cleanup.plan(EMPTY, OURS, ()).operations == ()
     assert cleanup.plan(Observation(), OURS, ()).operations == ()
 
 
-def test_a_family_without_our_rules_is_left_alone() -> None:
+def test_a_cleanup_does_not_touch_the_rules_of_a_family_without_our_rules() -> None:
     assert cleanup.plan(kernel_with(jumps=()), OURS, ()).rules == ()
 
 
@@ -82,12 +82,12 @@ def test_witnesses_are_removed_only_if_all_our_virtual_servers_are_known() -> No
         assert not cleanup.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # names of fields
 
 
-def test_the_copy_of_a_set_is_removed() -> None:
+def test_a_cleanup_removes_the_copy_of_a_set() -> None:
     todo = cleanup.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
     assert todo.operations == (remove(SET_COPY),)
 
 
-def test_local_routes_are_removed_and_their_virtual_servers_are_ours_even_without_entries() -> None:
+def test_a_cleanup_removes_local_routes_and_recognises_their_virtual_servers_as_ours_without_entries() -> None:
     observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
     todo = cleanup.plan(observed, OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
@@ -103,7 +103,10 @@ SETS_AT_API_SERVER = (
 
 
 def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
-    """A kernel in which our objects hide the API server, and others concern the same address or none of it."""
+    """A kernel in which some of our objects hide the API server.
+
+    Other objects concern the same address but do not hide it, or concern other addresses.
+    """
     near = builders.frontend("192.0.2.99", 80)
     local = frozenset({AT_API_SERVER.address, KEY.address})
     sets: dict[str, frozenset[SetEntry]] = {CLUSTER_IPS.name: frozenset()}
@@ -120,7 +123,7 @@ def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
 
 
 @pytest.mark.parametrize("routed", [False, True])
-def test_only_what_hides_an_api_server_is_given_up(*, routed: bool) -> None:
+def test_only_objects_that_hide_an_api_server_are_removed(*, routed: bool) -> None:
     others = SetEntry(SETS_AT_API_SERVER[0].set, AT_API_SERVER.address, Protocol.TCP, 80)
     todo = cleanup.give_up(hiding(*SETS_AT_API_SERVER, others, routed=routed), (), [API_SERVER], ())
     assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
@@ -128,18 +131,18 @@ def test_only_what_hides_an_api_server_is_given_up(*, routed: bool) -> None:
     assert todo.witnesses == (*(remove(SetEntries.of(one)) for one in SETS_AT_API_SERVER), remove(kind.of(API_SERVER.address)))
 
 
-def test_a_cluster_ip_by_which_the_api_server_is_reached_is_never_given_up() -> None:
+def test_a_cluster_ip_that_leads_to_the_api_server_is_never_removed() -> None:
     entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
     assert cleanup.give_up(hiding(entry), (), [API_SERVER], ()).operations == ()
 
 
-def test_a_cluster_ip_is_never_given_up_after_a_change_of_the_backend() -> None:
+def test_a_cluster_ip_that_leads_to_the_api_server_is_kept_after_a_change_of_the_backend() -> None:
     entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
     assert cleanup.give_up(hiding(), [entry], [API_SERVER], ()).operations == ()
     assert cleanup.give_up(hiding(), (), [API_SERVER], ()).operations != ()
 
 
-def test_a_virtual_server_that_may_lead_to_the_api_server_is_given_up_only_if_an_entry_shows_an_external_address() -> None:
+def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_if_an_entry_shows_an_external_address() -> None:
     observed = hiding()
     server = ObservedVirtualServer(examples.ROUND_ROBIN, {builders.backend("10.244.0.9", 6443): 1})
     assert observed.virtual_servers is not None
@@ -151,12 +154,12 @@ def test_a_virtual_server_that_may_lead_to_the_api_server_is_given_up_only_if_an
         assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
 
 
-def test_no_address_is_given_up_while_the_proof_of_ownership_cannot_be_read() -> None:
+def test_no_address_is_removed_for_the_api_server_while_the_objects_that_prove_ownership_cannot_be_read() -> None:
     assert cleanup.give_up(dataclasses.replace(hiding(), sets=None), (), [API_SERVER], ()).operations == ()
     assert cleanup.give_up(dataclasses.replace(hiding(), virtual_servers=None), (), [API_SERVER], ()).operations == ()
 
 
-def test_an_allowed_address_of_an_api_server_is_not_given_up() -> None:
+def test_an_allowed_address_of_an_api_server_is_not_removed() -> None:
     assert cleanup.give_up(hiding(), (), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
 
 
@@ -165,7 +168,7 @@ MARKS = IpSet(SetKind.MARKS, Family.IPV4)
 
 
 def with_own_objects(**changed: Any) -> Observation:
-    """A kernel whose Service has a second scope, and an address that is local by a route, beside two stale routes."""
+    """A kernel whose Service has a second scope and an address that is local by a route; two further routes are stale."""
     server = ObservedVirtualServer(examples.ROUND_ROBIN, {})
     observed = Observation(
         virtual_servers={KEY: server, MARK: server, FirewallMark.of(Family.IPV4, 7): server},
@@ -184,7 +187,7 @@ def only_own(observed: Observation, *kinds: SetKind) -> cleanup.Cleanup:
     return cleanup.only_own(cleanup.plan(observed, OURS, ()), observed, kinds)
 
 
-def test_only_objects_unknown_to_kube_proxy_are_removed() -> None:
+def test_a_partial_cleanup_removes_only_objects_that_kube_proxy_does_not_know() -> None:
     observed = with_own_objects()
     assert list(only_own(observed, SetKind.MARKS).operations) == [
         Operation(Verb.ADD, BoundAddresses((KEY.address,))),
@@ -197,13 +200,13 @@ def test_only_objects_unknown_to_kube_proxy_are_removed() -> None:
     assert remove(CLUSTER_IPS) in only_own(observed, *SetKind).operations
 
 
-def test_an_address_that_is_bound_already_or_that_no_virtual_server_has_is_not_bound() -> None:
+def test_a_partial_cleanup_binds_no_address_that_is_already_bound_or_has_no_virtual_server() -> None:
     assert only_own(with_own_objects(addresses=frozenset({KEY.address}))).additions == ()
     assert only_own(with_own_objects(virtual_servers={})).additions == ()
     device, bound = only_own(with_own_objects(device=False)).additions
     assert (device, bound.item) == (Operation(Verb.ADD, Device(DEVICE)), BoundAddresses((KEY.address,)))
 
 
-def test_a_virtual_server_of_another_program_at_the_api_server_stays() -> None:
+def test_a_virtual_server_of_another_program_at_the_api_servers_address_is_kept() -> None:
     observed = dataclasses.replace(hiding(), addresses=frozenset({KEY.address}))
     assert cleanup.give_up(observed, (), [API_SERVER], ()).operations == ()

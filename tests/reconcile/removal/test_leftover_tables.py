@@ -1,4 +1,4 @@
-"""Which tables are those that kube-proxy's nftables mode has left behind."""
+"""Which tables are recognised as tables that kube-proxy's nftables mode has left behind."""
 
 import dataclasses
 
@@ -13,18 +13,18 @@ def without(chain: str) -> NftTable:
     return dataclasses.replace(LEFT, chains={name: place for name, place in LEFT.chains.items() if name != chain})
 
 
-def test_a_table_of_kube_proxy_goes_as_a_whole() -> None:
+def test_a_leftover_nftables_table_of_kube_proxy_is_removed_as_a_whole() -> None:
     keys = tuple(ChainKey("kube-proxy", name) for name in LEFT.chains)
     assert leftovers.why_foreign(LEFT) == ""
     assert leftovers.removal_of_table(LEFT) == Removal(emptied=keys, deleted=keys)
     assert leftovers.removal_of_table(LEFT).is_needed
 
 
-def test_versions_of_nft_that_write_no_comment_make_kube_proxys_table_as_well() -> None:
+def test_a_kube_proxy_table_without_a_comment_is_recognised_because_old_versions_of_nft_write_none() -> None:
     assert leftovers.why_foreign(dataclasses.replace(LEFT, comment="")) == ""
 
 
-def test_where_no_table_is_there_is_nothing_to_remove() -> None:
+def test_if_no_table_exists_no_removal_is_needed() -> None:
     assert leftovers.removal_of_table(None) == Removal()
 
 
@@ -45,6 +45,6 @@ def test_where_no_table_is_there_is_nothing_to_remove() -> None:
         (dataclasses.replace(LEFT, maps=frozenset({"service-ips"})), "it has no map service-nodeports"),
     ],
 )
-def test_a_table_of_another_shape_is_left_alone(table: NftTable, why: str) -> None:
+def test_a_table_with_other_chains_or_maps_than_kube_proxys_is_not_removed(table: NftTable, why: str) -> None:
     assert leftovers.why_foreign(table) == why
     assert leftovers.removal_of_table(table) == Removal()

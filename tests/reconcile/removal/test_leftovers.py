@@ -1,4 +1,4 @@
-"""Which leftover rules are removed, which stay, and the patience with a program that writes them again."""
+"""Which leftover rules are removed, which rules stay, and how long removals wait if a program writes the rules again."""
 
 import pytest
 
@@ -38,7 +38,7 @@ THEIR_REFERENCE = reference(FORWARD, THEIR_SERVICES, "kubernetes service portals
         *(("nat", f"KUBE-{kind}-ABCDEFGHIJKLMNOP") for kind in ("SVC", "SVL", "SEP", "EXT", "FW", "XLB")),
     ],
 )
-def test_a_chain_of_the_iptables_mode_alone_is_known_by_its_table_and_name(key: tuple[str, str]) -> None:
+def test_a_chain_that_only_kube_proxys_iptables_mode_has_is_recognised_by_table_and_name(key: tuple[str, str]) -> None:
     assert leftovers.is_of_iptables_mode(ChainKey(*key))
 
 
@@ -63,11 +63,13 @@ def test_a_chain_of_the_iptables_mode_alone_is_known_by_its_table_and_name(key: 
         ("nat", "cali-PREROUTING"),
     ],
 )
-def test_chains_of_ipvsproxy_the_kubelet_and_network_plug_ins_are_not_of_the_iptables_mode(key: tuple[str, str]) -> None:
+def test_chains_of_ipvsproxy_the_kubelet_and_network_plug_ins_do_not_count_as_chains_of_the_iptables_mode(
+    key: tuple[str, str],
+) -> None:
     assert not leftovers.is_of_iptables_mode(ChainKey(*key))
 
 
-def test_chains_of_the_iptables_mode_are_removed_with_their_references_and_our_chains_stay() -> None:
+def test_chains_of_the_iptables_mode_are_removed_with_the_jumps_to_them_and_our_chains_stay() -> None:
     skeleton = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
     rules = LeftRules(chains=skeleton, references=(THEIR_REFERENCE, THEIR_REFERENCE))
     assert leftovers.removal(rules, USED) == Removal(
@@ -77,7 +79,7 @@ def test_chains_of_the_iptables_mode_are_removed_with_their_references_and_our_c
     )
 
 
-def test_our_own_chains_in_the_unused_variant_are_removed_as_well() -> None:
+def test_our_own_chains_in_the_unused_iptables_variant_are_removed_too() -> None:
     ours = reference(ChainKey("nat", "OUTPUT"), OURS, "kubernetes service portals")
     rules = LeftRules(chains={OURS: 4, SERVICE: 1}, references=(ours,))
     assert leftovers.removal(rules, UNUSED) == Removal(references=(ours,), emptied=(OURS, SERVICE), deleted=(OURS, SERVICE))
@@ -93,7 +95,7 @@ def test_jumps_of_the_iptables_mode_to_our_chain_are_removed_and_our_jumps_stay(
     assert leftovers.removal(rules, USED) == Removal(references=(foreign,))
 
 
-def test_in_the_unused_variant_both_jumps_to_a_chain_of_both_modes_are_removed() -> None:
+def test_in_the_unused_variant_the_jumps_of_both_modes_to_a_shared_chain_are_removed() -> None:
     foreign = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
@@ -111,7 +113,7 @@ def test_in_the_unused_variant_both_jumps_to_a_chain_of_both_modes_are_removed()
         reference(ChainKey("filter", "MINE"), THEIR_SERVICES, "kubernetes service portals"),
     ],
 )
-def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(other_reference: Reference) -> None:
+def test_a_leftover_chain_that_another_programs_rule_jumps_to_is_emptied_once_and_not_deleted(other_reference: Reference) -> None:
     rules = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, other_reference))
     removal = leftovers.removal(rules, USED)
     assert removal == Removal(
@@ -121,7 +123,7 @@ def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(other_refe
     assert (done.is_needed, done.staying) == (False, (other_reference,))
 
 
-def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_leads_to_it() -> None:
+def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_jumps_to_it() -> None:
     marks = ChainKey("nat", skeleton.MARK_MASQUERADE)
     hairpin = reference(
         ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080"
@@ -140,12 +142,12 @@ def test_no_leftover_chain_is_removed_while_one_of_our_chains_jumps_to_a_leftove
     assert "nat/KUBE-SERVICES is not as it should be: it holds '-j KUBE-SVC-ABCDEFGHIJKLMNOP'" in removal.held_back
 
 
-def test_without_leftover_rules_no_removal_is_needed() -> None:
+def test_if_there_are_no_leftover_rules_no_removal_is_needed() -> None:
     assert not leftovers.removal(LeftRules(), USED).is_needed
     assert not leftovers.removal(LeftRules(hidden=frozenset({"nat"})), UNUSED).is_needed
 
 
-def test_rules_that_came_back_twice_are_removed_after_some_patience_each_time() -> None:
+def test_rules_that_came_back_twice_are_removed_again_only_after_a_waiting_time() -> None:
     returns, now = Returns(), 1_000_000.0
     for _ in range(2):
         assert returns.due_s("here") <= now
@@ -160,7 +162,7 @@ def test_rules_that_came_back_twice_are_removed_after_some_patience_each_time() 
     assert not returns.comes_back("elsewhere", now)
 
 
-def test_rules_that_stayed_away_for_long_are_removed_at_once_again() -> None:
+def test_rules_that_did_not_come_back_for_a_long_time_are_removed_at_once_again() -> None:
     returns = Returns()
     for now in (0.0, 30.0):
         returns.remove("here", now)

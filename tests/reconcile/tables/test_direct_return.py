@@ -1,4 +1,4 @@
-"""The scopes of direct return in the tables: their marks, sets and virtual servers, over restarts and while endpoints go."""
+"""The scopes of direct return in the tables: marks, sets and virtual servers, across restarts and removals of endpoints."""
 
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
 from ipvsproxy.model.real_servers import TUNNELLED
@@ -36,7 +36,7 @@ def weights_of(node: SimulatedNode, kind: SetKind) -> dict[str, int]:
     return {str(key): weight for key, weight in server.real_servers.items()}
 
 
-def test_each_way_by_which_packets_arrive_has_a_mark_of_its_own() -> None:
+def test_clients_outside_and_packets_from_tunnels_have_different_marks() -> None:
     node = node_with()
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()
@@ -49,7 +49,7 @@ def test_each_way_by_which_packets_arrive_has_a_mark_of_its_own() -> None:
     assert kinds.isdisjoint({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 
-def test_a_restart_keeps_the_mark_of_each_way() -> None:
+def test_a_restart_keeps_both_marks_of_direct_return() -> None:
     node = node_with()
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()
@@ -59,7 +59,7 @@ def test_a_restart_keeps_the_mark_of_each_way() -> None:
     assert marks_of(node) == before
 
 
-def test_a_tunnel_drains_when_the_last_endpoint_of_its_node_goes() -> None:
+def test_the_tunnel_to_a_node_drains_when_the_last_endpoint_of_the_node_is_removed() -> None:
     node = node_with()
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()
@@ -80,7 +80,7 @@ def test_a_tunnel_drains_when_the_last_endpoint_of_its_node_goes() -> None:
     assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 1}
 
 
-def test_without_a_service_that_asks_for_it_only_the_guard_is_left() -> None:
+def test_if_no_service_requests_direct_return_only_the_rules_against_tunnels_exist() -> None:
     node = node_with()
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()
@@ -92,7 +92,7 @@ def test_without_a_service_that_asks_for_it_only_the_guard_is_left() -> None:
     assert [str(one) for one in node.kernel.sets["KUBE-IPVSPROXY-NODES"].entries] == [OTHER_ADDRESS]
 
 
-def test_a_node_that_takes_no_part_has_no_trace_of_it() -> None:
+def test_a_node_without_direct_return_has_no_objects_of_direct_return() -> None:
     node = SimulatedNode()
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()

@@ -1,4 +1,7 @@
-"""A table of presence equals a table with two dictionaries. Left out: the properties of any table (``test_table``)."""
+"""A presence table behaves like a table that stores both sides in dictionaries.
+
+The properties that all tables share are tested in ``test_table``.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,11 +20,11 @@ KEYS = st.sampled_from("abcdef")
 SOME_KEYS = st.frozensets(KEYS)
 
 
-def test_presence_maps_each_key_to_its_owner() -> None:
+def test_a_presence_table_maps_each_key_to_its_owner() -> None:
     assert presence(["a", "b"], OLD) == {"a": OLD, "b": OLD}
 
 
-def test_a_desired_and_observed_key_takes_no_memory_of_its_own() -> None:
+def test_a_key_that_is_desired_and_observed_takes_no_additional_memory() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("abc", OLD))
     for key in "ab":
@@ -32,7 +35,7 @@ def test_a_desired_and_observed_key_takes_no_memory_of_its_own() -> None:
     assert (table._present.undesired, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
 
 
-def test_a_table_whose_pending_keys_are_all_confirmed_is_equal_again() -> None:
+def test_a_table_is_equal_again_once_all_its_pending_keys_have_been_confirmed() -> None:
     unequal: dict[Table[Any, Any, Any], None] = {}
     table: PresenceTable[str] = PresenceTable(lambda _: False, unequal)
     table.replace(OLD, {}, presence("ab", OLD))
@@ -42,7 +45,7 @@ def test_a_table_whose_pending_keys_are_all_confirmed_is_equal_again() -> None:
     assert not unequal
 
 
-def test_a_desired_key_that_was_lost_is_absent_when_it_is_no_longer_desired() -> None:
+def test_a_desired_key_that_was_lost_in_the_kernel_is_absent_once_it_is_no_longer_desired() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.confirm("a", True)
     for owner in OWNERS:
@@ -60,7 +63,7 @@ def test_a_desired_key_that_was_lost_is_absent_when_it_is_no_longer_desired() ->
     assert (list(table.observed), len(table.observed), list(table.surplus)) == ([], 0, [])
 
 
-def test_a_key_confirmed_again_stays_as_it_is() -> None:
+def test_confirming_a_key_a_second_time_changes_nothing() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("a", OLD))
     for _ in range(2):
@@ -68,7 +71,7 @@ def test_a_key_confirmed_again_stays_as_it_is() -> None:
         assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a"], [], [])
 
 
-def test_an_absent_key_can_neither_be_read_nor_deleted() -> None:
+def test_reading_or_deleting_an_absent_key_raises_an_error() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("a", OLD))
     for key in "ab":
@@ -81,7 +84,7 @@ def test_an_absent_key_can_neither_be_read_nor_deleted() -> None:
 
 
 class BothTables(stateful.RuleBasedStateMachine):
-    """Applies everything to two tables: one of presence, and one that stores both sides separately."""
+    """Applies each change to two tables: a presence table, and a table that stores both sides separately."""
 
     @stateful.initialize(is_protected=st.booleans())
     def make(self, *, is_protected: bool) -> None:
@@ -162,7 +165,7 @@ class BothTables(stateful.RuleBasedStateMachine):
         assert table.observed.keys() == model.observed.keys()
         assert table.observed.items() == model.observed.items()
         assert table.desired == model.desired
-        # Of what vanished at once, the order may be another.
+        # The order of keys that vanished at the same time may differ.
         assert sorted(table.pending) == sorted(model.pending)
         assert sorted(table.surplus) == sorted(model.surplus)
         assert set(table.foreign) == set(model.foreign)

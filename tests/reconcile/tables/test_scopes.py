@@ -1,4 +1,4 @@
-"""Second scopes of external addresses: marks, their virtual servers and entries, on a kernel in memory."""
+"""Second scopes of external addresses: marks, their virtual servers and set entries, on an in-memory kernel."""
 
 import dataclasses
 
@@ -54,13 +54,13 @@ def node_with(*bits: int, **options: object) -> SimulatedNode:
 
 
 def marks_of(node: SimulatedNode) -> dict[str, int]:
-    """The mark of each address in the kernel."""
+    """The mark that the kernel has for each address."""
     entries = [entry for name, held in node.kernel.sets.items() if IP_SETS[name].gives_marks for entry in held.entries]
     return {str(entry.address): entry.mark for entry in entries if isinstance(entry, MarkedEntry)}
 
 
 def scopes_of(node: SimulatedNode) -> dict[int, set[str]]:
-    """The endpoints behind each mark in the kernel."""
+    """The endpoints that the kernel has behind each mark."""
     return {
         key.mark: {str(one.address) for one in server.real_servers}
         for key, server in node.kernel.virtual_servers.items()
@@ -73,7 +73,7 @@ def traces_of(node: SimulatedNode) -> list[str]:
     return [*sets, *(str(key) for key in node.kernel.virtual_servers if isinstance(key, FirewallMark))]
 
 
-def test_a_balancer_with_policy_local_has_local_endpoints_by_address_and_all_by_mark() -> None:
+def test_a_load_balancer_with_policy_local_leads_to_local_endpoints_by_address_and_to_all_endpoints_by_mark() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -83,14 +83,14 @@ def test_a_balancer_with_policy_local_has_local_endpoints_by_address_and_all_by_
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
 
-def test_without_policy_local_there_is_no_trace_of_scopes() -> None:
+def test_if_no_service_has_policy_local_no_objects_of_scopes_exist() -> None:
     node = node_with()
     node.put(*shop(local=False))
     node.sync()
     assert traces_of(node) == []
 
 
-def test_packets_get_a_mark_after_its_virtual_server_has_its_real_servers_and_lose_it_before() -> None:
+def test_packets_are_marked_only_while_the_virtual_server_of_the_mark_has_its_real_servers() -> None:
     steps: list[str] = []
 
     def note(operation: Operation) -> None:
@@ -112,7 +112,7 @@ def test_packets_get_a_mark_after_its_virtual_server_has_its_real_servers_and_lo
     assert traces_of(node) == []
 
 
-def test_a_restart_keeps_every_mark() -> None:
+def test_every_service_keeps_its_mark_after_a_restart() -> None:
     node = node_with()
     for number, name in enumerate(("one", "two", "three"), 20):
         node.put(*shop(name, number=number))
@@ -130,7 +130,7 @@ def test_a_restart_keeps_every_mark() -> None:
     assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
 
 
-def test_services_that_come_when_all_marks_are_given_wait_and_the_first_of_them_gets_the_next_free_one() -> None:
+def test_if_no_mark_is_free_services_wait_and_the_first_to_wait_gets_the_next_free_mark() -> None:
     node = node_with(0x3)
     for number in range(5):
         node.put(*shop(f"s{number}", number=20 + number, created_s=100.0 - number))
@@ -145,7 +145,7 @@ def test_services_that_come_when_all_marks_are_given_wait_and_the_first_of_them_
     assert marks_of(node).keys() == {"192.0.2.20", "192.0.2.22", "192.0.2.23"}
 
 
-def test_a_mark_of_another_program_is_left_alone_and_not_given() -> None:
+def test_a_mark_that_another_program_uses_is_not_touched_and_not_given_to_a_service() -> None:
     node = node_with()
     theirs = VirtualServer(FirewallMark.of(Family.IPV4, FIRST), VirtualServerSettings("wlc"))
     node.kernel.schedulers |= {"wlc"}
@@ -160,7 +160,7 @@ def test_a_mark_of_another_program_is_left_alone_and_not_given() -> None:
     assert theirs.key in node.kernel.virtual_servers
 
 
-def test_another_mark_in_an_entry_is_drift_and_is_mended() -> None:
+def test_a_wrong_mark_in_a_set_entry_is_drift_and_is_repaired() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -176,7 +176,7 @@ def test_another_mark_in_an_entry_is_drift_and_is_mended() -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def test_changed_mark_bits_give_every_scope_another_mark() -> None:
+def test_every_scope_gets_another_mark_when_the_mark_bits_change() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -189,11 +189,11 @@ def test_changed_mark_bits_give_every_scope_another_mark() -> None:
 
 
 @pytest.mark.parametrize(("number", "bits", "mark"), [(1, 0x3FFF, 1), (0x3FFF, 0x3FFF, 0x3FFF), (5, 0xF0, 0x50), (3, 0x11, 0x11)])
-def test_a_mark_has_the_bits_of_its_number_in_the_places_that_may_be_used(number: int, bits: int, mark: int) -> None:
+def test_the_bits_of_a_number_are_spread_over_the_mark_bits_that_may_be_used(number: int, bits: int, mark: int) -> None:
     assert spread(number, bits) == mark
 
 
-def test_the_survey_knows_the_second_scope_of_a_port() -> None:
+def test_the_survey_finds_the_second_scope_of_a_service_port() -> None:
     node = node_with()
     service, slices = shop()
     node.put(service, slices)
@@ -209,7 +209,7 @@ def test_the_survey_knows_the_second_scope_of_a_port() -> None:
     assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
 
 
-def test_a_family_is_not_lacking_without_the_sets_that_only_scopes_use() -> None:
+def test_a_family_does_not_count_as_lacking_if_only_the_sets_of_scopes_are_missing() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -220,7 +220,7 @@ def test_a_family_is_not_lacking_without_the_sets_that_only_scopes_use() -> None
     assert node.reconciler.survey.lacking([Family.IPV4]) == frozenset()
 
 
-def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
+def test_a_read_only_process_desires_the_sets_of_scopes() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -254,7 +254,7 @@ def test_no_mark_is_given_before_every_service_has_been_put() -> None:
     assert marks() == [FirewallMark.of(Family.IPV4, 3)]
 
 
-def test_a_service_that_waits_for_a_mark_may_go() -> None:
+def test_a_service_that_waits_for_a_mark_may_be_deleted() -> None:
     node = node_with(0x1)
     for number, name in enumerate(("old", "young"), 20):
         node.put(*shop(name, number=number, created_s=number))
@@ -275,7 +275,7 @@ def test_a_service_that_waits_for_a_mark_may_go() -> None:
         UnknownRule("-j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-prio"),
     ],
 )
-def test_a_set_stays_while_a_rule_names_it(rule: ObservedRule) -> None:
+def test_a_set_is_not_removed_while_a_rule_refers_to_it(rule: ObservedRule) -> None:
     node = node_with()
     node.sync()
     ip_set = IpSet(SetKind.SCOPE, Family.IPV4)
@@ -327,7 +327,7 @@ def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> N
     assert any(map(cleans, node.sync()))
 
 
-def test_services_that_begin_to_wait_for_a_mark_are_news_once() -> None:
+def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
     node = node_with(0x1)
     for number, name in enumerate(("first", "second"), 20):
         node.put(*shop(name, number=number))
@@ -340,7 +340,7 @@ def test_services_that_begin_to_wait_for_a_mark_are_news_once() -> None:
 
 
 def plan_additions(node: SimulatedNode) -> None:
-    """Apply additions alone until there are none, as while a first list is doubted."""
+    """Apply only additions until no addition is left, as while a first list is doubted."""
     node.plan()
     add(node)
 
@@ -350,7 +350,7 @@ def add(node: SimulatedNode) -> None:
         at_once(node.reconciler.settling(node.apply(operations), node.now))
 
 
-def test_a_mark_that_the_kernel_still_has_for_one_service_leads_to_no_endpoint_of_another() -> None:
+def test_a_mark_that_the_kernel_still_has_for_a_deleted_service_never_leads_to_endpoints_of_another_service() -> None:
     node = node_with(0x1)
     node.put(*shop("first", number=20))
     node.sync()
@@ -366,7 +366,7 @@ def test_a_mark_that_the_kernel_still_has_for_one_service_leads_to_no_endpoint_o
 
 
 @pytest.mark.parametrize("change", ["is created anew", "is only remembered"])
-def test_a_service_keeps_its_mark_when_it(change: str) -> None:
+def test_the_mark_of_a_service_survives_a_change_of_the_owner_of_its_objects(change: str) -> None:
     node = node_with()
     service, slices = shop()
     node.put(service, slices)
@@ -381,7 +381,7 @@ def test_a_service_keeps_its_mark_when_it(change: str) -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def test_changed_mark_bits_after_a_restart_replace_the_marks_of_entries_though_additions_come_first() -> None:
+def test_mark_bits_changed_during_a_restart_replace_the_marks_of_entries_although_additions_come_first() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -395,7 +395,7 @@ def test_changed_mark_bits_after_a_restart_replace_the_marks_of_entries_though_a
 
 
 @pytest.mark.parametrize("mark", [0, 0x4001])
-def test_a_mark_that_the_bits_in_use_cannot_hold_is_not_recalled(mark: int) -> None:
+def test_a_mark_that_does_not_fit_into_the_bits_in_use_is_not_taken_over_after_a_restart(mark: int) -> None:
     marks = Marks(lambda _: False)
     marks.adopt(0x3FFF)
     port = MarkedPort(ServiceName("shop", "shop"), Protocol.TCP, 80)
@@ -404,7 +404,7 @@ def test_a_mark_that_the_bits_in_use_cannot_hold_is_not_recalled(mark: int) -> N
     assert marks.mark_of(port) == FIRST
 
 
-def test_an_entry_for_other_bits_gives_no_mark_after_a_restart() -> None:
+def test_an_entry_for_other_mark_bits_does_not_determine_a_mark_after_a_restart() -> None:
     node = node_with(0xFF)
     node.put(*shop("first", number=11))
     node.put(*shop())
@@ -420,7 +420,7 @@ def test_an_entry_for_other_bits_gives_no_mark_after_a_restart() -> None:
     assert marks_of(node) == {BALANCER: 0xFFFF}
 
 
-def test_no_scope_closes_before_every_service_has_been_put() -> None:
+def test_no_scope_is_removed_before_every_service_has_been_put() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -431,7 +431,7 @@ def test_no_scope_closes_before_every_service_has_been_put() -> None:
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
 
-def test_a_returned_mark_is_given_only_after_all_unused_marks() -> None:
+def test_a_mark_that_was_given_back_is_reused_only_after_all_unused_marks() -> None:
     marks = Marks(lambda _: False)
     marks.adopt(0x3)
     ports = [MarkedPort(ServiceName("shop", "shop"), Protocol.TCP, port) for port in (80, 81, 82, 83)]
@@ -445,7 +445,7 @@ def test_a_returned_mark_is_given_only_after_all_unused_marks() -> None:
     assert given == [3, 2, 1, 3]
 
 
-def test_a_mark_that_another_program_has_taken_meanwhile_is_not_given_again_after_a_restart() -> None:
+def test_a_mark_that_another_program_took_while_no_process_ran_is_not_given_again_after_a_restart() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -461,7 +461,7 @@ def test_a_mark_that_another_program_has_taken_meanwhile_is_not_given_again_afte
     assert marks_of(node) == {BALANCER: SECOND}
 
 
-def test_a_mark_that_another_program_gives_up_is_given_after_the_next_reading() -> None:
+def test_a_mark_that_another_program_no_longer_uses_is_given_after_the_next_reading() -> None:
     node = node_with(0x1)
     theirs = FirewallMark.of(Family.IPV4, 1)
     node.kernel.apply([Operation(Verb.ADD, VirtualServer(theirs, VirtualServerSettings("rr")))])
@@ -475,7 +475,7 @@ def test_a_mark_that_another_program_gives_up_is_given_after_the_next_reading() 
     assert marks_of(node) == {BALANCER: 1}
 
 
-def test_the_kernel_is_asked_once_about_each_mark_in_use() -> None:
+def test_the_observed_state_is_queried_once_for_each_mark_in_use() -> None:
     asked: list[int] = []
     marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00)  # type: ignore[func-returns-value]
     marks.adopt(0x3FFF)
@@ -485,7 +485,7 @@ def test_the_kernel_is_asked_once_about_each_mark_in_use() -> None:
     assert len(asked) == 0x3FFF - 0x3F00 + 10
 
 
-def test_an_undesired_scope_keeps_its_connections() -> None:
+def test_a_scope_that_is_no_longer_desired_keeps_its_connections_until_they_end() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -504,7 +504,7 @@ def test_an_undesired_scope_keeps_its_connections() -> None:
     assert traces_of(node) == []
 
 
-def test_an_undesired_udp_scope_keeps_no_flows() -> None:
+def test_a_udp_scope_that_is_no_longer_desired_keeps_no_flows() -> None:
     node = node_with()
     port, endpoints = builders.service_port(80, Protocol.UDP), (builders.endpoint(HERE), builders.endpoint(ELSEWHERE))
     slices = builders.endpoint_slice(*endpoints, service="shop", ports=(builders.endpoint_port(80, Protocol.UDP),))
@@ -518,7 +518,7 @@ def test_an_undesired_udp_scope_keeps_no_flows() -> None:
     assert scopes_of(node) == {}
 
 
-def test_a_virtual_server_stays_while_packets_still_get_its_mark() -> None:
+def test_a_virtual_server_by_mark_is_kept_while_packets_still_get_its_mark() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -538,7 +538,7 @@ def test_a_virtual_server_stays_while_packets_still_get_its_mark() -> None:
     assert traces_of(node) == []
 
 
-def test_real_servers_of_a_scope_keep_their_weight_while_packets_still_get_its_mark() -> None:
+def test_real_servers_of_an_undesired_scope_keep_their_weight_while_packets_still_get_its_mark() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -555,7 +555,7 @@ def test_real_servers_of_a_scope_keep_their_weight_while_packets_still_get_its_m
     assert traces_of(node) == []
 
 
-def test_a_port_that_has_lost_its_mark_in_one_family_keeps_that_of_the_other() -> None:
+def test_a_port_that_has_lost_its_mark_in_one_family_keeps_its_mark_in_the_other_family() -> None:
     service, slices = shop()
     both = builders.service(
         "shop",
@@ -581,7 +581,7 @@ def test_a_port_that_has_lost_its_mark_in_one_family_keeps_that_of_the_other() -
     assert marks_of(node) == {BALANCER: mark, "2001:db8::12": mark}
 
 
-def test_a_range_of_all_addresses_excludes_no_mark() -> None:
+def test_an_excluded_range_of_all_addresses_does_not_exclude_virtual_servers_by_mark() -> None:
     node = node_with(excluded=["0.0.0.0/0"])
     node.put(*shop())
     node.sync()
@@ -594,7 +594,7 @@ def test_a_range_of_all_addresses_excludes_no_mark() -> None:
     assert traces_of(node) == []
 
 
-def test_source_ranges_are_in_force_on_a_kernel_that_refuses_rules_of_marks() -> None:
+def test_source_ranges_are_applied_even_if_the_kernel_refuses_rules_that_mark_packets() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -609,7 +609,7 @@ def test_source_ranges_are_in_force_on_a_kernel_that_refuses_rules_of_marks() ->
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4}
 
 
-def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_left_to_it() -> None:
+def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_released_to_this_program() -> None:
     node = node_with()
     node.sync()
     node.kernel.schedulers |= {"wlc"}
@@ -638,7 +638,7 @@ def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_left_to
     assert not node.reconciler._tables.scopes.is_refused(key)
 
 
-def test_an_entry_that_cannot_be_removed_does_not_make_a_foreign_virtual_server_ours() -> None:
+def test_a_foreign_virtual_server_by_mark_stays_foreign_even_if_our_entry_cannot_be_removed() -> None:
     node = node_with()
     node.sync()
     key = FirewallMark.of(Family.IPV4, FIRST)
@@ -654,7 +654,7 @@ def test_an_entry_that_cannot_be_removed_does_not_make_a_foreign_virtual_server_
     assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
 
 
-def test_a_mark_that_was_busy_is_given_when_it_is_free() -> None:
+def test_a_mark_that_was_in_use_by_another_program_is_given_once_it_is_free() -> None:
     theirs = {3, 2}
     marks = Marks(lambda mark: mark in theirs)
     marks.adopt(0b11)
@@ -670,7 +670,7 @@ def test_a_mark_that_was_busy_is_given_when_it_is_free() -> None:
 
 
 def shared(name: str, number: int, created_s: float, *addresses: str, node_port: int = 0) -> tuple[Service, EndpointSlice]:
-    """A Service with these load-balancer addresses, whose number is in the address of its endpoint."""
+    """A Service with these load-balancer addresses; the address of its endpoint contains the number."""
     service = builders.service(
         name,
         builders.service_port(80, node_port=node_port),
@@ -684,7 +684,7 @@ def shared(name: str, number: int, created_s: float, *addresses: str, node_port:
 
 
 def services_by_address(node: SimulatedNode) -> dict[str, set[str]]:
-    """For each address that gives a mark, the endpoints behind the mark that get connections."""
+    """For each address whose packets are marked, the endpoints behind the mark that get connections."""
     servers = {key.mark: one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark)}
     return {
         address: {str(one.address) for one, weight in servers[mark].real_servers.items() if weight}
@@ -693,7 +693,10 @@ def services_by_address(node: SimulatedNode) -> dict[str, set[str]]:
 
 
 def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
-    """Start a new process, which adds before it removes. Returns the endpoints behind each address after each operation."""
+    """Start a new process, which makes additions before removals.
+
+    Returns the endpoints behind each address after each operation.
+    """
     examined: list[dict[str, set[str]]] = []
     node.restart()
     node.after_each = lambda _: examined.append(services_by_address(node))
@@ -703,7 +706,7 @@ def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_a_restart_gives_a_mark_to_the_service_that_has_its_address_in_any_order(*, is_last: bool) -> None:
+def test_after_a_restart_the_service_that_owns_an_address_gets_its_mark_in_any_order_of_services(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("old", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("young", 21, 2, BALANCER, "192.0.2.21"))
@@ -717,7 +720,7 @@ def test_a_restart_gives_a_mark_to_the_service_that_has_its_address_in_any_order
     assert marks_of(node) == before
 
 
-def test_a_port_without_a_virtual_server_of_its_own_has_no_mark_until_it_has_one() -> None:
+def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server() -> None:
     node = node_with()
     node.put(*shared("old", 20, 1, BALANCER))
     node.put(*shared("young", 21, 2, BALANCER))
@@ -737,7 +740,7 @@ def test_a_port_without_a_virtual_server_of_its_own_has_no_mark_until_it_has_one
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_an_address_that_moved_while_no_process_ran_leads_no_other_address_to_its_new_service(*, is_last: bool) -> None:
+def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_no_wrong_endpoint(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.sync()
@@ -753,7 +756,7 @@ def test_an_address_that_moved_while_no_process_ran_leads_no_other_address_to_it
     assert services_by_address(node) == {BALANCER: {"10.244.0.21"}, "192.0.2.20": {"10.244.0.20"}}
 
 
-def test_a_mark_keeps_its_endpoints_while_an_undesired_address_still_gives_it() -> None:
+def test_the_virtual_server_of_a_mark_keeps_its_endpoints_while_an_undesired_entry_still_gives_the_mark() -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.sync()
@@ -765,7 +768,7 @@ def test_a_mark_keeps_its_endpoints_while_an_undesired_address_still_gives_it() 
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_of_two_ports_with_as_many_entries_of_a_mark_one_keeps_its_own(*, is_last: bool) -> None:
+def test_if_two_ports_have_equally_many_entries_of_a_mark_one_port_keeps_a_mark_of_its_own(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21"))
@@ -778,7 +781,7 @@ def test_of_two_ports_with_as_many_entries_of_a_mark_one_keeps_its_own(*, is_las
     assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND}
 
 
-def test_a_port_keeps_the_mark_of_most_of_its_entries() -> None:
+def test_a_port_keeps_the_mark_that_most_of_its_entries_give() -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21", "192.0.2.22"))
@@ -790,7 +793,7 @@ def test_a_port_keeps_the_mark_of_most_of_its_entries() -> None:
     assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND, "192.0.2.22": SECOND}
 
 
-def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
+def test_refusing_a_mark_that_no_service_has_any_more_changes_nothing() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -800,6 +803,6 @@ def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
 
 
 def destroyable(tables: NodeTables) -> set[object]:
-    """The sets that may be destroyed now."""
+    """The sets that may be removed now."""
     circumstances = Circumstances(tables)
     return {operation.item for kind in tables.kinds for operation in kind.removals(circumstances)}

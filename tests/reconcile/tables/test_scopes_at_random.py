@@ -1,4 +1,4 @@
-"""Second scopes under random changes, restarts, kills and refusals of the kernel, with fewer marks than Services."""
+"""Second scopes during random changes, restarts, kills and operations that the kernel refuses, with fewer marks than Services."""
 
 import dataclasses
 import random
@@ -24,11 +24,14 @@ CHANGES = ("put", "put", "put", "remove", "restart", "only additions", "kill", "
 
 
 class KilledError(Exception):
-    """The process has ended in the middle of a plan."""
+    """Raised to end the process in the middle of a plan."""
 
 
 class Shops:
-    """A node with Services that change at random. Their number is in the addresses of balancer and endpoints."""
+    """A node whose Services change at random.
+
+    The number of a Service is part of the addresses of its load balancer and of its endpoints.
+    """
 
     def __init__(self, seed: int, *, has_theirs: bool) -> None:
         self.random = random.Random(seed)
@@ -42,7 +45,7 @@ class Shops:
         self.node.after_each = self.examine
 
     def examine(self, operation: Operation) -> None:
-        """Compare the kernel with what must hold at any moment."""
+        """Check that the kernel satisfies the conditions that must hold at any time."""
         kernel = self.node.kernel
         marked = {key: server for key, server in kernel.virtual_servers.items() if isinstance(key, FirewallMark)}
         if self.has_theirs:
@@ -50,7 +53,7 @@ class Shops:
             assert (server.settings, server.real_servers) == (THEIRS.settings, {}), f"theirs was changed: {operation}"
         for entry in self.entries():
             if str(entry.address) == SHARED:
-                continue  # the mark may have got another Service a moment ago
+                continue  # the mark may have been given to another Service a moment ago
             server = marked[FirewallMark.of(Family.IPV4, entry.mark)]
             used = [one for one, weight in server.real_servers.items() if weight]
             strangers = [one for one in used if one.address[3] // 10 != number_of(entry)]
@@ -63,7 +66,7 @@ class Shops:
                 raise KilledError
 
     def entries(self) -> list[MarkedEntry]:
-        """The entries that give marks."""
+        """The set entries that mark packets."""
         sets = [held for name, held in self.node.kernel.sets.items() if IP_SETS[name].gives_marks]
         return [entry for held in sets for entry in held.entries if isinstance(entry, MarkedEntry)]
 
@@ -89,7 +92,7 @@ class Shops:
         self.node.put(service, builders.endpoint_slice(*endpoints, service=f"s{number}"), remembered=chance() < 0.1)
 
     def restart(self) -> None:
-        """Begin a new process, which gets the Services in random order."""
+        """Start a new process, to which the Services are put in random order."""
         listed = list(self.node.states.items())
         self.random.shuffle(listed)
         self.node.states = dict(listed)
@@ -133,10 +136,11 @@ def number_of(entry: MarkedEntry) -> int:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_mark_ever_leads_to_a_wrong_service_and_all_marks_are_given_in_the_end(
+def test_no_mark_ever_leads_to_a_wrong_service_and_all_marks_are_given_at_the_end(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(simulation, "MOST_ROUNDS", 60)  # where there are few marks, one after the other goes to the next Service
+    # if there are few marks, each mark is passed on to one Service after the other
+    monkeypatch.setattr(simulation, "MOST_ROUNDS", 60)
     shops = Shops(seed, has_theirs=bool(seed % 3))
     node = shops.node
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""Slow start: the weight over time, which endpoints have one, restarts, and no operations between steps."""
+"""Slow start: the weight over time, which endpoints have a slow start, restarts, and the absence of operations between steps."""
 
 import msgspec
 import pytest
@@ -29,12 +29,12 @@ def pods(*numbers: int) -> EndpointSlice:
 
 
 def weights(node: SimulatedNode) -> dict[int, int]:
-    """The weights in the kernel by the last number of the address."""
+    """The weights in the kernel, by the last octet of the endpoint's address."""
     return {key.address[-1]: weight for key, weight in node.kernel.virtual_servers[KEY].real_servers.items()}
 
 
 def running(*numbers: int) -> SimulatedNode:
-    """A node that serves these endpoints with their own weight."""
+    """A node that serves these endpoints with their full weight."""
     node = SimulatedNode()
     node.put(web(), pods(*numbers))
     node.sync()
@@ -42,7 +42,7 @@ def running(*numbers: int) -> SimulatedNode:
 
 
 @pytest.mark.parametrize(("own", "steps"), [(2, 1), (3, 2), (5, 4), (9, 8), (100, 8), (65535, 8)])
-def test_the_weight_rises_in_a_few_steps_from_one_to_the_weight_of_the_endpoint(own: int, steps: int) -> None:
+def test_in_slow_start_the_weight_rises_in_a_few_steps_from_one_to_the_full_weight(own: int, steps: int) -> None:
     seen = [slow_start.weight_at(0.1 * tenth, own, 60) for tenth in range(601)]
     assert (seen[0], seen[-1], sorted(seen)) == (1, own, seen)
     assert len(set(seen)) == steps + 1 <= 10
@@ -55,20 +55,20 @@ def test_the_weight_rises_in_a_few_steps_from_one_to_the_weight_of_the_endpoint(
 
 
 @pytest.mark.parametrize("own", [2, 3, 10, 100])
-def test_a_weight_shows_how_long_its_slow_start_has_lasted(own: int) -> None:
+def test_the_weight_of_an_endpoint_shows_how_long_its_slow_start_has_lasted(own: int) -> None:
     for weight in range(1, own + 1):
         elapsed_s = slow_start.elapsed_at(weight, own, 60)
         assert slow_start.weight_at(elapsed_s, own, 60) >= weight
         assert weight == 1 or slow_start.weight_at(elapsed_s - 0.01, own, 60) < weight
 
 
-def test_the_first_endpoints_have_their_own_weight_at_once() -> None:
+def test_the_first_endpoints_of_a_service_have_their_full_weight_at_once() -> None:
     node = running(1, 2)
     assert weights(node) == {1: OWN, 2: OWN}
     assert node.reconciler.next_s() is None
 
 
-def test_the_slow_start_of_an_endpoint_costs_a_handful_of_edits() -> None:
+def test_the_slow_start_of_an_endpoint_takes_only_a_few_edits() -> None:
     node = running(1, 2)
     node.put(web(), pods(1, 2, 3))
     node.sync()
@@ -97,7 +97,7 @@ def test_a_change_of_the_service_does_not_restart_a_slow_start() -> None:
     assert weights(node) == {1: OWN, 2: OWN, 3: 50}
 
 
-def test_an_endpoint_that_returns_has_another_slow_start() -> None:
+def test_an_endpoint_that_returns_while_draining_gets_another_slow_start() -> None:
     node = running(1, 2)
     node.put(web(), pods(1))
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.2")] = ConnectionCounts(1, 0)
@@ -108,7 +108,7 @@ def test_an_endpoint_that_returns_has_another_slow_start() -> None:
     assert weights(node) == {1: OWN, 2: 1}
 
 
-def test_a_new_process_goes_on_from_the_weights_in_the_kernel() -> None:
+def test_a_new_process_continues_slow_start_from_the_weights_in_the_kernel() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()
@@ -129,7 +129,7 @@ def test_an_endpoint_added_while_the_process_was_down_has_a_slow_start() -> None
     assert weights(node) == {1: OWN, 2: 1}
 
 
-def test_a_slow_start_that_is_new_for_a_service_concerns_new_endpoints_alone() -> None:
+def test_turning_slow_start_on_for_a_service_affects_only_new_endpoints() -> None:
     node = SimulatedNode()
     node.put(web(slow_start_s=0), pods(1, 2))
     node.sync()
@@ -155,7 +155,7 @@ def test_turning_slow_start_off_gives_an_endpoint_its_full_weight_at_once() -> N
     assert KEY not in node.kernel.virtual_servers
 
 
-def test_drift_of_a_weight_in_slow_start_is_repaired_to_the_present_weight() -> None:
+def test_drift_of_a_weight_in_slow_start_is_repaired_to_the_weight_of_the_current_step() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()
@@ -177,7 +177,7 @@ def test_an_endpoint_of_weight_one_or_zero_has_no_slow_start() -> None:
         assert node.reconciler.next_s() is None
 
 
-def test_a_process_that_only_reads_desires_the_weights_of_slow_start() -> None:
+def test_a_read_only_process_desires_the_weights_of_slow_start() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()
@@ -192,7 +192,7 @@ def test_a_process_that_only_reads_desires_the_weights_of_slow_start() -> None:
         assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]
 
 
-def test_no_real_server_and_no_virtual_server_is_removed_on_the_way() -> None:
+def test_slow_start_never_removes_a_real_server_or_a_virtual_server() -> None:
     seen: list[Operation] = []
     node = SimulatedNode(after_each=seen.append)
     node.put(web(), pods(1))
@@ -203,7 +203,7 @@ def test_no_real_server_and_no_virtual_server_is_removed_on_the_way() -> None:
     assert not [one for one in seen if one.verb is Verb.REMOVE and isinstance(one.item, RealServers | VirtualServer)]
 
 
-def test_a_service_without_slow_start_is_unaffected_by_a_service_with_it() -> None:
+def test_a_service_without_slow_start_is_not_affected_by_a_service_with_slow_start() -> None:
     node = running(1)
     other = builders.service("plain", cluster=["10.96.0.99"])
     node.put(other, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="plain"))
@@ -217,7 +217,7 @@ def test_a_service_without_slow_start_is_unaffected_by_a_service_with_it() -> No
     assert node.reconciler.pending == 0
 
 
-def test_an_endpoint_beside_draining_endpoints_only_has_its_full_weight_at_once() -> None:
+def test_a_new_endpoint_gets_its_full_weight_at_once_if_all_other_endpoints_are_draining() -> None:
     node = running(1)
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.1")] = ConnectionCounts(1, 0)
     node.put(web(), pods())
@@ -228,7 +228,7 @@ def test_an_endpoint_beside_draining_endpoints_only_has_its_full_weight_at_once(
     assert weights(node) == {1: 0, 2: OWN}
 
 
-def test_endpoints_have_a_slow_start_whatever_the_weights_of_older_endpoints() -> None:
+def test_new_endpoints_have_a_slow_start_whatever_the_weights_of_older_endpoints() -> None:
     service = web()
     rules = WeightRules({builders.OTHER_NODE: 1}, {}, OWN)
     service = builders.with_options(service, annotations=msgspec.structs.replace(service.options.annotations, weights=rules))
@@ -243,7 +243,7 @@ def test_endpoints_have_a_slow_start_whatever_the_weights_of_older_endpoints() -
     assert sorted(weights(node).values()) == [1] * 4 + [OWN] * 4
 
 
-def test_a_process_that_only_reads_uses_the_weights_in_the_kernel_each_time() -> None:
+def test_a_read_only_process_uses_the_current_weights_in_the_kernel_at_each_reading() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     reader = node._new_reconciler()
@@ -258,7 +258,7 @@ def test_a_process_that_only_reads_uses_the_weights_in_the_kernel_each_time() ->
     assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]
 
 
-def test_slow_start_works_at_each_of_very_many_addresses() -> None:
+def test_slow_start_works_on_each_address_of_a_service_with_very_many_addresses() -> None:
     many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 2 * ITEMS_AT_ONCE)]
     large = builders.with_options(builders.service(external=many), annotations=web().options.annotations)
     node = SimulatedNode()

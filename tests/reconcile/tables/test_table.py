@@ -1,4 +1,7 @@
-"""A table of any kind: owners, pending and foreign keys. Left out: the contents of tables (``test_node``)."""
+"""A table of any kind: owners, pending and foreign keys.
+
+The contents of tables are not tested here but in ``test_node_tables``.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -15,7 +18,7 @@ def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, t
 
 
 def ranked(ranks: Mapping[Owner, float]) -> Table[str, tuple[Owner, int], int]:
-    """A table in which the owners with these ranks desire one key."""
+    """A table in which the owners with these ranks all desire one key."""
     numbers: Table[str, tuple[Owner, int], int] = Table(
         lambda desired: desired[0],
         lambda desired, observed: desired[1] != observed,
@@ -45,7 +48,7 @@ def test_a_desired_key_is_pending_until_its_desired_value_is_observed() -> None:
     assert pending(numbers) == []
 
 
-def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_gone() -> None:
+def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_absent() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.confirm("key", 1)
@@ -55,14 +58,14 @@ def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_gone() -> None:
     assert (pending(numbers), dict(numbers.observed)) == ([], {})
 
 
-def test_a_desired_value_withdrawn_before_it_was_in_force_leaves_nothing_to_do() -> None:
+def test_a_desired_value_that_is_withdrawn_before_it_was_programmed_leaves_nothing_to_do() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.replace(OLD, {"key": (OLD, 1)}, {})
     assert pending(numbers) == []
 
 
-def test_the_oldest_owner_has_the_key_in_any_order() -> None:
+def test_the_oldest_owner_has_the_key_whatever_the_order_in_which_owners_desire_it() -> None:
     for first, second in ((OLD, YOUNG), (YOUNG, OLD)):
         numbers = table()
         numbers.replace(first, {}, {"key": (first, 1)})
@@ -73,7 +76,7 @@ def test_the_oldest_owner_has_the_key_in_any_order() -> None:
         assert affected == ({YOUNG} if second == OLD else set())
 
 
-def test_the_next_oldest_takes_over_when_the_winner_goes() -> None:
+def test_the_next_oldest_owner_gets_the_key_when_the_winner_releases_it() -> None:
     numbers = table()
     for owner in (MIDDLE, YOUNG, OLD):
         numbers.replace(owner, {}, {"key": (owner, int(owner.created_s))})
@@ -84,7 +87,7 @@ def test_the_next_oldest_takes_over_when_the_winner_goes() -> None:
     assert list(numbers.conflicts()) == []
 
 
-def test_an_owner_that_goes_while_it_waits_changes_nothing_for_the_winner() -> None:
+def test_an_owner_that_stops_waiting_for_a_key_does_not_affect_the_winner() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.replace(YOUNG, {}, {"key": (YOUNG, 2)})
@@ -93,7 +96,7 @@ def test_an_owner_that_goes_while_it_waits_changes_nothing_for_the_winner() -> N
     assert list(numbers.conflicts()) == []
 
 
-def test_an_owner_that_waits_may_change_its_desired_value_meanwhile() -> None:
+def test_an_owner_may_change_its_desired_value_while_it_waits() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.replace(YOUNG, {}, {"key": (YOUNG, 2)})
@@ -102,19 +105,19 @@ def test_an_owner_that_waits_may_change_its_desired_value_meanwhile() -> None:
     assert numbers.desired["key"] == (YOUNG, 3)
 
 
-def test_a_key_without_an_owner_is_owned_by_none() -> None:
+def test_a_key_that_nobody_desires_has_no_owner() -> None:
     assert table().owner_of("key") is None
     assert list(table().owners_of("key")) == []
 
 
-def test_foreign_objects_are_not_removed() -> None:
+def test_foreign_keys_are_not_removed() -> None:
     numbers = table()
     list(numbers.observing({"ours": 1, "theirs": 1}, ours("ours")))
     assert pending(numbers) == ["ours"]
     assert set(numbers.foreign) == {"theirs"}
 
 
-def test_a_foreign_key_stays_when_a_desired_value_is_withdrawn_before_it_was_in_force() -> None:
+def test_a_foreign_key_stays_foreign_if_a_desired_value_is_withdrawn_before_it_was_programmed() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -123,7 +126,7 @@ def test_a_foreign_key_stays_when_a_desired_value_is_withdrawn_before_it_was_in_
     assert pending(numbers) == []
 
 
-def test_a_foreign_key_stays_though_it_was_desired_when_it_was_observed() -> None:
+def test_a_foreign_key_stays_foreign_although_it_was_desired_when_it_was_observed() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"theirs": (OLD, 1)})
     list(numbers.observing({"theirs": 1}, ours()))
@@ -131,7 +134,7 @@ def test_a_foreign_key_stays_though_it_was_desired_when_it_was_observed() -> Non
     assert pending(numbers) == []
 
 
-def test_a_foreign_key_that_we_changed_is_ours() -> None:
+def test_a_foreign_key_that_we_have_changed_becomes_ours() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -150,7 +153,7 @@ def test_an_owned_virtual_server_stays_ours_without_its_witness() -> None:
     assert pending(numbers) == ["key"]
 
 
-def test_the_ownership_of_a_key_that_vanished_and_returned_is_judged_again() -> None:
+def test_whether_a_key_is_ours_is_decided_again_after_it_vanished_and_returned() -> None:
     numbers = table()
     list(numbers.observing({"key": 1}, ours("key")))
     list(numbers.observing({}, ours("key")))
@@ -158,7 +161,7 @@ def test_the_ownership_of_a_key_that_vanished_and_returned_is_judged_again() -> 
     assert set(numbers.foreign) == {"key"}
 
 
-def test_protected_keys_are_never_removed_but_changed_when_desired() -> None:
+def test_protected_keys_are_never_removed_but_are_changed_while_desired() -> None:
     numbers = table(lambda key: key == "protected")
     list(numbers.observing({"protected": 1}, ours("protected")))
     assert pending(numbers) == []
@@ -166,7 +169,7 @@ def test_protected_keys_are_never_removed_but_changed_when_desired() -> None:
     assert pending(numbers) == ["protected"]
 
 
-def test_drift_is_pending_in_both_directions() -> None:
+def test_drift_makes_missing_keys_pending_and_additional_keys_surplus() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"changed": (OLD, 1), "lost": (OLD, 1), "kept": (OLD, 1)})
     for key in ("changed", "lost", "kept"):
@@ -175,7 +178,7 @@ def test_drift_is_pending_in_both_directions() -> None:
     assert set(pending(numbers)) == {"changed", "lost", "stray"}
 
 
-def test_a_long_listing_is_compared_in_steps_with_the_same_result() -> None:
+def test_a_long_reading_is_compared_in_several_steps_with_the_same_result() -> None:
     desired = {str(number): (OLD, number) for number in range(ITEMS_AT_ONCE)}
     listing = {str(number): 1 for number in range(2 * ITEMS_AT_ONCE)}
     at_once, in_parts = table(), table()
@@ -207,7 +210,7 @@ def test_reading_some_keys_does_not_change_other_keys() -> None:
     assert set(numbers.take_drifted()) == {"lost", "changed", "stray"}
 
 
-def test_an_equal_observed_value_keeps_the_known_object() -> None:
+def test_an_observed_value_that_is_equal_keeps_the_stored_object() -> None:
     held, equal = [1], [1]
     numbers: Table[str, Owner, list[int]] = Table(
         lambda owner: owner, lambda _wanted, observed: observed != [1], lambda _key: False
@@ -217,7 +220,7 @@ def test_an_equal_observed_value_keeps_the_known_object() -> None:
     assert numbers.observed["key"] is held
 
 
-def test_a_claim_compares_only_the_keys_that_it_changes() -> None:
+def test_replacing_desired_values_compares_only_the_keys_that_changed() -> None:
     compared: list[int] = []
 
     def differs(desired: tuple[Owner, int], _seen: int) -> bool:
@@ -233,7 +236,7 @@ def test_a_claim_compares_only_the_keys_that_it_changes() -> None:
     assert compared == [700]
 
 
-def test_drift_is_counted_once_and_not_at_the_first_reading() -> None:
+def test_drift_is_counted_once_and_never_at_the_first_reading() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
     list(numbers.observing({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old")))
@@ -246,7 +249,7 @@ def test_drift_is_counted_once_and_not_at_the_first_reading() -> None:
     assert numbers.drifted == 3
 
 
-def test_a_known_difference_that_changes_is_counted_and_not_named_again() -> None:
+def test_further_drift_of_a_key_that_already_differs_is_counted_but_not_reported_again() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     list(numbers.observing({"key": 1}, ours("key")))
@@ -262,15 +265,15 @@ def test_a_known_difference_that_changes_is_counted_and_not_named_again() -> Non
     assert (numbers.drifted, numbers.take_drifted()) == (7, ["key"])
 
 
-def test_a_change_to_the_desired_value_is_no_drift() -> None:
+def test_a_change_to_the_desired_value_does_not_count_as_drift() -> None:
     numbers = table()
     list(numbers.observing({}, ours()))
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
-    list(numbers.observing({"key": 1}, ours()))  # it was added, and the answer was lost
+    list(numbers.observing({"key": 1}, ours()))  # the key was added, but the kernel's answer was lost
     assert numbers.drifted == 0
 
 
-def test_a_change_noticed_by_its_key_alone_counts_as_well() -> None:
+def test_drift_of_a_single_key_that_is_noticed_counts_as_drift_too() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.notice("key", 3)
@@ -280,7 +283,7 @@ def test_a_change_noticed_by_its_key_alone_counts_as_well() -> None:
     assert (numbers.drifted, pending(numbers)) == (1, ["key"])
 
 
-def test_an_owner_that_waited_and_gains_the_key_by_its_new_rank_waits_no_longer() -> None:
+def test_an_owner_that_gains_the_key_by_its_new_rank_no_longer_waits() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     ranks[YOUNG] = 0

@@ -1,4 +1,7 @@
-"""The difference of one virtual server. Left out: its owner, and the order of operations on several virtual servers."""
+"""The operations that bring one virtual server to its desired state.
+
+The owner of the virtual server, and the order of operations on several virtual servers, are tested elsewhere.
+"""
 
 import itertools
 
@@ -41,7 +44,7 @@ def operations(desired: VirtualServer | None, seen: ObservedVirtualServer | None
 
 @pytest.mark.checklist(67)
 @pytest.mark.parametrize("key", [KEY, DATAGRAMS, ASSOCIATIONS])
-def test_an_equal_virtual_server_is_left_alone(key: VirtualServerKey) -> None:
+def test_a_virtual_server_that_equals_its_desired_state_needs_no_operation(key: VirtualServerKey) -> None:
     assert operations(examples.virtual_server(key, ONE, TWO), examples.observed({ONE: 1, TWO: 1})) == []
 
 
@@ -50,7 +53,7 @@ def test_an_equal_virtual_server_is_left_alone(key: VirtualServerKey) -> None:
     "settings",
     [VirtualServerSettings("wlc"), VirtualServerSettings("rr", PERSISTENT, 10800), VirtualServerSettings("rr", SCHEDULER_PORT)],
 )
-def test_other_settings_are_set_in_place_and_the_real_servers_stay(settings: VirtualServerSettings) -> None:
+def test_different_settings_are_changed_in_place_and_the_real_servers_stay(settings: VirtualServerSettings) -> None:
     desired = examples.virtual_server(KEY, ONE)
     assert operations(desired, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, desired)]
 
@@ -74,7 +77,7 @@ def test_an_undesired_virtual_server_is_removed_together_with_its_real_servers()
 
 
 @pytest.mark.checklist(26)
-def test_a_desired_real_server_gets_its_weight_back() -> None:
+def test_a_desired_real_server_at_weight_zero_gets_its_weight_back() -> None:
     for weight in (0, 5):
         result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
         assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
@@ -92,22 +95,22 @@ def test_a_tunnelled_real_server_of_the_other_family_is_removed_without_a_drain(
 
 
 @pytest.mark.checklist(90)
-def test_an_undesired_tcp_real_server_loses_its_weight_first() -> None:
+def test_an_undesired_tcp_real_server_first_gets_weight_zero() -> None:
     result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
     assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
-def test_a_real_server_of_weight_zero_without_a_drain_begins_one() -> None:
+def test_an_undesired_real_server_of_weight_zero_that_does_not_drain_yet_begins_to_drain() -> None:
     result = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
     assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
-def test_a_draining_real_server_loses_a_weight_that_another_program_gave_it() -> None:
+def test_a_weight_that_another_program_gave_to_a_draining_real_server_is_set_to_zero() -> None:
     result = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
     assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
 
 
-def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
+def test_a_draining_real_server_needs_no_operation_until_its_drain_is_over() -> None:
     desired, seen = examples.virtual_server(KEY, TWO), examples.observed({ONE: 0, TWO: 1})
     assert operations(desired, seen, over=False) == []
     assert operations(desired, seen, over=True) == [Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0))]
@@ -116,12 +119,12 @@ def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
 @pytest.mark.checklist(91)
 @pytest.mark.parametrize("key", [DATAGRAMS, ASSOCIATIONS])
 @pytest.mark.parametrize("weight", [0, 1])
-def test_real_servers_of_other_protocols_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
+def test_undesired_real_servers_of_protocols_other_than_tcp_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
     result = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
     assert result == [Operation(Verb.REMOVE, RealServers.of(key, ONE, 0))]
 
 
-def test_a_full_replacement_adds_before_it_removes() -> None:
+def test_if_all_real_servers_are_replaced_the_new_ones_are_added_before_the_old_ones_are_removed() -> None:
     result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
     swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
     assert sorted(result, key=NodeTables(Drains()).stage) == swap
@@ -147,7 +150,7 @@ def limited(weights: dict[RealServerKey, int], thresholds: dict[RealServerKey, T
 LIMITS = Thresholds(10, 5)
 
 
-def test_new_real_servers_are_added_in_runs_of_equal_weights_in_their_order() -> None:
+def test_new_real_servers_are_added_in_their_order_with_one_operation_for_each_run_of_equal_weights() -> None:
     wish = weighed({ONE: 5, TWO: 5, THREE: 0})
     assert operations(wish, None)[1:] == [
         Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 5)),
@@ -155,25 +158,25 @@ def test_new_real_servers_are_added_in_runs_of_equal_weights_in_their_order() ->
     ]
 
 
-def test_thresholds_come_with_new_real_servers() -> None:
+def test_new_real_servers_are_added_with_their_thresholds() -> None:
     wish = VirtualServer(KEY, examples.ROUND_ROBIN, EvenWeights.of([ONE, TWO]), thresholds=LIMITS)
     assert operations(wish, None)[1:] == [Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 1, LIMITS))]
 
 
-def test_a_real_server_with_another_weight_is_set_and_nothing_else_happens() -> None:
+def test_a_real_server_with_a_different_weight_is_set_and_no_other_operation_happens() -> None:
     result = operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
     assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 5))]
     assert operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 5, TWO: 1})) == []
 
 
-def test_a_desired_weight_of_zero_is_no_drain() -> None:
+def test_a_desired_weight_of_zero_is_not_a_drain() -> None:
     (result,) = operations(weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
     assert isinstance(result.item, RealServers)
     assert (result.verb, result.item.weight, result.item.drains) == (Verb.SET, 0, False)
     assert operations(weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 0, TWO: 1})) == []
 
 
-def test_a_drain_ends_if_its_real_server_is_desired_with_weight_zero() -> None:
+def test_a_drain_ends_if_its_real_server_is_desired_again_with_weight_zero() -> None:
     wish, seen = weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 0, TWO: 1})
     (result,) = operations(wish, seen, over=False)
     assert isinstance(result.item, RealServers)
@@ -182,7 +185,7 @@ def test_a_drain_ends_if_its_real_server_is_desired_with_weight_zero() -> None:
     assert not diff.differs(wish, seen, lambda _key, _one: None)
 
 
-def test_thresholds_are_compared() -> None:
+def test_different_thresholds_of_a_real_server_are_set() -> None:
     wish = weighed({ONE: 1, TWO: 1}, LIMITS)
     result = operations(wish, limited({ONE: 1, TWO: 1}, {ONE: LIMITS, TWO: Thresholds(9)}))
     assert result == [Operation(Verb.SET, RealServers(KEY, (TWO,), 1, LIMITS))]

@@ -1,6 +1,6 @@
-"""Drains alone: when their connections must be read, and when a drain is over.
+"""Drains by themselves: when their connections must be read, and when a drain is over.
 
-How drains begin and end: ``test_reconciler_drains``.
+How drains begin and end is tested elsewhere: ``test_reconciler_drains``.
 """
 
 import math
@@ -20,7 +20,7 @@ BUSY, IDLE = ConnectionCounts(1, 0), ConnectionCounts(0, 0)
 
 
 class Judged(Drains):
-    """Drains of ``KEY`` that have begun, and a shorter way to judge drains."""
+    """Drains of ``KEY`` that have begun, with a short method to judge them."""
 
     def __init__(self, *real_servers: RealServerKey, now: float = 100) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class Judged(Drains):
         return list(self.judge(key, counts, now, deadline_s=deadline_s, may_wait=may_wait))
 
 
-def test_the_connections_of_a_new_drain_are_due_at_once() -> None:
+def test_the_connections_of_a_new_drain_are_to_be_read_at_once() -> None:
     drains = Judged(ONE)
     assert drains.next_s() == 100
     assert drains.due(100) == [KEY]
     assert len(drains) == 1
 
 
-def test_without_drains_nothing_is_due() -> None:
+def test_if_nothing_drains_no_reading_of_connections_is_due() -> None:
     drains = Judged()
     assert (drains.next_s(), drains.due(100)) == (None, [])
     assert drains.may_remove(KEY, ONE) is None
@@ -66,14 +66,14 @@ def test_the_drain_of_a_real_server_without_connections_is_over(counts: dict[Rea
 
 @pytest.mark.checklist(90)
 @pytest.mark.parametrize("counts", [ConnectionCounts(1, 0), ConnectionCounts(0, 1)])
-def test_a_real_server_with_active_or_closing_connections_is_kept(counts: ConnectionCounts) -> None:
+def test_a_draining_real_server_with_active_or_inactive_connections_is_kept(counts: ConnectionCounts) -> None:
     drains = Judged(ONE)
     assert drains.see({ONE: counts}, 1e9) == []
     assert drains.may_remove(KEY, ONE) is False
     assert [drain.connections for drain in drains.with_connections()] == [counts]
 
 
-def test_unreadable_counts_end_no_drain_and_are_due_again_later() -> None:
+def test_if_counts_cannot_be_read_no_drain_ends_and_the_reading_is_due_again_later() -> None:
     drains = Judged(ONE, TWO)
     assert drains.see(None, 100) == []
     assert drains.may_remove(KEY, ONE) is False
@@ -81,7 +81,7 @@ def test_unreadable_counts_end_no_drain_and_are_due_again_later() -> None:
     assert drains.due(100 + SHORTEST_INTERVAL_S) == [KEY]
 
 
-def test_without_an_answer_a_virtual_server_is_due_again() -> None:
+def test_if_no_answer_arrives_the_reading_of_a_virtual_server_is_due_again() -> None:
     drains = Judged(ONE, TWO)
     drains.begin(OTHER, ONE, 100)
     assert drains.due(100) == [KEY, OTHER]
@@ -96,7 +96,7 @@ def test_connections_of_a_virtual_server_without_drains_are_ignored() -> None:
     assert drains.due(100) == [KEY]
 
 
-def test_old_drains_are_due_less_often_but_at_least_twice_a_minute() -> None:
+def test_connections_of_old_drains_are_read_less_often_but_at_least_twice_a_minute() -> None:
     drains = Judged(ONE)
     intervals = []
     for age_s in (0, 40, 4000):
@@ -112,7 +112,7 @@ def test_old_drains_are_due_less_often_but_at_least_twice_a_minute() -> None:
 
 
 @pytest.mark.parametrize("counts", [{ONE: BUSY}, None], ids=["busy", "unreadable"])
-def test_the_deadline_ends_a_drain_with_connections(counts: dict[RealServerKey, ConnectionCounts] | None) -> None:
+def test_after_the_deadline_a_drain_with_connections_is_over(counts: dict[RealServerKey, ConnectionCounts] | None) -> None:
     drains = Judged(ONE)
     assert drains.see(counts, 159.5, deadline_s=60) == []
     assert drains.next_s() == 160
@@ -122,13 +122,13 @@ def test_the_deadline_ends_a_drain_with_connections(counts: dict[RealServerKey, 
     assert drains.next_s() is None
 
 
-def test_a_deadline_of_less_than_a_second_counts() -> None:
+def test_a_deadline_of_less_than_a_second_is_respected() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100, deadline_s=0.5)
     assert drains.next_s() == 100.5
 
 
-def test_the_first_deadline_of_a_virtual_server_counts() -> None:
+def test_the_earliest_deadline_of_a_virtual_server_determines_its_next_reading() -> None:
     drains = Judged(ONE)
     drains.begin(KEY, TWO, 150)
     drains.see({ONE: BUSY, TWO: BUSY}, 155, deadline_s=55.5)
@@ -144,13 +144,13 @@ def test_a_deadline_has_passed_at_the_time_that_next_s_gives_despite_rounding() 
     assert drains.see({ONE: BUSY}, due_s, deadline_s=200) == [ONE]
 
 
-def test_beginning_again_does_not_move_the_deadline() -> None:
+def test_beginning_a_drain_again_does_not_change_its_deadline() -> None:
     drains = Judged(ONE)
     drains.begin(KEY, ONE, 150)
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]
 
 
-def test_connections_requested_for_a_time_are_due_then_or_earlier() -> None:
+def test_a_reading_of_connections_that_is_scheduled_for_a_time_is_due_then_or_earlier() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100)
     drains.ask(KEY, 1000)
@@ -159,7 +159,7 @@ def test_connections_requested_for_a_time_are_due_then_or_earlier() -> None:
     assert drains.due(100) == [KEY]
 
 
-def test_ending_a_drain_that_never_began_is_no_error() -> None:
+def test_ending_a_drain_that_never_began_is_not_an_error() -> None:
     drains = Judged(ONE, TWO)
     drains.end(OTHER, ONE)
     drains.end_all(OTHER)
@@ -170,7 +170,7 @@ def test_ending_a_drain_that_never_began_is_no_error() -> None:
     assert (list(drains.virtual_servers), len(drains), drains.next_s()) == ([], 0, None)
 
 
-def test_only_drains_of_existing_real_servers_are_kept() -> None:
+def test_drains_of_real_servers_that_no_longer_exist_are_ended() -> None:
     drains = Judged(ONE, TWO)
     drains.begin(OTHER, ONE, 100)
     drains.keep_only(KEY, {TWO})
@@ -179,7 +179,7 @@ def test_only_drains_of_existing_real_servers_are_kept() -> None:
     assert list(drains.virtual_servers) == [OTHER]
 
 
-def test_drains_without_connections_wait_for_room_and_the_first_one_goes_first() -> None:
+def test_drains_without_connections_wait_for_capacity_in_the_order_in_which_they_began() -> None:
     drains = Judged(ONE, TWO, THREE)
     assert drains.see({ONE: BUSY, TWO: IDLE}, 100, may_wait=10) == []
     drains.see({}, 101, may_wait=10, deadline_s=0)
@@ -193,14 +193,14 @@ def test_drains_without_connections_wait_for_room_and_the_first_one_goes_first()
     assert (drains.waiting, drains.over, len(drains)) == (0, 0, 0)
 
 
-def test_no_more_drains_wait_than_may_wait() -> None:
+def test_at_most_the_allowed_number_of_drains_wait() -> None:
     drains = Judged(ONE, TWO, THREE)
     assert drains.see({ONE: BUSY, TWO: IDLE, THREE: IDLE}, 100, may_wait=1) == [THREE]
     assert drains.see({}, 101, may_wait=1) == [ONE], "the one that waits already is counted"
     assert drains.release(9) == [KEY]
 
 
-def test_a_drain_ends_when_its_real_server_is_desired_again_or_its_virtual_server_is_gone() -> None:
+def test_a_drain_ends_when_its_real_server_is_desired_again_or_its_virtual_server_is_removed() -> None:
     drains = Judged(ONE, TWO)
     drains.begin(OTHER, ONE, 100)
     drains.see({}, 100, may_wait=10)
@@ -211,7 +211,7 @@ def test_a_drain_ends_when_its_real_server_is_desired_again_or_its_virtual_serve
     assert drains.may_remove(KEY, TWO) is True
 
 
-def test_the_oldest_is_the_one_that_has_kept_its_connections_longest() -> None:
+def test_the_oldest_drain_is_the_drain_that_has_had_connections_for_the_longest_time() -> None:
     drains = Judged(ONE, TWO)
     assert Judged().oldest_age_s(500) == 0
     drains.begin(KEY, THREE, 130)
@@ -221,7 +221,7 @@ def test_the_oldest_is_the_one_that_has_kept_its_connections_longest() -> None:
     assert drains.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
 
 
-def test_outdated_trigger_times_do_not_pile_up() -> None:
+def test_outdated_times_of_readings_do_not_accumulate() -> None:
     drains = Judged(ONE)
     for now in range(100, 10_000):
         drains.begin(OTHER, TWO, now)
@@ -236,7 +236,7 @@ def outcome(verb: Verb, key: RealServerKey, weight: int = 0, error: str = "") ->
     return Outcome(Operation(verb, RealServers.of(KEY, key, weight)), error)
 
 
-def test_a_drain_that_has_just_begun_without_connections_is_removed() -> None:
+def test_a_real_server_without_connections_is_removed_as_soon_as_its_drain_has_begun() -> None:
     done = [outcome(Verb.ADD, THREE, 1), outcome(Verb.SET, ONE), outcome(Verb.SET, TWO)]
     assert removals_at_once(done, {KEY: {ONE: IDLE, TWO: IDLE, THREE: IDLE}}, 9) == [
         Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0)),
@@ -247,7 +247,7 @@ def test_a_drain_that_has_just_begun_without_connections_is_removed() -> None:
     )
 
 
-def test_no_more_real_servers_are_removed_than_the_room_allows() -> None:
+def test_at_most_the_allowed_number_of_real_servers_is_removed_at_once() -> None:
     done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
     counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
     assert [operation.item for operation in removals_at_once(done, counts, 1)] == [RealServers.of(KEY, ONE, 0)]
@@ -264,12 +264,12 @@ def test_no_more_real_servers_are_removed_than_the_room_allows() -> None:
     ],
     ids=["is wanted again", "has its weight still", "is gone", "is no real server"],
 )
-def test_no_other_real_server_is_removed_with_it(done: Outcome) -> None:
+def test_a_real_server_whose_drain_did_not_begin_is_not_removed_at_once(done: Outcome) -> None:
     assert removals_at_once([done], {KEY: {ONE: IDLE}}, 9) == []
 
 
 @pytest.mark.parametrize("counts", [{}, {KEY: None}, {OTHER: {ONE: IDLE}}])
-def test_no_real_server_with_unknown_connections_is_removed(
+def test_a_real_server_with_unknown_connections_is_not_removed_at_once(
     counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts] | None],
 ) -> None:
     assert removals_at_once([outcome(Verb.SET, ONE)], counts, 9) == []

@@ -1,4 +1,4 @@
-"""How a fresh process recognises our virtual servers. Left out: what a running process remembers (``test_table``)."""
+"""How a new process recognises our virtual servers. What a running process remembers is tested in ``test_table``."""
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ def test_an_address_on_our_device_makes_all_of_its_virtual_servers_ours() -> Non
     "kind",
     [SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER, SetKind.NODE_PORT_SCTP],
 )
-def test_an_entry_makes_the_virtual_server_that_it_names_ours_and_no_other(kind: SetKind) -> None:
+def test_an_entry_makes_only_the_virtual_server_that_it_names_ours(kind: SetKind) -> None:
     entry = examples.entry(kind, KEY)
     is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
     assert is_ours(KEY)
@@ -35,18 +35,20 @@ def test_an_entry_makes_the_virtual_server_that_it_names_ours_and_no_other(kind:
 
 
 @pytest.mark.parametrize("kind", [SetKind.LOOP_BACK, SetKind.LOAD_BALANCER_SOURCE_IP])
-def test_entries_that_name_a_pod_or_a_client_witness_no_virtual_server(kind: SetKind) -> None:
+def test_entries_that_name_a_pod_or_a_client_are_not_witnesses_of_virtual_servers(kind: SetKind) -> None:
     entry = examples.entry(kind, KEY, "10.96.0.1")
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 
 
-def test_an_entry_that_only_restricts_traffic_witnesses_no_virtual_server() -> None:
+def test_an_entry_that_only_restricts_traffic_is_not_a_witness_of_a_virtual_server() -> None:
     entry = examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 
 
 @pytest.mark.parametrize(("kind", "protocol"), [(SetKind.NODE_PORT_TCP, Protocol.TCP), (SetKind.NODE_PORT_UDP, Protocol.UDP)])
-def test_a_node_port_in_our_set_makes_its_virtual_servers_on_host_addresses_ours(kind: SetKind, protocol: Protocol) -> None:
+def test_a_node_port_in_our_set_makes_the_virtual_servers_of_this_port_on_host_addresses_ours(
+    kind: SetKind, protocol: Protocol
+) -> None:
     entry = examples.port_entry(kind, 30080)
     is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
     assert is_ours(msgspec.structs.replace(NODE_PORT, protocol=protocol))
@@ -55,7 +57,7 @@ def test_a_node_port_in_our_set_makes_its_virtual_servers_on_host_addresses_ours
     assert not is_ours(VirtualServerKey(protocol, parse_address("203.0.113.9"), 30080))
 
 
-def test_a_node_port_of_one_family_says_nothing_of_the_other() -> None:
+def test_a_node_port_of_one_family_is_not_a_witness_in_the_other_family() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080, Family.IPV6)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(NODE_PORT)
 
@@ -77,7 +79,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ],
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
-def test_a_node_port_on_a_lost_address_is_ours_if_it_has_the_real_servers_of_its_cluster_ip(
+def test_a_node_port_on_a_lost_address_is_ours_if_it_has_the_same_real_servers_as_its_cluster_ip(
     observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
@@ -88,7 +90,7 @@ def test_a_node_port_on_a_lost_address_is_ours_if_it_has_the_real_servers_of_its
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_twins_without_real_servers_or_with_real_servers_on_hosts_witness_nothing() -> None:
+def test_a_twin_without_real_servers_or_with_real_servers_on_hosts_proves_nothing() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}
@@ -110,7 +112,9 @@ KEEPALIVED = builders.frontend("172.18.0.77", 30080)
         (["fe80::/64"], "fe80::1", True),
     ],
 )
-def test_a_node_port_is_a_witness_only_where_node_ports_are_served(ranges: list[str], address: str, *, is_ours: bool) -> None:
+def test_a_node_port_is_a_witness_only_on_addresses_where_node_ports_are_served(
+    ranges: list[str], address: str, *, is_ours: bool
+) -> None:
     entries = [examples.port_entry(SetKind.NODE_PORT_TCP, 30080, family) for family in Family]
     sets = {entry.set: {entry} for entry in entries}
     host = {*HOST, parse_address(address)}
@@ -120,7 +124,7 @@ def test_a_node_port_is_a_witness_only_where_node_ports_are_served(ranges: list[
     assert known(key) == is_ours
 
 
-def test_a_node_port_that_a_former_process_served_elsewhere_is_ours_by_its_cluster_ip() -> None:
+def test_a_node_port_that_a_former_process_served_on_another_address_is_recognised_by_its_cluster_ip() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     host = {*HOST, KEEPALIVED.address}
     found = {KEY: SERVED, NODE_PORT: SERVED, KEEPALIVED: examples.observed({POD: 1})}
@@ -133,7 +137,7 @@ def test_a_node_port_that_a_former_process_served_elsewhere_is_ours_by_its_clust
     assert not is_ours(KEEPALIVED)
 
 
-def test_each_entry_names_a_virtual_server_or_a_node_port_or_neither() -> None:
+def test_a_set_entry_names_a_virtual_server_or_a_node_port_or_neither() -> None:
     health_check = examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080)
     node_port = examples.port_entry(SetKind.NODE_PORT_LOCAL_UDP, 30080, Family.IPV6)
     cluster_ip = examples.entry(SetKind.CLUSTER_IP, KEY)
@@ -148,7 +152,7 @@ def test_each_entry_names_a_virtual_server_or_a_node_port_or_neither() -> None:
         assert (ownership.virtual_server_of(ForeignElement(name)), ownership.node_port_of(ForeignElement(name))) == (None, None)
 
 
-def test_witnesses_of_an_existing_virtual_server_must_stay() -> None:
+def test_witnesses_of_an_existing_virtual_server_must_not_be_removed() -> None:
     witnesses = ownership.Witnesses([KEY, NODE_PORT])
     assert witnesses.need(examples.entry(SetKind.CLUSTER_IP, KEY))
     assert witnesses.need(examples.port_entry(SetKind.NODE_PORT_TCP, 30080))
@@ -156,7 +160,7 @@ def test_witnesses_of_an_existing_virtual_server_must_stay() -> None:
     assert witnesses.addresses == {KEY.address, NODE_PORT.address}
 
 
-def test_witnesses_of_other_virtual_servers_may_go() -> None:
+def test_entries_that_are_no_witness_of_an_existing_virtual_server_may_be_removed() -> None:
     witnesses = ownership.Witnesses([KEY, NODE_PORT])
     assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, msgspec.structs.replace(KEY, port=81)))
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))
@@ -166,7 +170,7 @@ def test_witnesses_of_other_virtual_servers_may_go() -> None:
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
 
 
-def test_a_virtual_server_by_mark_keeps_no_node_port_of_its_number() -> None:
+def test_a_virtual_server_by_mark_does_not_keep_the_entry_of_a_node_port_with_the_same_number() -> None:
     witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_TCP, 30080))
     assert not witnesses.addresses

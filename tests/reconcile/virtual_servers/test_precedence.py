@@ -1,4 +1,7 @@
-"""Which of several Services that desire a virtual server gets it: by role, listed or remembered, by age."""
+"""Which of several Services that desire a virtual server gets it.
+
+This depends on their roles, on whether they are listed or remembered, and on their age.
+"""
 
 import itertools
 
@@ -25,7 +28,7 @@ OLDEST = Owner(0.5, ServiceName("default", "oldest"))
 
 
 def by(owner: Owner, kind: SetKind) -> ServiceState:
-    """A Service that desires the virtual server, with an entry of this kind."""
+    """A Service that desires the virtual server, with a set entry of this kind."""
     entry = NODE_PORT if kind is SetKind.NODE_PORT_TCP else examples.entry(kind, KEY)
     return examples.state(owner, KEY, real_servers=[builders.backend("10.244.0.1")], entries=[entry])
 
@@ -46,13 +49,13 @@ def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind
     assert precedence.rank(OLD, by(OLD, kind).entries, KEY) == (role, OLD)
 
 
-def test_an_sctp_entry_with_an_address_is_read_as_a_node_port() -> None:
+def test_an_entry_with_an_address_in_a_set_of_sctp_node_ports_shows_the_role_of_a_node_port() -> None:
     key = builders.frontend("172.18.0.2", 30080, Protocol.SCTP)
     state = examples.state(OLD, key, entries=[examples.entry(SetKind.NODE_PORT_SCTP, key)])
     assert precedence.rank(state.owner, state.entries, key).role is AddressRole.NODE_PORT
 
 
-def test_an_ipv6_cluster_ip_is_one_too() -> None:
+def test_an_entry_of_an_ipv6_cluster_ip_shows_the_role_of_a_cluster_ip() -> None:
     key = builders.frontend("fd00:10:96::a", 80)
     entry = SetEntry(IpSet(SetKind.CLUSTER_IP, Family.IPV6).name, parse_address("fd00:10:96::a"), Protocol.TCP, 80)
     assert precedence.rank(OLD, [entry], key).role is AddressRole.CLUSTER_IP
@@ -61,7 +64,7 @@ def test_an_ipv6_cluster_ip_is_one_too() -> None:
 @pytest.mark.parametrize("asked_for", OTHERS)
 @pytest.mark.parametrize("allotted", [SetKind.CLUSTER_IP, SetKind.NODE_PORT_TCP])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_an_allotted_address_wins_over_an_older_external_address(
+def test_an_address_allocated_by_the_api_server_wins_over_an_older_external_address(
     asked_for: SetKind, allotted: SetKind, *, is_first: bool
 ) -> None:
     tables = new_claims()
@@ -99,7 +102,7 @@ def test_the_older_of_two_services_with_equal_precedence_wins(kind: SetKind) -> 
     assert [conflict.reasons for conflict in Survey(tables).conflicts()] == [("is older and has it",)]
 
 
-def test_a_service_whose_role_has_changed_gains_or_loses_a_virtual_server() -> None:
+def test_a_service_whose_role_has_changed_gains_or_loses_the_virtual_server() -> None:
     tables = new_claims()
     put(tables, by(OLD, SetKind.EXTERNAL_IP), by(YOUNG, SetKind.LOAD_BALANCER))
     assert owner_of(tables) == OLD
@@ -113,7 +116,7 @@ def test_a_service_whose_role_has_changed_gains_or_loses_a_virtual_server() -> N
     assert entries(tables, YOUNG) == set()
 
 
-def test_an_uncontested_virtual_server_has_its_service_while_others_are_contested() -> None:
+def test_an_uncontested_virtual_server_keeps_its_service_while_other_virtual_servers_are_contested() -> None:
     tables = new_claims()
     put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     alone = builders.frontend("10.96.0.201", 80)
@@ -122,7 +125,7 @@ def test_an_uncontested_virtual_server_has_its_service_while_others_are_conteste
     assert tables.virtual_servers.desired[alone].owner == OLDEST
 
 
-def test_a_listed_service_goes_before_a_remembered_one() -> None:
+def test_a_listed_service_takes_precedence_over_a_remembered_service() -> None:
     tables = new_claims()
     put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP))
@@ -141,7 +144,7 @@ def test_the_older_of_two_remembered_services_wins() -> None:
     assert [conflict.reasons for conflict in Survey(tables).conflicts()] == [("is older and has it",)]
 
 
-def test_a_remembered_cluster_ip_is_not_taken_by_an_external_address() -> None:
+def test_a_remembered_cluster_ip_is_not_taken_over_by_an_external_address() -> None:
     tables = new_claims()
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     assert owner_of(tables) == OLD.remembered
