@@ -60,30 +60,30 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
         return int(module.run(config, *_subject(command, module, words)))
     except ConfigError as error:
         return _refuse(*error.problems)
-    except BrokenPipeError:  # the reader of the output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter would report it at its end
+    except BrokenPipeError:  # the reader has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would report it at exit
         return OK
 
 
 def _as_running(
     command: commands.Command, read: Callable[[Sequence[str]], Config], given: Collection[str], arguments: Sequence[str]
 ) -> Config | None:
-    """The configuration of the ipvsproxy that runs here, for a command that inspects it and got no flag of ``run``."""
-    if command.name == "fleet":  # which asks with the rights of its caller, not with those of this node
+    """The configuration of the ipvsproxy that runs on this node, for a command that inspects it and got no flag of ``run``."""
+    if command.name == "fleet":  # ``fleet`` uses its caller's rights, not this node's
         return None
     has_flags = not _OF_COMMANDS.issuperset(given)
     if command.implied != "--proxy-mode=ipvs" or has_flags or not (running := instance.running()):
         return None
     which = f"process {running.process}" if running.process else "in another container"
     if running.arguments is None:
-        if command.name != "top":  # which needs none of its files
+        if command.name != "top":  # ``top`` reads no files of that ipvsproxy
             complain(f"ipvsproxy runs in a container ({which}): give its flags and files, or run this command there")
         return None
     try:
-        os.chdir(f"/proc/{running.process}/cwd")  # its flags may name files from there
+        os.chdir(f"/proc/{running.process}/cwd")  # its flags may name files relative to its working directory
         first = 1 if running.arguments[:1] == ["run"] else 0
         config = read([*running.arguments[first:], *arguments])
-    except (ConfigError, OSError):  # the reason is not shown: its values are those of another program
+    except (ConfigError, OSError):  # not reported: the values are those of the running ipvsproxy
         complain(f"the flags of the ipvsproxy that runs here ({which}) cannot be used: give them to this command")
         return None
     complain(f"with the flags of the ipvsproxy that runs here ({which})")
@@ -91,7 +91,7 @@ def _as_running(
 
 
 def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]) -> Sequence[object]:
-    """Raises ConfigError if the word of a command that takes one cannot be parsed."""
+    """Raises ConfigError if the command takes a word as its subject and that word cannot be parsed."""
     try:
         return [module.parse_subject(word) for word in words]
     except ValueError as error:
@@ -99,7 +99,7 @@ def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]
 
 
 def _run(config: Config, read_again: Callable[[], Config]) -> int:
-    """Serve, or do the task that a flag selects. Each task imports the modules that no other task needs."""
+    """Run the proxy, or do the task that a flag selects. Each task imports the modules that no other task needs."""
     if config.write_config_to:
         return _write_config(config)
     if config.cleanup:
@@ -112,7 +112,7 @@ def _run(config: Config, read_again: Callable[[], Config]) -> int:
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """``ipvsproxy completion``: print the script with which a shell completes our command line."""
+    """``ipvsproxy completion``: prints the script that lets a shell complete ipvsproxy's command line."""
     match arguments:
         case ["--help" | "-h"]:
             sys.stdout.write(commands.COMPLETION_HELP)
@@ -125,7 +125,7 @@ def complete(arguments: Sequence[str]) -> int:
 
 
 def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> str:
-    """The help text or the version, if a flag requests one; else empty."""
+    """The help text or the version, if a flag requests one of them; otherwise an empty string."""
     if "help" in given and given["help"].value:
         return command.help or commands.render_help()
     if "version" in given and given["version"].value != "false":
@@ -134,12 +134,13 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module that most command lines do not need, quickly.
+    """Import, quickly, a module that most command lines do not need.
 
-    An import leaves no garbage, so a collection of cycles would waste a tenth of the time. structlog would import rich, if it is
-    installed, to colour tracebacks that this program never prints: 0.2 s, more than anything else.
+    An import creates no garbage, so a collection of cycles would waste a tenth of the time. structlog would import rich, if it is
+    installed, to colour tracebacks that this program never prints: that import takes 0.2 s, more than any other.
     """
-    # None is the language's way to say that a module cannot be imported. What is imported later may need rich: Textual does.
+    # In ``sys.modules``, None means that a module cannot be imported. Modules that are imported later may need rich, for example
+    # Textual.
     is_hidden = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
     try:
         with garbage.postponed():
@@ -150,9 +151,9 @@ def load_module(name: str) -> ModuleType:
 
 
 def _open_standard_streams() -> None:
-    """Redirect closed standard streams to /dev/null; else a socket would get their number, and receive the output.
+    """Redirect closed standard streams to /dev/null; otherwise a socket would get such a file number and receive our output.
 
-    Characters that the locale lacks are written escaped, as standard error does by itself.
+    Characters that the locale's encoding lacks are written as escape sequences, as Python already does for standard error.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -170,7 +171,8 @@ def _open_standard_streams() -> None:
 def _end(status: int) -> int:
     """End now: a thread that hangs in the kernel or in a program must not delay the end of the process.
 
-    A closed pipe behind the last output is no error, although the interpreter would report one at its end.
+    If the reader closes the pipe before the last output is written, that is no error; Python would report a BrokenPipeError when
+    the process exits.
     """
     is_read = True
     for stream in (sys.stdout, sys.stderr):
@@ -190,7 +192,7 @@ def _write_config(config: Config) -> int:
         pathlib.Path(path).write_text(file.render(config), encoding="utf-8")
     except OSError as error:
         return _refuse(f"--write-config-to: {path!r} cannot be written: {error.strerror}")
-    sys.stderr.write(f"Wrote configuration to {path}\n")  # standard output may be that file
+    sys.stderr.write(f"Wrote configuration to {path}\n")  # standard output may be the file to write
     return OK
 
 

@@ -37,7 +37,10 @@ _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 
 
 class Extent(NamedTuple):
-    """The objects to remove: these chains, jumps and sets; unless ``only_own``, also all other kinds that kube-proxy knows."""
+    """The objects to remove: these chains, jumps and sets.
+
+    Unless ``only_own``, all other kinds that kube-proxy knows are added.
+    """
 
     chains: tuple[ChainKey, ...] = skeleton.CHAINS
     jumps: tuple[Jump, ...] = skeleton.JUMPS
@@ -47,7 +50,7 @@ class Extent(NamedTuple):
     def plan(
         self, observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
     ) -> cleanup.Cleanup:
-        """The operations on a kernel in this state; the arguments are those of ``clean``."""
+        """The operations that clean a kernel in this state; the arguments are those of ``clean``."""
         rules = dict.fromkeys(self.chains, ())
         skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
         todo = cleanup.plan(observed, skeletons, excluded, node_port_ranges)
@@ -63,12 +66,13 @@ ONLY_OWN_OF_IPTABLES = Extent(
 
 
 class NodeToClean(NamedTuple):
-    """A node to clean: the kernel, functions that find all rules with a text, and the readable families.
+    """A node to clean: its kernel, functions that find all rules that contain a text, and the families that can be read.
 
-    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left`` looks
-    in each place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel does not have.
-    ``unlike_sets`` returns sets with our names but another shape, which another version left in our table of nftables. ``kernel``
-    must have the chains and jumps of ``extent``.
+    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left``
+    searches each place where rules are kept for rules that a proxy has left behind. ``skipped`` has a line for each part of the
+    cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the sets in our nftables table
+    that have our names but other parameters; another version of ipvsproxy left them behind. ``kernel`` must have been created
+    with the chains and jumps of ``extent``.
     """
 
     kernel: Kernel
@@ -85,9 +89,10 @@ class NodeToClean(NamedTuple):
 class Result:
     """The result of a cleanup, or of its dry run.
 
-    ``outcomes`` are by operation, because an object that belongs to no backend is found with each backend. ``left`` names rules
-    that a proxy has left behind, of one family in one place, with the reason why some are not removed (empty if all are).
-    ``problems`` has a line for each other reason why our objects may be left, ``notes`` one for each omitted part.
+    ``outcomes`` maps each operation to its outcome, because both backends may find an object that belongs to neither of them.
+    ``left`` names the rules of one family in one place that a proxy has left behind, with the reason why some of these rules are
+    not removed (an empty reason means that all are removed). ``problems`` has a line for each other reason why some of our
+    objects may remain; ``notes`` has a line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -96,7 +101,10 @@ class Result:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Add outcomes. Both backends may have an object of the same name: a failure with either one counts."""
+        """Add outcomes.
+
+        Both backends may have an object of the same name: if its removal fails in either backend, the removal counts as failed.
+        """
         for outcome in outcomes:
             if outcome.error or str(outcome.operation) not in self.outcomes:
                 self.outcomes[str(outcome.operation)] = outcome
@@ -114,7 +122,7 @@ class Result:
 
 
 def run(config: Config) -> int:
-    """Clean this network namespace, and print the result; returns the exit status."""
+    """Remove our objects from this network namespace, and print the result; returns the exit status."""
     result = Result(problems=list(map(str, host.missing_privileges(runs_iptables=bool(shutil.which("iptables"))))))
     if not result.problems:
         _clean_here(config, result)
@@ -128,7 +136,7 @@ def _clean_here(config: Config, result: Result) -> None:
         with contextlib.ExitStack() as closing:
             instance = closing.enter_context(contextlib.closing(Instance()))
             if config.dry_run:
-                instance.close()  # a proxy may start meanwhile
+                instance.close()  # a proxy may start during a dry run
             for backend in backends.to_clean(skeleton.CHAINS):
                 own = ONLY_OWN_OF_IPTABLES if backend is Backend.IPTABLES else ONLY_OWN
                 extent = own if config.only else EVERYTHING
@@ -144,7 +152,7 @@ def _this_node(route_protocol: int, backend: Backend, extent: Extent) -> Iterato
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
     variants = iptables_variant.installed()
-    has_choice = backend is Backend.IPTABLES and shutil.which("iptables")  # a choice may make the kernel load its modules
+    has_choice = backend is Backend.IPTABLES and shutil.which("iptables")  # choosing may make the kernel load modules of iptables
     commands = iptables_variant.choose(skeleton.CHAINS).commands if has_choice else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
     chosen = backends.ChosenBackend(backend, commands)
@@ -182,7 +190,10 @@ def _unlike_sets() -> Collection[IpSet]:
 def clean(
     node: NodeToClean, excluded: Collection[Network], node_port_ranges: Collection[Network], result: Result, *, dry_run: bool
 ) -> None:
-    """Remove our objects of ``node.extent``, except for virtual servers in ``excluded`` ranges; ``dry_run`` only finds them."""
+    """Remove our objects of ``node.extent``, except virtual servers in ``excluded`` ranges.
+
+    With ``dry_run``, only find the objects.
+    """
     observed = _observe(node)
     todo = node.extent.plan(observed, excluded, node_port_ranges)
     kept = len(node.extent.plan(observed, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
@@ -211,7 +222,7 @@ def clean(
 
 
 def _removal_of_unlike(node: NodeToClean, result: Result) -> list[Operation]:
-    """The removals of sets that have our names and another shape."""
+    """Operations that remove the sets that have our names but other parameters."""
     try:
         return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()]
     except KernelError as error:
@@ -224,7 +235,7 @@ def _observe(node: NodeToClean) -> Observation:
 
 
 def _clear(node: NodeToClean, result: Result, *, may_remove: bool) -> None:
-    """Remove the rules that a proxy has left behind, or only find them."""
+    """Remove the rules that a proxy has left behind; in a dry run, only find these rules."""
     for place, remains in node.left.items():
         try:
             examined = remains(may_remove=may_remove)
@@ -242,7 +253,7 @@ def _clear(node: NodeToClean, result: Result, *, may_remove: bool) -> None:
 
 
 def _with_users(node: NodeToClean, outcome: Outcome) -> Outcome:
-    """The outcome; if it is the failed removal of a set, with the rules that use the set."""
+    """The outcome of an operation; if the removal of a set failed, the outcome also names the rules that use the set."""
     item = outcome.operation.item
     if not outcome.error or not isinstance(item, IpSet):
         return outcome
@@ -251,14 +262,14 @@ def _with_users(node: NodeToClean, outcome: Outcome) -> Outcome:
 
 
 def render_text(result: Result, *, dry_run: bool) -> str:
-    """The result for people: every problem, and every object in a dry run, else the number of each kind."""
+    """The result as text: every problem, and then every object (in a dry run) or the number of removed objects of each kind."""
     done = [outcome.operation for outcome in result.outcomes.values() if not outcome.error]
     left = [name for name, error in result.left.items() if not error]
     removed = [operation.item for operation in one_by_one(done) if operation.verb is Verb.REMOVE]
     rules = [*(str(item) for item in removed if isinstance(item, Skeleton)), *left]
     counts = counted_kinds(Counter(kind_of(item) for item in removed if not isinstance(item, Skeleton)))
     number = ", ".join(filter(None, [counts, *rules]))
-    if result.problems:  # perhaps nothing was read
+    if result.problems:  # perhaps no object could be read
         empty = "not known" if dry_run else "nothing"
         number += "; the rest is not known" if dry_run and number else ""
     else:
@@ -276,7 +287,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
 
 
 def render_json(result: Result, *, dry_run: bool) -> str:
-    """The result for programs: one JSON object on one line. ``clean``: none of our objects is left."""
+    """The result as JSON: one object on one line. ``clean`` is true if none of our objects remains."""
     document = {
         "dryRun": dry_run,
         "clean": result.is_fine and not (dry_run and (result.outcomes or result.left)),
@@ -297,5 +308,5 @@ def _in_words(operation: Operation) -> str:
 
 
 def _name(operation: Operation) -> str:
-    """The name of the object, without verb and kind."""
+    """The name of the object, without the verb and the kind of object."""
     return str(operation).split(" ", 2)[2]

@@ -1,4 +1,4 @@
-"""``ipvsproxy doctor``: checks all that ipvsproxy needs on this node: one finding for each question, with its remedy."""
+"""``ipvsproxy doctor``: checks everything that ipvsproxy needs on this node. Each check has one finding, with its remedy."""
 
 import asyncio
 import dataclasses
@@ -55,7 +55,7 @@ OLDEST = (4, 18)
 
 
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
-    """All findings about a host; ``desired`` are the sysctls that ``run`` sets."""
+    """All findings about a host; ``desired`` are the sysctls that ``run`` would set."""
     yield from _kernel(facts)
     yield from _modules(facts, config)
     yield from _sysctls(facts, desired)
@@ -115,7 +115,7 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _few(names: Sequence[str], noun: str) -> str:
-    """How many there are, and the first names."""
+    """The number of these names, and the first few names."""
     more = ", …" if len(names) > FEW else ""
     return f"{counted(len(names), noun)} ({', '.join(names[:FEW])}{more})"
 
@@ -144,7 +144,7 @@ def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
 
 
 def _has_ipv6(facts: Facts) -> bool:
-    """Whether this host has IPv6 addresses, and they can be served."""
+    """Whether this host has IPv6 addresses, and whether ipvsproxy can serve them."""
     addresses = facts.observation.interface_addresses or ()
     return Family.IPV6 not in facts.unserved and any(
         one.address.family is Family.IPV6 and not one.address.is_loopback and not one.address.is_link_local_v6
@@ -174,7 +174,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
-    """UDP datagrams over the MTU that the kernel drops; docs/running.md has the measurement."""
+    """Whether the kernel drops UDP datagrams that are larger than the MTU; docs/running.md has the measurement."""
     remedy = "let them send less, or by TCP"
     if _has_ipv6(facts) and facts.bridges and facts.sysctls.get(_BRIDGES_IPV6) == "1":
         text = f"UDP datagrams over the MTU from pods on bridges ({', '.join(facts.bridges)}) do not reach IPv6 Services: "
@@ -186,7 +186,10 @@ def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Our objects in a backend that this command's configuration does not choose; the configuration of ``run`` may choose it."""
+    """Finds our objects in the backend that this command's configuration does not choose.
+
+    The configuration of ``run`` may choose that backend.
+    """
     if facts.unread_backend and not facts.privileges:
         text = f"it is unknown whether another backend still holds rules or sets of ours: {facts.unread_backend}"
         yield warn("rules", text, "run doctor again; run looks for them by itself")
@@ -201,7 +204,10 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _choice(choice: backends.BackendChoice, config: Config) -> str:
-    """The backend that this command's configuration chooses, and why. The configuration of ``run`` may choose another one."""
+    """The backend that this command's configuration chooses, and why.
+
+    The configuration of ``run`` may choose the other backend.
+    """
     asked = config.drivers.rules_backend
     rests_on = f"--rules-backend={asked}" + (f": {choice.reason}" if asked is Backend.AUTO else "")
     return f"the configuration of this command chooses {choice.backend} ({rests_on})"
@@ -249,7 +255,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
         yield warn("ipvs", text, remedy)
     names = list(map(str, foreign))
     if names or observed.foreign_virtual_servers:
-        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - a few will do
+        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - five names are enough
         count = len(names) + observed.foreign_virtual_servers
         remedy = "they are left alone; make sure that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
         yield warn("ipvs", f"{counted(count, 'virtual server')} of other programs (keepalived, docker swarm, ...){named}", remedy)
@@ -258,7 +264,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Whether local routes can be added and stay, and whether local routes are left from a former process."""
+    """Whether local routes can be added and stay, and whether a former process has left local routes behind."""
     if config.translation.binding is not Binding.ROUTES:
         if left := facts.observation.routes or ():
             text = f"{counted(len(left), 'local route')} of ours left, and Service addresses are to be on kube-ipvs0"
@@ -277,7 +283,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Rules of other programs that keep second scopes of external addresses from their packets."""
+    """Rules of other programs that keep packets to external addresses from reaching the second scopes."""
     if config.translation.scopes is not TrafficScopes.API and not config.takes_direct_return:
         return
     bits = config.translation.scope_bits
@@ -296,7 +302,7 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _some(rules: Sequence[str], most: int = 3) -> str:
-    """The first of these rules, and the number of the others: Calico has some for each pod."""
+    """The first few of these rules, and the number of remaining rules: Calico has several rules for each pod."""
     return "; ".join([*rules[:most], *([f"{len(rules) - most} more"] if rules[most:] else [])])
 
 
@@ -328,9 +334,9 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
 
 
 def _kube_proxy(facts: Facts) -> Iterator[Finding]:
-    """The rules that kube-proxy's other modes have left.
+    """The rules that kube-proxy in another mode has left behind.
 
-    While some rules are unread, neither this check nor the check of firewalls reports ok.
+    While some rules cannot be read, neither this check nor the firewall check reports ok.
     """
     if facts.unread_tables and not facts.privileges:
         text = f"it is unknown what some rules do to packets of Services: {'; '.join(facts.unread_tables)}"
@@ -390,7 +396,7 @@ def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Find
 
 
 async def _source(config: Config) -> tuple[Finding, Store]:
-    """Check the source of Services; returns the objects that it has as well."""
+    """Check the source of Services; also returns the objects that the source has."""
     store = Store(started_s=0)
     try:
         source = await sources.make(config)
@@ -406,7 +412,7 @@ async def _source(config: Config) -> tuple[Finding, Store]:
 
 
 def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document:
-    """The result as a document."""
+    """The result as a JSON document."""
     return {
         **inspection.head("doctor", node_name),
         "findings": [one._asdict() for one in findings],
@@ -415,7 +421,10 @@ def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document
 
 
 def render(document: inspection.Document) -> Iterator[str]:
-    """The result for people: what is lacking, the worst first, and what to do. Of topics without such a finding, the names."""
+    """The result as text: the findings that need attention, the worst first, each with its remedy.
+
+    Topics without such a finding are listed by name.
+    """
     findings = document["findings"]
     for level in (Level.FAIL, Level.WARN, Level.NOTE):
         for one in [one for one in findings if one["level"] == level]:

@@ -1,8 +1,9 @@
-"""``ipvsproxy --dry-run``: runs beside a kube-proxy as a shadow, which compares desired and observed state, and never programs.
+"""``ipvsproxy --dry-run``: a shadow of a kube-proxy, which compares desired and observed state and never changes the kernel.
 
-Rule 1: a shadow applies no operation, loads no module and opens no health-check port: these are kube-proxy's tasks.
-Rule 2: kube-proxy needs time to program a change, so the shadow reads the kernel ``PATIENCE_S`` after a change.
-Rule 3: the shadow's ports differ from kube-proxy's, so that one configuration serves both.
+Rule 1: a shadow applies no operation, loads no module and opens no health-check port, because kube-proxy does all this.
+Rule 2: kube-proxy needs time to program a change, so the shadow waits for ``PATIENCE_S`` after a change before it reads the
+kernel.
+Rule 3: the shadow listens on ports other than kube-proxy's, so that both can use the same configuration.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class DryRun:
-    """Compares again and again, and reports differences in log, metrics and health."""
+    """Compares desired and observed state repeatedly, and reports differences in the log, in metrics and in the health status."""
 
     def __init__(
         self, comparison: inspection.Comparison, status: Status, metrics: Metrics, *, node_name: str, interval_s: float
@@ -56,7 +57,7 @@ class DryRun:
         self._known: frozenset[tuple[str, str]] = frozenset()
 
     def changed(self) -> None:
-        """The store has new objects."""
+        """Called when objects in the store have changed."""
         self._status.node = self._comparison.store.node(self._node_name)
         self._changed.set()
 
@@ -68,7 +69,10 @@ class DryRun:
             await asyncio.sleep(PATIENCE_S)
 
     async def compare(self) -> None:
-        """Compare once. If the kernel cannot be read, or a first list is doubted, log it, and keep the last figures."""
+        """Compare once.
+
+        If the kernel cannot be read, or if a first list is in doubt, log the problem and keep the previous figures.
+        """
         self._changed.clear()
         if self._comparison.store.may_lack_all:
             log.warning("first_list_not_believed", hint="the list is empty; nothing is compared before a second list confirms it")
@@ -115,7 +119,7 @@ class DryRun:
 
 
 def run(config: Config) -> int:
-    """Run as a shadow until a signal ends it; returns the exit status."""
+    """Run as a shadow until a signal stops the process; returns the exit status."""
     return lifecycle.run(config, functools.partial(_serve, config))
 
 

@@ -31,7 +31,7 @@ _PARTS = ("services", "pods", "notUsed", "unclaimed")
 
 
 class Place(NamedTuple):
-    """An address and a port, or all of its ports if ``port`` is 0."""
+    """An address and a port; ``port`` is 0 if all ports of the address are meant."""
 
     address: Address
     port: int
@@ -48,10 +48,12 @@ Subject = ServiceName | Place
 
 
 def parse_subject(text: str) -> Subject:
-    """Read ``namespace/name``, ``name``, ``address``, ``address:port`` or ``[v6]:port``. A bare name gets an empty namespace.
+    """Parse ``namespace/name``, ``name``, ``address``, ``address:port`` or ``[v6]:port``.
+
+    If only a name is given, the namespace is empty.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the text has none of these forms.
     """
     bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d{1,5}))?", text)
     plain = re.fullmatch(r"([\d.]+)(?::(\d{1,5}))?", text)
@@ -67,7 +69,7 @@ def parse_subject(text: str) -> Subject:
 
 
 def _is_named(subject: Subject, name: str) -> bool:
-    """Whether ``namespace/name`` is the name of the subject; a subject without a namespace is of any."""
+    """Whether ``namespace/name`` is the name of the subject; a subject without a namespace matches every namespace."""
     return isinstance(subject, ServiceName) and name in (str(subject), f"{name.partition('/')[0]}/{subject}")
 
 
@@ -80,9 +82,9 @@ async def describe(
     read_rivals: ReadRivals = lambda _ports: Rivals(),
     targets: Targets = MappingProxyType({}),
 ) -> Document:
-    """The explanation as a document. ``targets`` are the pods behind all endpoints.
+    """The explanation as a JSON document. ``targets`` are the pods behind all endpoints.
 
-    ``read_rivals`` reads which programs and rules of this host also take packets to ports.
+    ``read_rivals`` finds the other programs and rules on this host that also take packets to the given ports.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -146,7 +148,7 @@ def _addresses(service: Service) -> Sequence[Address]:
 
 
 def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[str, Address], set[ServiceName]]:
-    """The Services that have an endpoint of this name or address, by the endpoint's name (empty if unknown) and address."""
+    """The Services that have an endpoint with this name or address, and the endpoint's name (empty if unknown) and address."""
     address = subject.address if isinstance(subject, Place) else None
     found: dict[tuple[str, Address], set[ServiceName]] = {}
     for (service, key), target in targets.items():
@@ -161,7 +163,7 @@ def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[s
 
 
 def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer, comparison: Comparison) -> Document:
-    """Whether a Service uses a pod, by port; ``reason`` says why none of its ports has the pod as an endpoint."""
+    """Whether each port of a Service uses a pod; ``reason`` says why the pod is an endpoint of none of the ports."""
     if name not in comparison.store.services:
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
     document = explainer.service(name, set(_keys_of(comparison, name)))
@@ -176,7 +178,10 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
 
 
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
-    """Why an object of this name is not used at all. The document shows unused parts of a known Service with that Service."""
+    """Why no object of this name is used at all.
+
+    If the Service is known, its unused parts are shown in the entry of that Service.
+    """
     for complaint in complaints:
         is_shown = complaint.name in known and not complaint.where
         if complaint.kind is ObjectKind.SERVICE and _is_named(subject, complaint.name) and not is_shown:
@@ -185,7 +190,7 @@ def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collecti
 
 
 def _unserved_loopback(subject: Subject, services: Iterable[Service], view: NodeView) -> Iterator[Document]:
-    """Why node ports do not answer on a loopback address, and which addresses do."""
+    """Why node ports do not answer on a loopback address, and on which addresses they answer."""
     if not isinstance(subject, Place) or not subject.address.is_loopback:
         return
     family = subject.address.family
@@ -236,7 +241,7 @@ _NOT_ASKED_FOR = (
 
 
 def render(document: Document, subject: str) -> Iterator[str]:
-    """The lines of a document about this subject."""
+    """The text lines that explain this subject, made from the document."""
     if not any(document[part] for part in _PARTS):
         yield f"{subject}: no Service or endpoint of this name, and no virtual server or endpoint at this address"
         if _NAME.fullmatch(subject):
@@ -273,7 +278,7 @@ def _service(service: Document) -> Iterator[str]:
 
 
 def _pod(pod: Document) -> Iterator[str]:
-    """What an endpoint serves, and why not."""
+    """Which traffic an endpoint serves, and why it does not serve the rest."""
     where = next((_where(port["endpoint"]) for service in pod["services"] for port in service["ports"]), "")
     yield (f"endpoint {pod['target']} ({pod['address']})" if pod["target"] else f"endpoint {pod['address']}") + where
     for service in pod["services"]:
@@ -347,7 +352,7 @@ def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -
 
 
 def _choices(one: Document) -> str:
-    """Scheduler, its flags, and thresholds."""
+    """The scheduler, the scheduler's flags, and the connection thresholds."""
     flags = [name for name in one["schedulerFlags"] if name != "thresholds"]
     limits = Thresholds.of(one)
     words = one["scheduler"] + (f" ({', '.join(flags)})" if flags else "")
@@ -384,7 +389,7 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
 
 
 def _endpoints(port: Document) -> Iterator[str]:
-    """One list for each kind of traffic, or one list for all kinds if their endpoints are the same."""
+    """One list of endpoints for each kind of traffic, or a single list if all kinds have the same endpoints."""
     endpoints, traffics = port["endpoints"], _traffics(port)
     if all(one["internal"] == one[traffic] for one in endpoints for traffic in traffics):
         traffics = traffics[:1]
@@ -400,13 +405,13 @@ def _endpoints(port: Document) -> Iterator[str]:
 
 
 def _where(endpoint: Document) -> str:
-    """Its node and zone, as far as they are known, with a space before each."""
+    """The node and zone of an endpoint, as far as they are known, each with a space before it."""
     node, zone = endpoint["node"], endpoint["zone"]
     return (f" on {node}" if node else "") + (f" in {zone}" if zone else "")
 
 
 def _traffics(port: Document) -> list[str]:
-    """The kinds of traffic that a port has."""
+    """The kinds of traffic that a Service port receives."""
     traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
     return [*traffics, "cluster"] if port["clusterScope"] and port["clusterScope"]["virtualServer"] else traffics
 

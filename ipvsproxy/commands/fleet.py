@@ -1,9 +1,11 @@
-"""``ipvsproxy fleet``: which nodes differ, by the health of each node's ipvsproxy, read through the pod proxy of the API server.
+"""``ipvsproxy fleet``: reports which nodes differ, by the health status that each node's ipvsproxy reports.
 
-Rule 1: two rights in one namespace are enough: to list pods, and to get pods/proxy.
-Rule 2: whatever answers may be broken or hostile. Time, bytes and types of an answer are bounded, and no redirect is followed,
-because the caller's credentials would go with it.
-Rule 3: a node is left out of no answer. Without an answer, the reason is reported.
+The health status is read through the pod proxy of the API server.
+
+Rule 1: the caller needs only two permissions, in one namespace: to list pods, and to get pods/proxy.
+Rule 2: the program that answers a request may be broken or hostile. Time, size and types of an answer are checked, and no
+redirect is followed, because the caller's credentials would be sent along.
+Rule 3: every node appears in the result. If a node does not answer, the reason is reported.
 """
 
 import asyncio
@@ -42,7 +44,7 @@ _GONE = ("Succeeded", "Failed")
 
 
 class Fault(enum.StrEnum):
-    """What distinguishes a node, in the words of the output."""
+    """Properties in which nodes can differ, as worded in the output."""
 
     NO_ANSWER = "no answer"
     NOT_IN_FORCE = "not in force"
@@ -72,7 +74,7 @@ class _Program(msgspec.Struct, rename="camel"):
 
 
 class HealthAnswer(msgspec.Struct, rename="camel"):
-    """The answer of ``/healthz?verbose``. An ipvsproxy that is older than this command has no ``ipvsproxy``."""
+    """The response of ``/healthz?verbose``. An ipvsproxy that is older than this command sends no ``ipvsproxy`` field."""
 
     current_time: _Time
     healthy: bool
@@ -98,7 +100,7 @@ class _PodPart(msgspec.Struct, rename="camel"):
 
 
 class Pod(msgspec.Struct):
-    """The fields that are used of a pod. ``spec`` has its node, ``status`` its phase."""
+    """The fields of a pod that this command uses. ``spec`` has the pod's node, ``status`` has the pod's phase."""
 
     metadata: _Metadata
     spec: _PodPart
@@ -106,7 +108,7 @@ class Pod(msgspec.Struct):
 
     @property
     def is_gone(self) -> bool:
-        """Whether another pod may have its place."""
+        """Whether the pod is ending or has ended, so that another pod may have replaced it."""
         return bool(self.metadata.deletion_timestamp) or self.status.phase in _GONE
 
 
@@ -116,7 +118,10 @@ class _PodList(msgspec.Struct):
 
 
 class FleetNode(NamedTuple):
-    """A node, and what is wrong with it without regard to the others. Version and configuration are empty if unknown."""
+    """A node, and what is wrong with this node when it is looked at alone.
+
+    An empty version or configuration means that it is unknown.
+    """
 
     name: str
     pod: str
@@ -126,7 +131,7 @@ class FleetNode(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered as an ipvsproxy does."""
+        """Whether the node has not answered in the way that an ipvsproxy answers."""
         return any(trouble is Fault.NO_ANSWER for trouble, _ in self.troubles)
 
 
@@ -160,7 +165,10 @@ def _refusal(reason: str, before: str = "") -> CannotStartError:
 
 
 def _kubeconfig(config: Config) -> str:
-    """The caller's: of the flag or file, else as kubectl finds it; empty without any, which means the pod's service account."""
+    """The path of the caller's kubeconfig: from the flag or configuration file, or else where kubectl finds it.
+
+    An empty path means that there is no kubeconfig, and the pod's service account is used.
+    """
     if config.source.kubeconfig or config.source.api_server:
         return config.source.kubeconfig
     paths = os.environ.get("KUBECONFIG", "").split(os.pathsep)
@@ -169,7 +177,7 @@ def _kubeconfig(config: Config) -> str:
 
 
 async def list_pods(connection: HttpConnection, namespace: str, selector: str) -> Sequence[Pod]:
-    """The pods with these labels; of a node with several ones, those that are to stay.
+    """The pods with these labels; if a node has several such pods, only those that are not ending.
 
     Raises:
         ApiError: the list could not be read.
@@ -191,7 +199,7 @@ async def list_pods(connection: HttpConnection, namespace: str, selector: str) -
 async def ask(
     connection: HttpConnection, namespace: str, pods: Iterable[Pod], port: int, timeout_s: float = TIMEOUT_S
 ) -> Sequence[FleetNode]:
-    """What each pod's ipvsproxy says of its node, by the names of the nodes."""
+    """The health status that each pod's ipvsproxy reports about its node, by node name."""
     slots = asyncio.Semaphore(PARALLEL)
 
     async def one(pod: Pod) -> FleetNode:
@@ -231,7 +239,7 @@ def _silent(node: FleetNode, why: str) -> FleetNode:
 
 
 def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
-    """What may be wrong, each with its sentences; without a sentence, it is not."""
+    """Each possible fault, with sentences about it; an empty list of sentences means that the node does not have the fault."""
     mine = health.ipvsproxy
     waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
     unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]
@@ -249,7 +257,10 @@ def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
 
 
 def describe(namespace: str, nodes: Sequence[FleetNode]) -> Document:
-    """The result as a document. Configurations are compared among nodes of one version: another one may have other fields."""
+    """The result as a JSON document.
+
+    Configurations are compared only among nodes of the same version, because another version may have other fields.
+    """
     version = _usual(node.version for node in nodes)
     usual = {one: _usual(node.configuration for node in nodes if node.version == one) for one in {node.version for node in nodes}}
     described = [_described(node, version, usual[node.version]) for node in nodes]
@@ -286,7 +297,7 @@ def _described(node: FleetNode, version: str, configuration: str) -> Document:
 
 
 def render(document: Document) -> Iterator[str]:
-    """The result for people: one line for each problem, then the verdict."""
+    """The result as text: one line for each problem, then the verdict."""
     rows = [(one["node"], row["problem"], row["detail"]) for one in document["nodes"] for row in one["problems"]]
     if rows:
         rows.insert(0, ("NODE", "PROBLEM", "DETAIL"))

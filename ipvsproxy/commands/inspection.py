@@ -1,8 +1,8 @@
-"""The common part of all commands that only read: first lists, desired and observed state of this node, the exit status.
+"""The common part of all commands that only read: first lists, the desired and observed state of this node, and the exit status.
 
-Rule 1: these commands load no module and write nothing. Where ``run`` makes an attempt to learn a fact, these commands assume
-success.
-Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables have the differences. No operation
+Rule 1: these commands load no module and write nothing. Where ``run`` learns a fact about the kernel by trying an operation,
+these commands assume that the operation would succeed.
+Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables find the differences. No operation
 is applied.
 """
 
@@ -59,11 +59,14 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class UnknownStateError(CannotStartError):
-    """Desired or observed state is unknown; ``reasons`` has a sentence for each unknown part."""
+    """The desired or observed state is unknown; ``reasons`` has a sentence for each unknown part."""
 
 
 class Comparison:
-    """The desired and the observed state of this node at the last ``read``. ``view`` exists after the first ``read``."""
+    """The desired and observed state of this node, as of the last ``read``.
+
+    ``view`` is available only after the first ``read``.
+    """
 
     view: views.NodeView
 
@@ -89,15 +92,15 @@ class Comparison:
 
     @property
     def translation(self) -> Settings:
-        """The operator's choices for Services, and what the kernel supports of these."""
+        """The configured policy for Services, and the features that it needs and the kernel supports."""
         return self._translator.settings
 
     async def read(self) -> Changes:
-        """Read the kernel, and take the changes out of the store; returns the changes.
+        """Read the kernel, and take the pending changes out of the store; returns these changes.
 
         Raises:
-            UnknownStateError: a part of the kernel could not be read, or a first list is doubted.
-            KernelError: the kernel did not answer a question.
+            UnknownStateError: a part of the kernel could not be read, or a first list is in doubt.
+            KernelError: the kernel did not answer a query.
         """
         if self.store.may_lack_all:
             raise UnknownStateError("a first list of the API server is empty; it does not count before a second list confirms it")
@@ -123,20 +126,20 @@ class Comparison:
 
     @property
     def may_linger(self) -> bool:
-        """Whether a stale virtual server has an address that this node lacks.
+        """Whether a stale virtual server has an address that this node does not have.
 
-        ``run`` keeps the node ports of a lost address for a while.
+        ``run`` keeps the node ports of a lost address for some time.
         """
         return not self.carried.issuperset(key.address for key in self.survey.stale())
 
     def differences(self) -> list[Difference]:
-        """The differences at the last ``read``."""
+        """The differences between desired and observed state, as of the last ``read``."""
         return list(self.survey.differences(iptables_syntax.render))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """A node, with everything that a command needs to read it."""
+    """A node, with everything that a command needs to read the node's state."""
 
     config: Config
     store: Store
@@ -145,7 +148,7 @@ class Inspected:
     source: sources.Source
 
     async def targets(self) -> tuple[Targets, Sequence[str]]:
-        """The pods behind endpoints, and why they cannot be named."""
+        """The pods behind endpoints, and the reason why the pods cannot be named."""
         try:
             return await self.source.targets(), ()
         except sources.ApiError as error:
@@ -153,12 +156,12 @@ class Inspected:
 
 
 def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
-    """Why a node cannot be read, in sentences."""
+    """The reasons why a node cannot be read, as sentences."""
     return error.reasons if isinstance(error, CannotStartError) else (str(error),)
 
 
 class CommandAnswer(NamedTuple):
-    """The answer of a command, its exit status, and sentences about what the answer lacks."""
+    """The answer of a command, its exit status, and sentences about data that the answer does not contain."""
 
     document: Document
     status: int = 0
@@ -170,16 +173,16 @@ Render = Callable[[Document], Iterable[str]]
 
 
 def run(config: Config, answer: Callable[[Inspected], Awaitable[CommandAnswer]], render: Render) -> int:
-    """Let a command read this node, and print its answer; returns the exit status."""
+    """Run a command that reads this node, and print the command's answer; returns the exit status."""
     return execute(config, _run(config, answer), render, "the state of this node is unknown; nothing was changed")
 
 
 def execute(
     config: Config, work: Coroutine[None, None, CommandAnswer], render: Render, conclusion: str, *, failed: int = CANNOT_TELL
 ) -> int:
-    """Do the work of a command, and print its answer; returns the exit status.
+    """Run a command, and print its answer; returns the exit status.
 
-    If the work is impossible, the exit status is ``failed``, and the reasons are printed before the conclusion.
+    If the command cannot do its work, the exit status is ``failed``, and the reasons are printed before the conclusion.
     """
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
@@ -201,10 +204,10 @@ async def _run(config: Config, answer: Callable[[Inspected], Awaitable[CommandAn
 
 
 async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sources.Source) -> Inspected:
-    """This node, with an empty store.
+    """This node, with a store that is still empty.
 
     Raises:
-        CannotStartError: no family can be read.
+        CannotStartError: no IP family can be read.
     """
     programs = await kernel.call(readable_programs)
     choices = requirements.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.translation.scheduler))
@@ -213,7 +216,7 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sour
 
 
 def expected_scheduler(configured: str) -> str:
-    """The scheduler that ``run`` would use for the configured one, as far as the files of the kernel's modules show it."""
+    """The scheduler that ``run`` would use for the configured scheduler, as far as the kernel's module files show it."""
     if modules.module_state(f"ip_vs_{configured}") is not modules.ModuleState.MISSING:
         return configured
     hint = f"this kernel has no module ip_vs_{configured}"
@@ -228,10 +231,10 @@ async def following(
     changed: Callable[[], object] = lambda: None,
     silent: Callable[[str], object] = sources.give_up,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Fill the store with the first lists, and keep it up to date while the block runs.
+    """Fill the store with the first lists, and keep the store up to date while the ``with`` block runs.
 
-    ``changed`` is called after each change, ``silent`` if a first list does not arrive. The block gets the task that receives
-    changes; the task ends only by an error.
+    ``changed`` is called after each change; ``silent`` is called if a first list does not arrive. The block gets the task that
+    receives changes; this task ends only if it fails.
 
     Raises:
         CannotStartError: the first lists did not arrive.
@@ -265,7 +268,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
     """The kernel's thread.
 
     Raises:
-        CannotStartError: a privilege or the kernel's IPVS is missing.
+        CannotStartError: the process lacks a privilege, or the kernel has no IPVS.
     """
     try:
         backend = (await asyncio.to_thread(backends.choose, config.drivers.rules_backend)).backend
@@ -289,10 +292,10 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
 
 
 def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The iptables program of each readable family.
+    """The iptables program of each IP family that can be read.
 
     Raises:
-        CannotStartError: no family is readable.
+        CannotStartError: no IP family can be read.
     """
     refusals = {family: kernel.rules.usable(family) for family in Family}
     programs = {family: kernel.rules.program(family) for family, refusal in refusals.items() if refusal is None}
@@ -303,12 +306,12 @@ def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
 
 
 def head(command: str, node_name: str) -> Document:
-    """The first fields of a document."""
+    """The fields with which every JSON document begins."""
     return {"version": JSON_VERSION, "command": command, "node": node_name}
 
 
 def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a document, or its lines, to standard output."""
+    """Print a JSON document, or its text lines, to standard output."""
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return

@@ -1,4 +1,4 @@
-"""``ipvsproxy list``: what ``ipvsadm -Ln`` prints, with the names of Services and pods beside it."""
+"""``ipvsproxy list``: prints the table that ``ipvsadm -Ln`` prints, with the names of Services and pods next to the addresses."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +23,7 @@ NAME_COLUMN = 70
 
 
 async def describe(node: Inspected, rows: IpvsTable, targets: Targets, text: str = "") -> Document:
-    """The table with names, restricted by the text of a filter. ``rows`` were read a moment ago.
+    """The table with names, reduced to the rows that match the text of a filter. ``rows`` must have just been read.
 
     Raises:
         UnknownStateError: a part of the kernel could not be read.
@@ -43,7 +43,7 @@ def _query(text: str) -> Query:
 
 
 class _Names:
-    """Finds the names of the Services and pods behind the rows."""
+    """Finds the names of the Services and pods that belong to the rows of the table."""
 
     def __init__(self, comparison: Comparison, targets: Targets) -> None:
         self._survey = comparison.survey
@@ -51,7 +51,10 @@ class _Names:
         self._targets = targets
 
     def matches(self, key: VirtualServerKey, one: Document, query: Query) -> bool:
-        """Whether a virtual server passes a filter. One without a Service has no more than problems."""
+        """Whether a virtual server passes a filter.
+
+        A virtual server without a Service matches only an empty filter or the filter for problems.
+        """
         desired = self._survey.sides(key).desired
         service = self._store.services.get(desired.owner.service) if desired else None
         has_problems = bool(one["problems"] or any(each["state"] in _WRONG for each in one["realServers"]))
@@ -60,7 +63,7 @@ class _Names:
         return query.matches(service, self._store.slices_of(service.name), has_problems=has_problems)
 
     def virtual_server(self, row: VirtualServerRow) -> Document:
-        """The owner of a virtual server, and what is wrong; without an owner, all names are null."""
+        """The owner of a virtual server, and what is wrong with the virtual server; if it has no owner, all names are null."""
         key = row.key
         sides = self._survey.sides(key)
         name = sides.desired.owner.service if sides.desired else None
@@ -109,7 +112,7 @@ def _state(row: RealServerRow, desired: int | None) -> str:
 
 
 def table(node_name: str, rows: IpvsTable, names: _Names | None = None) -> Document:
-    """The table as a document; of a node whose Services are not known, without names."""
+    """The table as a JSON document; if the node's Services are not known, it has no names."""
     return {
         **inspection.head("list", node_name),
         "ipvs": {"version": rows.version, "connectionTableSize": rows.size},
@@ -150,7 +153,7 @@ def _virtual_server(row: VirtualServerRow, names: _Names | None) -> Document:
 
 
 def render(document: Document) -> Iterator[str]:
-    """The table as ipvsadm prints it, with names behind its rows."""
+    """The table as ipvsadm prints it, with names at the end of the rows."""
     ipvs = document["ipvs"]
     yield f"IP Virtual Server version {ipvs['version']} (size={ipvs['connectionTableSize']})"
     titles = ("Service port", "pod, node") if document["named"] else ("", "")
@@ -168,7 +171,7 @@ def _beside(row: str, name: str) -> str:
 
 
 def _heading(one: Document) -> str:
-    """The row of a virtual server."""
+    """The table row of a virtual server."""
     if one["mark"] is not None:
         name = f"FWM  {one['mark']}" + (" IPv6" if one["family"] == "IPv6" else "")
     else:
@@ -187,7 +190,7 @@ def _heading(one: Document) -> str:
 
 
 def _netmask(family: str, prefix_length: int) -> list[str]:
-    """The part of a client's address that affinity compares; empty if it is the whole address."""
+    """The mask for the part of a client's address that session affinity compares; empty if it compares the whole address."""
     if family == Family.IPV6.label:
         return [f"mask {prefix_length}"] if prefix_length != Family.IPV6.bits else []
     everything = (1 << Family.IPV4.bits) - 1
@@ -225,10 +228,10 @@ def run(config: Config) -> int:
 
 
 async def _read(config: Config) -> CommandAnswer:
-    """The table, and why names are missing in it.
+    """The table, and the reasons why it lacks names.
 
     Raises:
-        CannotStartError: a privilege or the kernel's IPVS is missing.
+        CannotStartError: the process lacks a privilege, or the kernel has no IPVS.
         KernelError: the table could not be read.
     """
     async with inspection.readable_kernel(config) as kernel:

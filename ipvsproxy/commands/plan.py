@@ -1,6 +1,6 @@
-"""``ipvsproxy plan``: runs the loop once, on a kernel that only records operations.
+"""``ipvsproxy plan``: runs the reconcile loop once, on a kernel that only records operations.
 
-So the operations and their order are those of ``run``: no other code decides them.
+Therefore the operations and their order are exactly those of ``run``: the same code decides them.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMO
 
 
 class PlanningKernel:
-    """A ``Kernel`` that reads the real one, records all operations, and reports them as done."""
+    """A ``Kernel`` that reads the real kernel, but only records operations and reports them as done."""
 
     def __init__(self, kernel: ReadableKernel) -> None:
         self._real = kernel
@@ -43,10 +43,10 @@ class PlanningKernel:
         self.operations: list[Operation] = []
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """As in ``Kernel``, but an incomplete reading is an error.
+        """As in ``Kernel``, except that an incomplete reading raises an error.
 
         Raises:
-            UnknownStateError: a part could not be read.
+            UnknownStateError: a part of the kernel could not be read.
         """
         observed = self._real.observe(sets, families, sysctls)
         if observed.errors:
@@ -61,7 +61,10 @@ class PlanningKernel:
         return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Record the operations, and apply none. Timeouts, which the loop sets at each start, count only if they change."""
+        """Record the operations, and apply none.
+
+        The loop sets the timeouts at each start; they count as an operation only if their values would change.
+        """
         self.operations += (
             one for one in one_by_one(operations) if not isinstance(one.item, Timeouts) or self._would_change(one.item)
         )
@@ -73,7 +76,7 @@ class PlanningKernel:
 
 
 class _FirstSync:
-    """Waits for the end of the first sync."""
+    """Waits until the first sync has ended."""
 
     def __init__(self) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,7 +87,7 @@ class _FirstSync:
     def syncing(self, now: float) -> None:
         """As ``summary.Watcher``."""
 
-    def synced(self, summary: SyncSummary) -> None:  # noqa: ARG002 - its result does not matter
+    def synced(self, summary: SyncSummary) -> None:  # noqa: ARG002 - the result of the sync does not matter
         """As ``summary.Watcher``."""
         if not self.over.done():
             self.over.set_result(None)
@@ -92,21 +95,21 @@ class _FirstSync:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The operations of ``run``, and the desired and observed state after them."""
+    """The operations that ``run`` would apply, and the desired and observed state after these operations."""
 
     operations: Sequence[Operation]
     survey: Survey
 
 
 async def plan(node: Inspected) -> Planned:
-    """Run the loop on a kernel that records operations, until everything would be in force.
+    """Run the reconcile loop on a kernel that records operations, until everything would be programmed.
 
     Raises:
         UnknownStateError: the kernel could not be read.
     """
     kernel = await node.kernel.call(PlanningKernel)
     watcher = _FirstSync()
-    settings = dataclasses.replace(node.choices.settings, audit_interval_s=math.inf)  # the kernel is read once
+    settings = dataclasses.replace(node.choices.settings, audit_interval_s=math.inf)  # so the kernel is read only once
     engine = Engine(
         choices=node.choices._replace(settings=settings),
         store=node.store,
@@ -125,7 +128,7 @@ async def plan(node: Inspected) -> Planned:
 
 
 def describe(node_name: str, planned: Planned) -> Document:
-    """The plan as a document."""
+    """The plan as a JSON document."""
     counts = Counter(operation.verb.value for operation in planned.operations)
     return {
         **inspection.head("plan", node_name),
@@ -156,7 +159,7 @@ def _describe(operation: Operation, survey: Survey) -> Document:
 
 
 def render(document: Document) -> Iterator[str]:
-    """The plan for people: operations by step, in their order."""
+    """The plan as text: the operations of each step, in their order."""
     summary = document["summary"]
     if not summary["total"]:
         yield f"{document['node']}: nothing to do, the kernel is in its desired state"
@@ -182,7 +185,7 @@ def render(document: Document) -> Iterator[str]:
 
 
 def _line(operation: Document, above: str) -> str:
-    """One operation. ``above`` is the virtual server of the line before: its real servers are indented below it."""
+    """One operation. ``above`` is the virtual server of the previous line: its real servers are indented below it."""
     virtual_server, arrow, real_server = operation["object"].partition(" -> ")
     name = f"  -> {real_server}" if arrow and virtual_server == above else operation["object"]
     if "settings" in operation:
@@ -194,7 +197,7 @@ def _line(operation: Document, above: str) -> str:
 
 
 def _weight(operation: Document) -> str:
-    """The values of a real server in an operation; empty if the operation only adds it with weight 1."""
+    """The values of a real server that an operation sets; empty if the operation only adds the real server with weight 1."""
     weight, thresholds, by_tunnel = operation["weight"], Thresholds.of(operation), "forward" in operation
     limits = f", {thresholds}" if thresholds != NO_THRESHOLDS else ""
     if operation["verb"] == Verb.ADD.value and weight == 1 and not by_tunnel:

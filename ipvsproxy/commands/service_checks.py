@@ -1,4 +1,4 @@
-"""Why Services cannot be reached on this node although each is programmed correctly, for ``doctor`` and ``explain``."""
+"""Finds out why Services that are programmed correctly cannot be reached on this node, for ``doctor`` and ``explain``."""
 
 import enum
 import functools
@@ -23,7 +23,7 @@ from ipvsproxy.translate.view import NodeView
 
 
 class Level(enum.StrEnum):
-    """The severity of a finding."""
+    """How serious a finding is."""
 
     OK = "ok"
     NOTE = "note"
@@ -32,7 +32,7 @@ class Level(enum.StrEnum):
 
 
 class Finding(NamedTuple):
-    """The answer to one question. ``remedy`` is empty if there is nothing to do."""
+    """The result of one check. An empty ``remedy`` means that there is nothing to do."""
 
     level: Level
     topic: str
@@ -61,7 +61,7 @@ MOST_COLLISIONS = 20
 
 
 class Collision(NamedTuple):
-    """A program, rule or interface of this host that takes packets of a Service, or whose packets a Service takes."""
+    """A program, rule or interface of this host that takes a Service's packets, or loses its own packets to a Service."""
 
     service: ServiceName
     text: str
@@ -71,7 +71,7 @@ class Collision(NamedTuple):
 def judge(
     services: Collection[Service], settings: Settings, collisions: Iterable[Collision], unknown: Collection[str] = ()
 ) -> Iterator[Finding]:
-    """All findings about Services. ``unknown`` has a reason for each part of this host that could not be read."""
+    """All findings about Services. ``unknown`` has a reason for each part of this host's state that could not be read."""
     yield from _cluster_ranges(services, settings)
     found = list(collisions)
     for one in found[:MOST_COLLISIONS]:
@@ -83,7 +83,7 @@ def judge(
 
 
 def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
-    """Whether second scopes know the pods of this node, in the mode that recognises them by their ranges."""
+    """Whether all pod addresses of this node lie in the configured ranges, if second scopes recognise pods by ranges."""
     if settings.scopes is not TrafficScopes.API or settings.detect_local is not LocalMode.CLUSTER_CIDR:
         return
     for family in sorted(settings.families & {network.family for network in settings.cluster_networks}):
@@ -97,7 +97,7 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
 
 
 def judge_direct_return(settings: Settings, view: NodeView, node: Node | None) -> Iterator[Finding]:
-    """Whether this node can take part in direct return, and whether other nodes know."""
+    """Whether this node can take part in direct return, and whether the other nodes know that."""
     takes_part = node is not None and node.takes_direct_return
     if not settings.direct_return:
         if takes_part:
@@ -119,10 +119,10 @@ def judge_direct_return(settings: Settings, view: NodeView, node: Node | None) -
 
 
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:
-    """Whether cluster IPs lie in the range of the pods, from which packets are not masqueraded.
+    """Whether cluster IPs lie in the pods' range, whose packets are not masqueraded.
 
-    The host's own packets to a cluster IP have that cluster IP as their source, so the host would count as a pod
-    (kubernetes#65158).
+    When the host itself sends packets to a cluster IP, the cluster IP is also their source address, so the host would count as a
+    pod (kubernetes#65158).
     """
     if settings.detect_local is not LocalMode.CLUSTER_CIDR or settings.masquerade_all or not services:
         return
@@ -156,7 +156,7 @@ class _Place(NamedTuple):
 
 
 def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
-    """The ports, and node ports, on which programs of this host may listen as well."""
+    """The Service ports and node ports on which programs of this host may listen as well."""
     ports = [port for service in services for port in service.ports]
     return frozenset((port.protocol, number) for port in ports for number in (port.port, port.node_port) if number)
 
@@ -164,9 +164,9 @@ def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
 def collisions(
     services: Iterable[Service], view: NodeView, addresses: Iterable[InterfaceAddress], rivals: Rivals, settings: Settings
 ) -> Iterator[Collision]:
-    """What collides with these Services on this node, once for each program, rule or interface and port.
+    """Conflicts with these Services on this node; each program, rule or interface is reported once for each port.
 
-    ``addresses`` are those of this host's interfaces.
+    ``addresses`` are the addresses of this host's interfaces.
     """
     interfaces = {one.address: one.interface for one in addresses if one.interface != DEVICE}
     for service in services:
@@ -200,7 +200,7 @@ def _places(service: Service, view: NodeView, settings: Settings) -> Iterator[_P
 
 
 def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) -> Iterator[BoundSocket | PortRule | str]:
-    """Sockets and rules, and the name of an interface that has a cluster IP."""
+    """The sockets and rules that take packets to this address and port, and the name of an interface that has a cluster IP."""
     if place.role is Role.CLUSTER_IP and place.address in interfaces:
         yield interfaces[place.address]
     elif place.address in interfaces:
@@ -238,10 +238,10 @@ def _collision(service: ServiceName, place: _Place, taker: BoundSocket | PortRul
 
 
 def judge_firewalls(facts: Facts) -> Iterator[Finding]:
-    """The chains of other programs that refuse unknown packets; the check does not find out which packets they accept.
+    """The chains of other programs that reject packets by default. The check does not find out which packets these chains accept.
 
-    A firewall's refusal of a packet is final, but its acceptance counts only in the accepting table (nf_tables), or in the same
-    variant of iptables.
+    If a firewall rejects a packet, that is final, but if it accepts a packet, this counts only in the same table (nf_tables) or
+    in the same variant of iptables.
     """
     closed = [
         (table, chain, place.hook)
@@ -260,12 +260,12 @@ def judge_firewalls(facts: Facts) -> Iterator[Finding]:
 
 
 def is_of_kube_proxy(table: NftTable) -> bool:
-    """Whether a table is that of kube-proxy's nftables mode."""
+    """Whether a table belongs to kube-proxy's nftables mode."""
     return table.name == leftovers.TABLE_NAME and not leftovers.why_foreign(table)
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether one of our rules has already accepted the packets: KUBE-FORWARD does so in the variant of iptables that we use."""
+    """Whether one of our own rules has accepted the packets before: KUBE-FORWARD accepts them in our variant of iptables."""
     choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
     is_forward = hook == "forward" and table.name == "filter"
     return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft

@@ -1,4 +1,4 @@
-"""``ipvsproxy top``: what a running ipvsproxy does, seen live in a terminal, or once as text or JSON."""
+"""``ipvsproxy top``: shows what a running ipvsproxy does, live in a terminal, or once as text or JSON."""
 
 import asyncio
 import contextlib
@@ -41,17 +41,17 @@ MOST_BYTES = 16 << 20
 
 
 class NoAnswerError(Exception):
-    """No ipvsproxy answers there; the message is a sentence that says what to do."""
+    """No ipvsproxy answers at the metrics address; the message is a sentence that says what to do."""
 
 
 class NotThereError(NoAnswerError):
-    """An ipvsproxy answers, but does not know the requested document."""
+    """An ipvsproxy answers, but it does not have the requested document."""
 
 
 class Daemon:
-    """A running ipvsproxy, which is asked over a new connection for each document.
+    """A running ipvsproxy, from which each document is read over a new connection.
 
-    ``url`` is its metrics server, without a path.
+    ``url`` is the URL of its metrics server, without a path.
     """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -60,10 +60,10 @@ class Daemon:
         self._viewer = f"top-{secrets.token_hex(4)}"
 
     async def get(self, what: str, /, **query: str | float) -> inspection.Document:
-        """The document of this name, with these parameters.
+        """The JSON document with this name and these query parameters.
 
         Raises:
-            NotThereError: the daemon does not know the requested document.
+            NotThereError: the daemon does not have the requested document.
             NoAnswerError: there is no answer.
         """
         path = f"{PATH}/{what}.json" + (f"?{urllib.parse.urlencode(query)}" if query else "")
@@ -87,7 +87,7 @@ class Daemon:
     async def _ask(self, path: str) -> tuple[int, bytes]:
         """Status and body. Raises ValueError if the answer is not HTTP.
 
-        In HTTP/1.0, the body ends with the connection, and is not encoded.
+        In HTTP/1.0, the body extends to the end of the connection and has no transfer encoding.
         """
         parts = urllib.parse.urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
@@ -125,7 +125,7 @@ class Daemon:
         return node, services
 
     async def picture(self, question: Question) -> Picture:
-        """The node and a page of Services.
+        """The document about the node, and a page of Services.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -135,7 +135,7 @@ class Daemon:
             return top_data.picture(*documents)
 
     async def details(self, name: str) -> Details | None:
-        """One Service; None if there is none of this name.
+        """One Service; None means that there is no Service of this name.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -148,7 +148,7 @@ class Daemon:
             return top_data.details(document)
 
     async def with_rates(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
-        """As ``documents``, but after the second reading of the counters if that comes soon.
+        """As ``documents``, but waits for the second reading of the counters if that reading comes soon.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -170,7 +170,7 @@ def _reason(error: Exception) -> str:
 
 
 def url_of(listen: ListenAddress | None) -> str:
-    """Where the metrics server is reached on this host; empty if the configuration turns it off."""
+    """The URL at which this host reaches the metrics server; empty if the configuration turns the metrics server off."""
     if listen is None:
         return ""
     address = listen.address
@@ -189,7 +189,7 @@ def _reading(url: str) -> Iterator[None]:
 
 
 def render(picture: Picture) -> Iterator[str]:
-    """A picture as plain text, as wide as it has to be."""
+    """The data of ``top`` as plain text, as wide as the text needs."""
     yield from top_data.node_lines(picture, NODE_WIDTH)
     yield ""
     yield from top_data.table_lines(top_data.SERVICE_COLUMNS, picture.services)
@@ -230,7 +230,7 @@ def run(config: Config) -> int:
 
 
 def is_terminal() -> bool:
-    """Whether a screen can be drawn, which Textual does on standard error, and keys can be read."""
+    """Whether a screen can be drawn (Textual draws on standard error), and whether keys can be read."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
 
 

@@ -13,7 +13,7 @@ UNKNOWN = "-"
 
 
 class Question(NamedTuple):
-    """Which Services to show, in which order: the busiest first, or by name. ``page`` counts from 1."""
+    """Which Services to show, and in which order: the busiest first, or by name. ``page`` counts from 1."""
 
     sort: Sort = Sort.CONNECTIONS
     is_reversed: bool = False
@@ -28,8 +28,8 @@ _FILTER = re.compile(rf"(?i)(namespace|node):.+|type:({'|'.join(_TYPES)})|proble
 def parameters(text: str) -> Mapping[str, str]:
     """The parameters of ``services.json`` for a filter.
 
-    ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` are filters of their own; the other words are the
-    query.
+    ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` each become a parameter; all other words form the
+    search text.
     """
     found: dict[str, str] = {}
     rest: list[str] = []
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The node, and one page of the Services that match the filter. ``facts`` are the parts of a line."""
+    """The node, and one page of the Services that match the filter. ``facts`` are the parts of a single line."""
 
     verdict: str
     facts: tuple[str, ...]
@@ -68,10 +68,11 @@ class Details(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, its text for a row, and whether figures are aligned to the right.
+    """A column of a table: its title, its text for a row, and whether it has figures, which are aligned to the right.
 
-    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide, its texts are cut to no less
-    than ``gives_way`` characters, those of the widest column first. With 0, a text is never cut.
+    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide, texts of this column are
+    shortened, but to no less than ``gives_way`` characters; the widest column is shortened first. If ``gives_way`` is 0, the
+    column's texts are never shortened.
     """
 
     title: str
@@ -82,7 +83,7 @@ class Column(NamedTuple):
 
 
 def count(value: float | None) -> str:
-    """A figure in at most four characters and a letter: ``0``, ``9.5``, ``1234``, ``12.3k``, ``4.0M``."""
+    """A figure as text of at most four characters and a letter: ``0``, ``9.5``, ``1234``, ``12.3k``, ``4.0M``."""
     if value is None:
         return UNKNOWN
     if value < _SMALL and value != round(value):
@@ -91,7 +92,7 @@ def count(value: float | None) -> str:
         return f"{value:.0f}"
     for letter in "kMGT":
         value /= 1000
-        if value < 999.95:  # noqa: PLR2004 - above, it would be rounded to 1000.0
+        if value < 999.95:  # noqa: PLR2004 - a larger value would be rounded to 1000.0
             return f"{value:.1f}{letter}"
     return f"{value:.0f}T"
 
@@ -100,7 +101,7 @@ _SMALL, _LARGE = 10, 10_000
 
 
 def seconds(value: float | None) -> str:
-    """A time span for people: ``12 ms``, ``3.2 s``, ``5 min``, ``2 h``, ``3 d``."""
+    """A time span in a form that is easy to read: ``12 ms``, ``3.2 s``, ``5 min``, ``2 h``, ``3 d``."""
     if value is None:
         return UNKNOWN
     if value < 1:
@@ -112,7 +113,7 @@ def seconds(value: float | None) -> str:
 
 
 def _counted(endpoints: Document) -> str:
-    """The numbers of endpoints that get connections, drain, and are not used: ``3``, ``3+1d``, ``3+1d-2``."""
+    """The numbers of endpoints that get connections, that drain, and that are not used: ``3``, ``3+1d``, ``3+1d-2``."""
     text = str(endpoints["ready"])
     if endpoints["draining"]:
         text += f"+{endpoints['draining']}d"
@@ -150,7 +151,7 @@ def _texts(columns: Sequence[Column], row: Any) -> list[str]:
 
 
 def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[list[Column], list[list[str]]]:
-    """The columns for a terminal of this width, and the texts of these rows, cut so that all columns but the last can be seen."""
+    """The columns that fit a terminal of this width, and these rows' texts, shortened until all columns but the last fit."""
     columns = [one for one in all_columns if width >= one.from_width]
     table = [[text for text, one in zip(row.texts, all_columns, strict=True) if one in columns] for row in rows]
     widths = [max(map(len, texts)) for texts in zip([one.title for one in columns], *table, strict=True)]
@@ -178,7 +179,7 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def node_lines(picture: Picture, width: int) -> Iterator[str]:
-    """The node in a few lines of this width: whether all changes are in force, what is left to do, and its traffic."""
+    """The node in a few lines of this width: whether all changes are programmed, how many are pending, and its traffic."""
     yield picture.verdict
     line = ""
     for part in picture.facts:
@@ -190,7 +191,7 @@ def node_lines(picture: Picture, width: int) -> Iterator[str]:
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[str]:
-    """A table as plain text, as wide as it has to be."""
+    """A table as plain text, as wide as the texts need."""
     table = [[one.title for one in columns], *(row.texts for row in rows)]
     widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
     for texts in table:
@@ -206,7 +207,7 @@ _TRAFFIC = {"internal": "the cluster IP", "external": "other addresses", "cluste
 
 
 def picture(node: Document, services: Document) -> Picture:
-    """A picture from ``node.json`` and ``services.json``."""
+    """What the screen shows, made from ``node.json`` and ``services.json``."""
     last = next(iter(node["syncs"]), None)
     synced_ago_s = max(0.0, node["now"] - last["endedAt"]) if last else None
     verdict = "in force" if node["inForce"] else "NOT IN FORCE"
@@ -235,18 +236,18 @@ def _ports(row: Document) -> list[str]:
 
 
 def _bounded(texts: Sequence[str], count: int) -> list[str]:
-    """The texts that the daemon has named, and the number of texts that it has left out."""
+    """The texts that the daemon has listed, and the number of texts that it has omitted."""
     return [*texts, f"and {count - len(texts)} more"] if count > len(texts) else [*texts]
 
 
 def _port(one: Document) -> str:
-    """As kubectl shows it: ``80/TCP``, ``80:30080/TCP``."""
+    """A Service port as kubectl shows it: ``80/TCP``, ``80:30080/TCP``."""
     node_port = f":{one['nodePort']}" if one["nodePort"] else ""
     return f"{one['port']}{node_port}/{one['protocol']}"
 
 
 def details(document: Document) -> Details:
-    """One Service from ``service.json``."""
+    """One Service, made from ``service.json``."""
     row, explained = document["row"], document["service"]
     endpoints = [endpoint for port in explained["ports"] for endpoint in _endpoints(port)]
     return Details(
@@ -286,9 +287,9 @@ def _notes(explained: Document) -> Iterator[str]:
 
 
 def _endpoints(port: Document) -> Iterator[Document]:
-    """The endpoints of a Service port, then the real servers that are no endpoints, such as draining ones.
+    """The endpoints of a Service port, followed by the real servers that are no longer endpoints, such as draining real servers.
 
-    The figures of each endpoint are the sums over all virtual servers of the port.
+    The figures of an endpoint are the sums over all virtual servers of the port.
     """
     name = _port(port) + (f" {port['name']}" if port["name"] else "")
     kernels = [one["kernel"] for one in (*port["virtualServers"], port["clusterScope"] or {"kernel": None}) if one["kernel"]]
@@ -303,7 +304,7 @@ def _endpoints(port: Document) -> Iterator[Document]:
     for one in port["endpoints"]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
         state = "MISSING: not in the kernel" if address in missing else _state(one, traffics)
-        is_other = one["internal"]["code"] == "duplicate"  # its real server is shown with the entry that counts
+        is_other = one["internal"]["code"] == "duplicate"  # the real server is shown with the entry that it duplicates
         shown = {"port": name, "pod": _pod(one), "address": address, "node": one["node"], "zone": one["zone"], "state": state}
         yield shown | _figures([] if is_other else real_servers.pop(address, []))
     for address, seen in real_servers.items():
@@ -312,12 +313,12 @@ def _endpoints(port: Document) -> Iterator[Document]:
 
 
 def _pod(one: Document) -> str:
-    """The name of the pod behind an endpoint or real server, without its namespace, which is that of the Service."""
+    """The name of the pod behind an endpoint or real server, without the namespace, because it is the Service's namespace."""
     return (one.get("target") or "").rpartition("/")[2]
 
 
 def _state(endpoint: Document, traffics: Iterable[str]) -> str:
-    """Whether an endpoint gets connections of these kinds, and the reason if not."""
+    """Whether an endpoint gets connections of these kinds of traffic and, if not, the reason."""
     out = {traffic: endpoint[traffic]["reason"] for traffic in traffics if not endpoint[traffic]["used"]}
     used = [traffic for traffic in traffics if traffic not in out]
     if not out:
@@ -335,6 +336,6 @@ def _figures(seen: Sequence[Document]) -> dict[str, Any]:
 
 
 def _sum(figures: Iterable[float | None]) -> Any:
-    """The sum of the known figures; None if none is known."""
+    """The sum of the known figures; None means that no figure is known."""
     known = [one for one in figures if one is not None]
     return sum(known) if known else None

@@ -1,6 +1,6 @@
-"""The screen of ``ipvsproxy top``, by Textual.
+"""The screen of ``ipvsproxy top``, drawn with Textual.
 
-Rule: all text from other programs is shown as a ``Text`` or ``Content`` of its own, so that no part of it counts as markup.
+Rule: all text from other programs is wrapped in its own ``Text`` or ``Content``, so that no part of it is interpreted as markup.
 """
 
 import asyncio
@@ -65,19 +65,20 @@ T = TypeVar("T")
 
 
 class Rows(DataTable[Text]):
-    """A table whose whole content is replaced again and again."""
+    """A table whose rows are all replaced at each update."""
 
     def __init__(self) -> None:
         super().__init__(id="rows", cursor_type="row")
         self._shape: list[tuple[str, int]] = []
 
     def fill(self, all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> None:
-        """Show these rows. The cursor stays with its row, or else where it is."""
+        """Show these rows. The cursor stays on the same row; if that row no longer exists, the cursor stays at its position."""
         columns, table = top_data.fitting(all_columns, rows, width)
         titles = [one.title for one in columns]
         widths = [max(map(len, texts)) for texts in zip(titles, *table, strict=True)]
         at, offset, key = self.cursor_row, self.scroll_offset, self.chosen
-        # The width of a column is set, because the table would keep that of the longest text it ever had.
+        # The width of a column is set explicitly, because otherwise the table would keep the width of the longest text that the
+        # column ever had.
         shape = list(zip(titles, widths, strict=True))
         self.clear(columns=shape != self._shape)
         ways: list[Literal["left", "right"]] = ["right" if one.is_number else "left" for one in columns]
@@ -99,7 +100,7 @@ class Rows(DataTable[Text]):
 
 
 class FollowingScreen(Screen[None], Generic[T]):
-    """Shows a picture that is read repeatedly: lines above a table, and a warning, for example if the daemon is silent."""
+    """Shows data that is read repeatedly: lines above a table, and a warning, for example if the daemon does not answer."""
 
     def __init__(
         self,
@@ -108,7 +109,10 @@ class FollowingScreen(Screen[None], Generic[T]):
         read: Callable[[], Awaitable[T | None]],
         describe: Callable[[T], tuple[Iterable[str], Sequence[Row]]],
     ) -> None:
-        """``read`` returns None if the object no longer exists; ``describe`` the lines above the table, and its rows."""
+        """``read`` returns None if the object no longer exists.
+
+        ``describe`` returns the lines above the table, and the table's rows.
+        """
         super().__init__()
         self.shown: T | None = None
         self.interval_s = interval_s
@@ -125,7 +129,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         self.run_worker(self._follow())
 
     async def _follow(self) -> None:
-        """Read, and show the result or why there is none, until the screen is closed."""
+        """Until the screen is closed, read repeatedly, and show the result or the reason why there is none."""
         while True:
             self.read_now.clear()
             if not (self._is_held or self._is_covered):
@@ -136,7 +140,7 @@ class FollowingScreen(Screen[None], Generic[T]):
                 except NoAnswerError as error:
                     problem = str(error)
                     self._lost_since_s = self._lost_since_s or time.monotonic()
-                if not self.read_now.is_set():  # else another reading was requested meanwhile
+                if not self.read_now.is_set():  # otherwise another reading was requested meanwhile
                     with contextlib.suppress(NoMatches):  # the screen is being closed
                         self.show(result, problem)
             with contextlib.suppress(TimeoutError):
@@ -150,14 +154,14 @@ class FollowingScreen(Screen[None], Generic[T]):
         self.draw()
 
     def _message(self, problem: str = "") -> str:
-        """A sentence about a lost connection or a held picture; empty without either."""
+        """A sentence about a lost connection or a paused screen; empty if neither is the case."""
         if problem:
             lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
             return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
         return "held: space goes on" if self._is_held else ""
 
     def on_screen_suspend(self) -> None:
-        """Read nothing while another screen covers this one."""
+        """While another screen covers this screen, read nothing."""
         self._is_covered = True
 
     def on_screen_resume(self) -> None:
@@ -167,23 +171,23 @@ class FollowingScreen(Screen[None], Generic[T]):
             self.read_now.set()
 
     def on_resize(self, _event: events.Resize) -> None:
-        """Choose columns for the new width."""
+        """Choose the columns that fit the new width."""
         self.draw()
 
     def action_hold(self) -> None:
-        """Stop updating the picture, or start again."""
+        """Pause the updates of this screen, or resume them."""
         self._is_held = not self._is_held
         self.read_now.set()
         self.say(self._message())
 
     def say(self, text: str) -> None:
-        """Show one line of warning, or none."""
+        """Show a warning of one line, or remove it."""
         message = self.query_one("#message", Static)
         message.update(Content(printable(text)))
         message.display = bool(text)
 
     def draw(self) -> None:
-        """Draw what was read last."""
+        """Draw the data of the last reading."""
         if self.shown is not None:
             lines, rows = self._describe(self.shown)
             self.query_one("#about", Static).update(Content("\n".join(map(printable, lines))))
@@ -191,19 +195,19 @@ class FollowingScreen(Screen[None], Generic[T]):
 
 
 class HelpScreen(Screen[None]):
-    """The keys, and what the columns mean."""
+    """A screen that explains the keys and the columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,h,question_mark,f1,enter", "app.pop_screen", "back")]
 
     def compose(self) -> ComposeResult:
-        """The text, which scrolls on a small terminal."""
+        """The help text, which can be scrolled on a small terminal."""
         with VerticalScroll(id="help"):
             yield Static(Content(HELP))
         yield Footer()
 
 
 class ServiceScreen(FollowingScreen[Details]):
-    """One Service with its endpoints, live."""
+    """One Service with its endpoints, updated continuously."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace,left", "app.pop_screen", "back"),
@@ -215,7 +219,7 @@ class ServiceScreen(FollowingScreen[Details]):
         self._service = name
 
     def compose(self) -> ComposeResult:
-        """The Service, the lines about it, and its endpoints."""
+        """The Service's name, the lines about the Service, and the table of its endpoints."""
         yield Static(Content(printable(self._service)), id="about")
         yield Static("", id="message")
         yield Rows()
@@ -230,7 +234,7 @@ class ServiceScreen(FollowingScreen[Details]):
 
 
 class MainScreen(FollowingScreen[Picture]):
-    """The node and its Services, live."""
+    """The node and its Services, updated continuously."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "app.quit", "quit"),
@@ -257,7 +261,7 @@ class MainScreen(FollowingScreen[Picture]):
         self._is_new_order = False
 
     def compose(self) -> ComposeResult:
-        """The node, the filter, and its Services."""
+        """The lines about the node, the filter, and the table of Services."""
         yield Static(Content("asking …"), id="about")
         yield Static("", id="message")
         yield Input(self._question.filter, placeholder="name, address, port, pod address", max_length=LONGEST_FILTER, id="filter")
@@ -265,29 +269,29 @@ class MainScreen(FollowingScreen[Picture]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Prepare the filter and the table; Textual also calls the base class's ``on_mount``, which begins to follow."""
+        """Prepare the filter and the table; Textual also calls the base class's ``on_mount``, which starts the updates."""
         self.query_one("#filter").display = bool(self._question.filter)
         self.query_one(Rows).focus()
 
     def show(self, result: Picture | None, problem: str) -> None:
-        """Show a new reading, or why there is none; after a change of the order, show the first rows."""
+        """Show a new reading, or the reason why there is none; if the order has changed, show the first rows."""
         if result and self._is_new_order:
             self._is_new_order = False
             self.query_one(Rows).clear()
         super().show(result, problem)
 
     def _in_lines(self, shown: Picture) -> tuple[Iterable[str], Sequence[Row]]:
-        """The node in lines, and its Services."""
+        """The lines about the node, and the rows of its Services."""
         return (*top_data.node_lines(shown, self.size.width), self._order(shown)), shown.services
 
     def _order(self, picture: Picture) -> str:
-        """Which Services are shown, in which order."""
+        """Which Services are shown, and in which order."""
         order = f"by {self._question.sort}" + (", reversed" if self._question.is_reversed else "")
         page = f", page {picture.page} of {picture.pages}" if picture.pages > 1 else ""
         return f"Services {order}: {picture.matching}{page}"
 
     def action_sort(self, by: str) -> None:
-        """Sort by another figure, the busiest first; for the same figure, reverse the order."""
+        """Sort by this figure, the largest first; if the table is already sorted by this figure, reverse the order."""
         if self._question.sort is Sort(by):
             self.action_reverse()
         else:
@@ -298,18 +302,18 @@ class MainScreen(FollowingScreen[Picture]):
         self._ask(self._question._replace(is_reversed=not self._question.is_reversed, page=1))
 
     def action_page(self, step: int) -> None:
-        """Show the next page, or the one before."""
+        """Show the next page, or the previous page."""
         pages = self.shown.pages if self.shown else 1
         self._ask(self._question._replace(page=min(max(1, self._question.page + step), pages)))
 
     def _ask(self, question: Question) -> None:
-        """Read the first rows of another order."""
+        """Read the first rows in the new order."""
         self._question = question
         self._is_new_order = True
         self.read_now.set()
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - of the base class
-        """While a filter is typed, a slash is a part of it."""
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - a parameter of the base class
+        """While a filter is typed, a slash is part of the filter."""
         return action != "filter" or not isinstance(self.focused, Input)
 
     def action_filter(self) -> None:
@@ -324,14 +328,14 @@ class MainScreen(FollowingScreen[Picture]):
         self._apply_filter("")
 
     def action_only_problems(self) -> None:
-        """Show only Services with a problem, or all again."""
+        """Show only Services with a problem, or show all Services again."""
         words = self._question.filter.split()
         text = " ".join([word for word in words if word != ONLY_PROBLEMS] + [ONLY_PROBLEMS] * (ONLY_PROBLEMS not in words))
         self.query_one("#filter", Input).value = text
         self._apply_filter(text)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Filter by what was typed."""
+        """Apply the filter that was typed."""
         self._apply_filter(event.value.strip())
 
     def _apply_filter(self, text: str) -> None:
@@ -367,7 +371,7 @@ class TopApp(App[None]):
 
     def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
         super().__init__()
-        self.theme = "ansi-dark"  # the terminal's own colours, whatever they are
+        self.theme = "ansi-dark"  # use the terminal's own colours
         self._main = MainScreen(question, interval_s, fetch, fetch_details)
 
     def get_default_screen(self) -> Screen[None]:

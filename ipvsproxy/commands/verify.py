@@ -1,4 +1,4 @@
-"""``ipvsproxy verify``: whether the observed state of the kernel is the desired state."""
+"""``ipvsproxy verify``: checks whether the observed state of the kernel is the desired state."""
 
 import asyncio
 from collections import Counter
@@ -20,10 +20,10 @@ SECOND_READING_S = 2.0
 
 
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
-    """The objects that differ now and still differ after a pause.
+    """Finds the objects that differ now and that still differ after a pause.
 
-    If a difference may be a node port on an address that the node has just lost, the difference must also last for ``grace_s``
-    more.
+    If a difference may be due to a node port on an address that the node has just lost, the difference must last for ``grace_s``
+    longer.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -39,13 +39,13 @@ async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: f
 
 
 async def _read(comparison: Comparison) -> set[tuple[str, str]]:
-    """Read the kernel; returns kind and name of each object that differs."""
+    """Read the kernel; returns the kind and name of each object that differs."""
     await comparison.read()
     return {(one.kind, one.name) for one in comparison.differences()}
 
 
 def describe(node_name: str, comparison: Comparison, differences: Sequence[Difference]) -> Document:
-    """The result as a document."""
+    """The result as a JSON document."""
     foreign = [
         {"virtualServer": str(key), "scheduler": observed.settings.scheduler, "realServers": len(observed.real_servers)}
         for key, observed in comparison.survey.foreign()
@@ -71,7 +71,7 @@ def describe(node_name: str, comparison: Comparison, differences: Sequence[Diffe
 
 
 def render(document: Document) -> Iterator[str]:
-    """The result for people: one line for each difference, then the virtual servers of other programs."""
+    """The result as text: one line for each difference, followed by the virtual servers of other programs."""
     differences = document["differences"]
     for one in sorted(differences, key=lambda one: one["service"] or ""):
         name = f"{one['kind'].replace('_', ' ')} {one['object']}"
@@ -80,7 +80,7 @@ def render(document: Document) -> Iterator[str]:
         number = counted(one["realServers"], "real server")
         yield f"of another program, left alone: {one['virtualServer']} {one['scheduler']}, {number}"
     kinds = Counter(one["kind"] for one in differences)
-    rules = kinds.pop(RULES, 0)  # each of them differs for itself
+    rules = kinds.pop(RULES, 0)  # every rule is counted separately
     parts = ", ".join(filter(None, [counted_kinds(kinds), counted(rules, "rule") if rules else ""]))
     verdict = f"{counted(len(differences), 'difference')} ({parts})" if differences else "equal"
     compared = [counted(document["services"], "Service"), counted(document["virtualServers"], "virtual server")]

@@ -1,7 +1,7 @@
-"""Drivers of kernel objects.
+"""Drivers for kernel objects.
 
-The drivers use message classes of pyroute2. The top package of pyroute2 is not executed, because it would import all of its
-modules, which takes 8 MB.
+The drivers use message classes of pyroute2. The top package of pyroute2 is not executed, because it would import all modules of
+pyroute2, which takes 8 MB of memory.
 """
 
 from ipvsproxy.kernel.base import packages

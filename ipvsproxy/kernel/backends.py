@@ -1,4 +1,4 @@
-"""The two backends of rules and sets: which one this host uses, its drivers, and our objects that the other one still holds."""
+"""The two backends of rules and sets: which one this host uses, its drivers, and our objects that the other backend has."""
 
 import contextlib
 import errno
@@ -60,12 +60,12 @@ class BackendChoice(NamedTuple):
 
 
 def choose(asked: Backend) -> BackendChoice:
-    """The backend to use for ``asked``.
+    """The backend to use if ``asked`` is configured.
 
-    ``AUTO`` becomes nftables on a host without iptables, or whose kernel lacks a type of ipset.
+    ``AUTO`` means nftables on a host that has no iptables or whose kernel lacks a type of ipset; otherwise it means iptables.
 
     Raises:
-        KernelError: the kernel did not answer this time.
+        KernelError: the kernel did not answer on this attempt.
     """
     if asked is not Backend.AUTO:
         return BackendChoice(asked, "it is configured")
@@ -77,12 +77,12 @@ def choose(asked: Backend) -> BackendChoice:
 
 
 def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/")) -> tuple[Backend, ...]:
-    """The backends that may hold rules or sets of ipvsproxy; if there is none, the backend that needs no further module.
+    """The backends that may hold rules or sets of ipvsproxy; if neither may, the backend that needs no additional kernel module.
 
-    iptables and ipset are not loaded to find out. ``chains`` are our chains.
+    ``chains`` are our chains.
 
     Raises:
-        KernelError: the kernel did not say whether it has our table.
+        KernelError: the kernel did not say whether our table exists.
     """
     found = [Backend.NFTABLES] if nft_tables.has_own_table() else []
     found += [Backend.IPTABLES] if _may_hold_iptables(chains, root) else []
@@ -90,7 +90,7 @@ def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/"
 
 
 def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool:
-    """Whether our ipsets may exist, or our rules in either variant of iptables."""
+    """Whether our ipsets, or our rules in either variant of iptables, may exist."""
     if (root / "sys/module/ip_set").exists():
         return True
     try:
@@ -98,7 +98,7 @@ def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool
             modules.may_have_nf_tables(root) and any(iptables_tables.has_chain(family, chains.__contains__) for family in Family)
         )
     except KernelError as error:
-        return error.errno != errno.EINVAL  # no module has registered this subsystem
+        return error.errno != errno.EINVAL  # EINVAL: no kernel module has registered nf_tables
 
 
 def _answers() -> bool:
@@ -112,15 +112,15 @@ def _answers() -> bool:
 
 
 def remove_table() -> bool:
-    """Remove the table ``inet ipvsproxy``, or only our part of it if other programs use it.
+    """Remove the table ``inet ipvsproxy``; if other programs use the table, remove only our chains and sets from it.
 
-    Returns whether any part of ours existed.
+    Returns whether any of our objects existed.
 
-    nf_tables is not loaded for the removal, unless the files of this host's modules are not visible: then the kernel may load it
-    to answer. A kernel that could not load it is not asked again until the module appears.
+    The removal does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
+    load nf_tables to answer the request. If the kernel could not load nf_tables, it is not asked again until the module appears.
 
     Raises:
-        KernelError: a part of ours exists, and the kernel did not remove it.
+        KernelError: one of our objects exists, and the kernel did not remove it.
     """
     if not modules.may_have_nf_tables():
         return False
@@ -143,7 +143,7 @@ def remove_table() -> bool:
                 return True
             number = failed[min(failed)]
             if number != nft.STALE:
-                nft.run(channel, content.emptying(), generation)  # what other programs keep in use must not decide about packets
+                nft.run(channel, content.emptying(), generation)  # chains in use by other programs must have no effect
                 break
         raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
@@ -166,9 +166,9 @@ def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pa
 
 
 def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str:
-    """A description of our objects in the backend that is not ``used``; empty if there are none.
+    """A description of our objects in the backend that is not ``used``; empty if that backend has no such objects.
 
-    Loads neither ipset nor nf_tables.
+    This function loads neither ipset nor nf_tables.
 
     Raises:
         KernelError: the backend could not be read.
@@ -180,7 +180,7 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
 
 
 def _table_has_ours() -> bool:
-    """Whether the table ``inet ipvsproxy`` exists and has a chain or set of ours, or is empty.
+    """Whether the table ``inet ipvsproxy`` exists and either is empty or has one of our chains or sets.
 
     Raises:
         KernelError: the backend could not be read.
@@ -191,13 +191,15 @@ def _table_has_ours() -> bool:
 
 
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
-    """Remove the ipsets that have our names, without loading ipset for that. Returns the sets that a rule still uses.
+    """Remove the ipsets that have our names; the removal does not load ipset.
 
-    Sets in use are emptied: a rule that cannot be removed now, because another program holds the lock of iptables, must not
-    decide about packets by outdated entries.
+    Returns the sets that could not be removed because a rule still uses them.
+
+    Sets that are still used by rules are emptied: if another program holds the lock of iptables, a rule cannot be removed now,
+    and it must not decide about packets by outdated entries.
 
     Raises:
-        KernelError: a set stays for another reason.
+        KernelError: a set could not be removed for another reason.
     """
     if not (sys / "module/ip_set").exists():
         return ()
@@ -218,12 +220,14 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
 
 
 def remove_other(used: Backend) -> Collection[str]:
-    """Remove our ipsets or our nftables table from the backend that is not ``used``. Returns the sets that rules still use.
+    """Remove our ipsets or our nftables table from the backend that is not ``used``.
 
-    Our rules of iptables count as ``LeftoverRules``; a set stays as long as they use it.
+    Returns the sets that could not be removed because rules still use them.
+
+    Our rules of iptables are returned as ``LeftoverRules``; a set is kept while these rules use it.
 
     Raises:
-        KernelError: a part of ours exists, and could not be removed.
+        KernelError: one of our objects exists, and could not be removed.
     """
     if used is not Backend.IPTABLES:
         return remove_ipsets()
@@ -232,15 +236,15 @@ def remove_other(used: Backend) -> Collection[str]:
 
 
 def sets_to_keep_current(used: Backend) -> SetsDriver | None:
-    """The driver of the other backend's sets if its rules decide about packets until the rules of ``used`` are in force."""
+    """The driver for the other backend's sets if its rules decide about packets until the rules of ``used`` are programmed."""
     return NftSetsDriver() if used is Backend.IPTABLES else None
 
 
 class Driver(Protocol):
-    """Applies operations of some kinds, in order, with one outcome for each."""
+    """Applies operations on some kinds of objects, in order, and returns one outcome for each operation."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply all operations. A failed operation does not stop later operations."""
+        """Apply all operations. If an operation fails, the later operations are applied nevertheless."""
 
 
 RulesBackend = RulesDriver | NftRulesDriver
@@ -248,9 +252,9 @@ RulesBackend = RulesDriver | NftRulesDriver
 
 
 class ChosenBackend(NamedTuple):
-    """The backend in use (never ``AUTO``), and its programs if it is iptables.
+    """The backend in use (never ``AUTO``), and the iptables programs if the backend is iptables.
 
-    ``commands`` are the names of the programs, ``programs`` the programs of known version, by file.
+    ``commands`` are the names of the programs; ``programs`` maps files to those programs whose version is known.
     """
 
     backend: Backend
@@ -263,9 +267,12 @@ IPTABLES_IN_PATH = ChosenBackend(Backend.IPTABLES)
 
 
 class BackendDrivers(NamedTuple):
-    """The drivers of a backend. ``writes_sets`` and ``writes_rules`` are one object if one transaction writes both.
+    """The drivers of a backend.
 
-    ``changes`` are other programs' changes of our table; None if nobody watches them, or if the backend has no notifications.
+    ``writes_sets`` and ``writes_rules`` are the same object if one transaction writes both sets and rules.
+
+    ``changes`` reports changes that other programs make in our table; None means that nobody watches for such changes, or that
+    the backend has no notifications.
     """
 
     backend: Backend
@@ -288,10 +295,10 @@ class BackendDrivers(NamedTuple):
         on_late_end: Callable[[], None] = lambda: None,
         listen: bool = False,
     ) -> Self:
-        """Open the drivers, in the network namespace of the calling thread, which alone may use them.
+        """Open the drivers in the network namespace of the calling thread; only this thread may use them.
 
-        ``listen``: the caller watches ``changes`` of nftables.
-        ``patience_s`` and ``on_late_end`` are as for ``RulesDriver``.
+        ``listen`` means that the caller watches ``changes`` of nftables.
+        ``patience_s`` and ``on_late_end`` have the same meaning as in ``RulesDriver``.
         """
         leftover_rules = LeftoverRules(chosen.commands, programs=chosen.programs, backend=chosen.backend)
         if chosen.backend is Backend.NFTABLES:

@@ -1,1 +1,1 @@
-"""What every driver uses: sockets, batches and messages, ``getsockopt`` calls, the files of modules, and ``KernelError``."""
+"""Code that all drivers share: sockets, batches and messages, ``getsockopt`` calls, kernel module files, and ``KernelError``."""

@@ -1,14 +1,15 @@
-"""``KernelError``, the only error class of ``kernel/``, and blocks that pass over some of its numbers."""
+"""``KernelError``, the only error class of ``kernel/``, and context managers that ignore some of its error numbers."""
 
 import contextlib
 import os
 
 
 class KernelError(Exception):
-    """The kernel, or a program that configures it, refused a request, or could not be read.
+    """The kernel, or a program that configures the kernel, refused a request or could not be read.
 
     ``action`` is what was attempted (``iptables-restore``, ``read net/ipv4/ip_forward``). ``errno`` is the kernel's error number,
-    0 without one. ``detail`` is one line for the operator; an empty one becomes the text of the error number.
+    or 0 if there is none. ``detail`` is one line for the operator; if it is empty, it is replaced by the text of the error
+    number.
     """
 
     def __init__(self, *, action: str, errno: int = 0, detail: str = "") -> None:
@@ -19,7 +20,10 @@ class KernelError(Exception):
 
 
 class Tolerated(contextlib.AbstractContextManager[None]):
-    """In the ``with`` block, an error with one of these numbers ends the block only: for an object that may be absent."""
+    """If an error with one of these numbers occurs in the ``with`` block, it only ends the block.
+
+    This is for objects that may be absent.
+    """
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers

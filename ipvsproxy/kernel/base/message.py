@@ -1,6 +1,6 @@
-"""Netlink messages as bytes: templates encode, attribute walks and fixed layouts decode.
+"""Netlink messages as bytes: templates encode messages; attribute walks and fixed layouts decode them.
 
-The format itself comes from pyroute2: a template is compiled from bytes that one of pyroute2's message classes encoded.
+The message format comes from pyroute2: a template is compiled from bytes that a message class of pyroute2 has encoded.
 pyroute2's own encoder takes 300 µs for a message that the kernel handles in 2 µs.
 """
 
@@ -37,22 +37,23 @@ ADDRESSES: Mapping[Family, Sample] = {
 
 
 class Template:
-    """A message with holes, compiled from the output of a pyroute2 message class.
+    """A message with placeholders for field values, compiled from the output of a pyroute2 message class.
 
     ``build`` takes one value for each field, by name, and returns the encoded message. A template is compiled by calling
-    ``build`` with both values of each sample, which shows the place of each field. ``encode`` takes the contents of the holes as
-    bytes, in the order of the fields' names, preceded by ``nlmsg_seq`` (4 bytes, host order) for a whole message. ``encode``
-    takes 0.3 µs and checks no lengths: contents of a wrong length make a message that the kernel cuts off without an error.
+    ``build`` with two different values for each field, which shows where the field is in the message. ``encode`` takes the values
+    for the placeholders as bytes, in the order of the fields' names; for a whole message, ``nlmsg_seq`` (4 bytes, host byte
+    order) comes first. ``encode`` takes 0.3 µs and checks no lengths: if a value has the wrong length, the kernel cuts off the
+    message without an error.
 
     ``size`` is the length of an encoded message.
 
-    ``fixed`` are the bytes before, between and behind the holes. If messages share most contents, joining the shared contents
-    once, and then each message, takes less than half the time.
+    ``fixed`` are the bytes before, between and after the placeholders. If many messages share most of their values, it takes less
+    than half the time to join the shared values once and then to join each message.
 
     Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
 
     Raises:
-        ValueError: a field has no fixed place, or lies before the field that is named before it.
+        ValueError: a field has no fixed position, or its position is before that of the preceding field name.
     """
 
     __slots__ = ("encode", "fixed", "size")
@@ -76,7 +77,7 @@ class Template:
 
 
 def pattern(parts: Iterable[bytes]) -> bytes:
-    """Joins parts of a message into a pattern for bytes formatting, with a hole between every two parts."""
+    """Joins parts of a message into a pattern for bytes formatting, with a placeholder between each two parts."""
     return b"%b".join(part.replace(b"%", b"%%") for part in parts)
 
 
@@ -89,38 +90,38 @@ def encode(message: Any, kind: int, flags: int) -> bytes:
 
 
 def numbered(data: bytes, sequence: bytes) -> bytes:
-    """The message with this sequence number."""
+    """The message with its sequence number replaced by this number."""
     return data[:SEQUENCE_OFFSET] + sequence + data[SEQUENCE_OFFSET + 4 :]
 
 
 def attribute(number: int, payload: bytes) -> bytes:
-    """An attribute with this payload, and its padding."""
+    """An attribute with this payload, padded to the alignment."""
     return _ATTRIBUTE.pack(4 + len(payload), number) + payload + bytes(-len(payload) & 3)
 
 
 def nested(number: int, *parts: bytes) -> bytes:
-    """An attribute that contains other attributes, with the bit that says so."""
+    """An attribute that contains other attributes; the flag for nested attributes is set."""
     return attribute(number | NESTED, b"".join(parts))
 
 
 def string(number: int, value: str) -> bytes:
-    """A string attribute, with its NUL."""
+    """A string attribute, including the terminating NUL."""
     return attribute(number, value.encode() + b"\0")
 
 
 def integer(number: int, value: int) -> bytes:
-    """An attribute of 32 bits in network order, signed or not."""
+    """An attribute with a 32-bit number in network byte order, signed or unsigned."""
     return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
 
 
 def netfilter(kind: int, flags: int, family: int, payload: bytes, *, sequence: int = 0, resource: int = 0) -> bytes:
-    """A message of netfilter, with its ``struct nfgenmsg``."""
+    """A netfilter message, including its ``struct nfgenmsg``."""
     size = HEADER.size + NETFILTER_HEADER + len(payload)
     return HEADER.pack(size, kind, flags, sequence, 0) + _NETFILTER.pack(family, 0, resource) + payload
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Type, flags, sequence number, port id, payload start and payload end of each message in a datagram.
+    """The type, flags, sequence number, port ID, payload start and payload end of each message in a datagram.
 
     Raises:
         OSError: a message is malformed.
@@ -137,7 +138,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:
 
 
 def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, payload start and payload end of each attribute between ``start`` and ``end``, up to the first malformed one."""
+    """Number, payload start and payload end of each attribute from ``start`` to ``end``, up to the first malformed attribute."""
     while start + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, start)
         if length < 4 or start + length > end:  # noqa: PLR2004 - the attribute header
@@ -147,7 +148,7 @@ def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
-    """The payload of each attribute between ``start`` and ``end``, by number.
+    """The payloads of the attributes between ``start`` and ``end``, by attribute number.
 
     Of several attributes with one number, the last counts.
     """
@@ -155,9 +156,11 @@ def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
 
 
 class Attributes:
-    """The attributes of a message, or of a nested attribute, by number. Of several attributes with one number, the last counts.
+    """The attributes of a message or of a nested attribute, by attribute number.
 
-    Reading an absent attribute without a default raises KeyError.
+    Of several attributes with one number, the last counts.
+
+    Reading an absent attribute raises KeyError if no default is given.
     """
 
     __slots__ = ("_at", "_data")
@@ -192,9 +195,9 @@ class Attributes:
 
 
 class Field(NamedTuple):
-    """An attribute for a ``Layout``: the attribute numbers on the path to it, from the top, and its ``struct`` code.
+    """An attribute for a ``Layout``: the path of attribute numbers from the top of the message, and the ``struct`` code.
 
-    The code ``s`` stands for the whole payload with its padding; a string ends at its NUL.
+    The code ``s`` means the whole payload, including its padding; a string ends at its NUL.
     """
 
     path: tuple[int, ...]
@@ -202,7 +205,7 @@ class Field(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """The places of the fields in messages of one length. ``pick`` puts the values into the order of the fields."""
+    """The positions of the fields in messages of one length. ``pick`` sorts the unpacked values into the order of the fields."""
 
     values: struct.Struct
     pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -213,12 +216,13 @@ class _Places(NamedTuple):
 class Layout:
     """Reads the same attributes, at least two, from many messages.
 
-    Walks the attributes of the first message of each length only.
+    For each message length, only the attributes of the first message are walked.
 
     Reading seven fields by a layout takes 0.4 µs; walking their attributes takes 2.3 µs.
 
-    Within one kernel, messages of one kind and length have their attributes in one order. If two orders happen to have the same
-    length, the types in the headers of the attributes differ, and the message is walked as well.
+    In a given kernel, all messages of one kind and length have their attributes in the same order. If two messages have the same
+    length but a different order of attributes, the types in the attribute headers differ, and the second message is walked as
+    well.
     """
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -266,5 +270,5 @@ class Layout:
 
 
 def text(data: bytes, at: tuple[int, int]) -> str:
-    """A string attribute, up to its NUL."""
+    """The value of a string attribute, up to its NUL."""
     return data[at[0] : at[1]].split(b"\0", 1)[0].decode(errors="replace")
