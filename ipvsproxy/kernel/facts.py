@@ -1,4 +1,7 @@
-"""Facts about this host for ``ipvsproxy doctor``. Gathering them changes nothing. Every call blocks."""
+"""Collects facts about this host for ``ipvsproxy doctor``.
+
+Collecting the facts changes nothing on the host. Every call blocks.
+"""
 
 import contextlib
 import dataclasses
@@ -43,7 +46,7 @@ T = TypeVar("T")
 
 
 class MarkRule(NamedTuple):
-    """A rule in the form of the command that adds it, and the bits of the packet mark that it writes."""
+    """A rule as the command that would add it, and the packet mark bits that the rule writes."""
 
     text: str
     bits: int
@@ -64,16 +67,16 @@ NO_TROUBLE = Loopback()
 class Facts:
     """The facts about a host.
 
-    ``unserved`` has the reason for each family that cannot be served. ``iptables_choice`` is None without any iptables.
-    ``chains`` are all chains that iptables shows, of both families and variants. ``tables`` are the readable tables of nf_tables
-    and iptables-legacy; of our own table, only other programs' chains. ``listeners`` are the programs that listen on the TCP
-    ports in question. ``observation`` is empty, and ``timeouts`` is None, if IPVS cannot be read; ``unreadable`` is the reason.
-    ``bridges`` are the names of the Linux bridges. ``mark_rules`` are rules of other programs that write packet marks before
-    IPVS. ``backend`` holds rules and sets; None if the kernel did not answer. ``other_backend`` describes our objects in the
-    other backend; empty if there are none, or if that is unknown. ``unread_tables`` has a reason for each part of ``chains`` and
-    ``tables`` that is unknown. ``unread_backend`` says why ``other_backend`` is unknown; empty if it is known. ``lacks`` are the
-    features that this kernel lacks and that have a fall-back. ``host_ports`` are the places of hostPort rules that come before
-    our rules.
+    ``unserved`` gives the reason for each IP family that cannot be served. ``iptables_choice`` is None if the host has no
+    iptables. ``chains`` are all chains that iptables shows, of both IP families and both variants. ``tables`` are the tables of
+    nf_tables and iptables-legacy that can be read; for our own table, only the chains of other programs are included.
+    ``listeners`` are the programs that listen on the TCP ports that ipvsproxy needs. If IPVS cannot be read, ``observation`` is
+    empty, ``timeouts`` is None, and ``unreadable`` has the reason. ``bridges`` are the names of the Linux bridges. ``mark_rules``
+    are rules of other programs that write packet marks before IPVS. ``backend`` is the backend that holds rules and sets; None
+    means that the kernel did not answer. ``other_backend`` describes our objects in the other backend; it is empty if there are
+    no such objects, or if it is unknown whether there are. ``unread_tables`` has a reason for each part of ``chains`` and
+    ``tables`` that could not be read. ``unread_backend`` says why ``other_backend`` is unknown; empty if it is known. ``lacks``
+    are the optional features that this kernel does not have. ``host_ports`` says where hostPort rules come before our rules.
     """
 
     release: str
@@ -115,8 +118,8 @@ def gather(
 ) -> Facts:
     """Gather all facts. ``sysctls`` are paths below ``/proc/sys``.
 
-    ``chains``, ``jumps`` and ``route_protocol`` are those of ipvsproxy, ``backend`` and ``scheduler`` the configured ones.
-    ``by_interface``: this node's pods are recognised by their interface.
+    ``chains``, ``jumps`` and ``route_protocol`` are ipvsproxy's own values; ``backend`` and ``scheduler`` are the configured
+    values. ``by_interface`` means that this node's pods are recognised by their interface.
 
     Raises:
         KernelError: the kernel version cannot be read.
@@ -183,7 +186,7 @@ def gather(
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
-    """The result of a reading, or ``otherwise`` and the error: a program may change its tables all the time."""
+    """The result of a reading. If it fails, ``otherwise`` and the error: a program may change its tables during every attempt."""
     try:
         return read(), ()
     except KernelError as error:
@@ -196,7 +199,7 @@ def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
 
 
 def loopback(root: pathlib.Path = pathlib.Path("/")) -> Loopback:
-    """The state of ``lo``. networkd writes its state of an interface into a file named by the interface's index."""
+    """The state of ``lo``. systemd-networkd writes the state of each interface into a file named by the interface's index."""
     flags, networkd = "0x1", ""
     with contextlib.suppress(OSError):
         flags = (root / "sys/class/net/lo/flags").read_text().strip()
@@ -223,7 +226,7 @@ def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.Variant
 def mark_rules(saved: str) -> Iterator[MarkRule]:
     """The rules of other programs that may change a packet's mark before IPVS sees the packet.
 
-    Rules in chains that are not built in are included, even if no packet reaches them.
+    Rules in user-defined chains are included, even if no packet reaches these chains.
     """
     for (table, chain), rule in rules(saved, may_be_cut=True):
         bits = _bits_written(rule or "")

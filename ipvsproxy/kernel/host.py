@@ -1,4 +1,4 @@
-"""The host: kernel version, processors, and what the host must provide before anything can be programmed."""
+"""The host: the kernel version, the number of processors, and what the host must provide before anything can be programmed."""
 
 import contextlib
 import errno
@@ -69,7 +69,7 @@ _ARRIVAL_BEHIND_IPVS = (5, 5)
 
 
 class Missing(NamedTuple):
-    """A missing requirement and its remedy; both together form one sentence."""
+    """A missing requirement and the remedy for it; both together form one sentence."""
 
     what: str
     remedy: str
@@ -79,10 +79,10 @@ class Missing(NamedTuple):
 
 
 def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int]:
-    """Major and minor number of the running kernel.
+    """The major and minor version number of the running kernel.
 
     Raises:
-        KernelError: the version cannot be read.
+        KernelError: the version of the kernel cannot be read.
     """
     path = proc / "sys/kernel/osrelease"
     try:
@@ -96,7 +96,7 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
 
 
 class Lack(NamedTuple):
-    """A feature that this kernel lacks: its name in docs/compatibility.md, and what happens without it."""
+    """A feature that this kernel does not have: its name in docs/compatibility.md, and the consequence."""
 
     name: str
     without: str
@@ -105,10 +105,13 @@ class Lack(NamedTuple):
 def lacking(
     version: tuple[int, int], *, needs_arrival: bool, connect: Callable[[int], socket.socket] = netlink.open_socket
 ) -> Iterator[Lack]:
-    """The features with a fall-back that the kernel certainly lacks. Asks by one socket option and one message.
+    """The optional features that the kernel certainly does not have.
 
-    The kernel's answer counts, because distributions port features back to older kernels. ``version`` counts only where nothing
-    in the kernel shows the feature. ``needs_arrival``: rules in nftables recognise this node's pods by their interface.
+    Sends one socket option and one message to the kernel to find out.
+
+    The kernel's answer takes precedence, because distributions port features back to older kernels. ``version`` decides only
+    about features whose presence the kernel does not show in another way. ``needs_arrival`` means that rules in nftables
+    recognise this node's pods by their interface.
     """
     if _filters_routes(connect) is False:
         yield Lack("filtered-routes", "the kernel dumps all routes of the host at each poll, and ipvsproxy picks its own")
@@ -121,7 +124,7 @@ def lacking(
 
 
 def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
-    """Whether the kernel filters dumps of routes; None if it could not be asked."""
+    """Whether the kernel filters dumps of routes; None means that the kernel could not be asked."""
     try:
         with contextlib.closing(connect(NETLINK_ROUTE)) as opened:
             return routes.ask_to_filter(opened)
@@ -130,21 +133,21 @@ def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
 
 
 def processor_count() -> int:
-    """The number of processors of the host, at least 1. CPU limits of this process do not count."""
+    """The number of processors of the host, at least 1. CPU limits of this process are not taken into account."""
     return os.cpu_count() or 1
 
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
-    """Modules that only a kernel as old as ``version`` needs, as far as the kernel has them: successors may be back-ported."""
+    """Modules that only kernels as old as ``version`` need, if this kernel has them: successors may have been ported back."""
     if version >= _ONE_CONNECTION_MODULE:
         return ()
     return tuple(name for name in MODULES_BY_FAMILY if state(name) is ModuleState.LOADABLE)
 
 
 def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.Path("/sys")) -> str:
-    """Load all absent modules by one call of modprobe. Returns the complaints of modprobe in one sentence.
+    """Load all absent modules with one call of modprobe. Returns the error messages of modprobe as one sentence.
 
-    A complaint does not prove that a module is missing: it may be built in, or the kernel may load it later.
+    An error message does not prove that a module is missing: the module may be built in, or the kernel may load it later.
     """
     absent = [module for module in modules if not (sys / "module" / module).exists()]
     if not absent:
@@ -170,9 +173,11 @@ def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.P
 def missing_privileges(
     proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = iptables_process.LIBRARY, *, runs_iptables: bool = True
 ) -> tuple[Missing, ...]:
-    """The privileges that this process needs and lacks. ``library`` is the file that makes CAP_NET_RAW unnecessary.
+    """The privileges that this process needs but does not have.
 
-    A process that never runs iptables (``runs_iptables``) does not need CAP_NET_RAW either.
+    ``library`` is the file whose presence makes CAP_NET_RAW unnecessary.
+
+    A process that never runs iptables (``runs_iptables`` is false) does not need CAP_NET_RAW either.
     """
     has = iptables_process.capabilities(proc)
     if not has >> iptables_process.NET_ADMIN & 1:
@@ -185,7 +190,7 @@ def missing_privileges(
 
 
 def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
-    """The features that the kernel lacks. Call ``load_modules`` first."""
+    """The required features that the kernel does not have. Call ``load_modules`` first."""
     if not (proc / "thread-self/net/ip_vs").exists():
         remedy = "run modprobe ip_vs on the host, or mount its /lib/modules into the container, or use a kernel with CONFIG_IP_VS"
         return (Missing("this kernel has no IPVS (/proc/net/ip_vs does not exist)", remedy),)
@@ -196,7 +201,7 @@ def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
 
 
 def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
-    """The indispensable settings that are off and that this process cannot switch on. Writes no setting."""
+    """The required sysctls that are off and that this process cannot switch on. Writes no setting."""
     return tuple(
         Missing(
             f"{path.replace('/', '.')} is off, and this process cannot switch it on (/proc/sys/{path} is not writable)",
@@ -208,10 +213,10 @@ def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
 
 
 def _is_off(setting: pathlib.Path) -> bool:
-    """Whether a setting exists and is not 1. ``missing_features`` reports settings that do not exist."""
+    """Whether a sysctl exists and its value is not 1. ``missing_features`` reports sysctls that do not exist."""
     try:
         return setting.exists() and setting.read_text().strip() != "1"
-    except OSError:  # the setting is read and tried again with all settings
+    except OSError:  # the sysctl is read and set later, together with all other sysctls
         return False
 
 
@@ -220,10 +225,10 @@ _NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROT
 
 
 def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> tuple[Missing, ...]:
-    """The parts of ipset that the kernel lacks: the protocol, or set types that it neither has nor can load.
+    """The parts of ipset that the kernel does not have: the protocol, or set types that it neither has nor can load.
 
     Raises:
-        KernelError: the kernel did not answer this time.
+        KernelError: the kernel did not answer on this attempt.
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER, connect)) as channel:
         return _missing_protocol(channel) or tuple(

@@ -1,7 +1,7 @@
-"""Ensures that one ipvsproxy runs per network namespace.
+"""Ensures that only one ipvsproxy runs in each network namespace.
 
-Two processes would program the same kernel tables. The lock is an abstract socket: exactly the processes of one network namespace
-share its name, it needs no file, and it vanishes with its process, however the process ends.
+Two processes in one namespace would program the same kernel tables. The lock is an abstract socket: its name is shared by exactly
+the processes of one network namespace, it needs no file, and the kernel removes it when its process ends, however that happens.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ NAME = "\0ipvsproxy"
 ANSWER_WITHIN_S = 1.0
 """The longest wait for a connection to the process that has the name. The kernel accepts connections for an ipvsproxy at once."""
 _BETWEEN_TRIES_S = 0.05
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process ID, user ID, group ID
 
 
 class Instance:
     """The right to program this network namespace, from the creation of this object until ``close`` or the end of the process.
 
-    ``squatter`` describes a process that has taken the name but is no ipvsproxy; empty if there is none. Any process can take a
-    name, so a squatter must not stop ipvsproxy.
+    ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; it is empty if there is no such
+    process. Any process can bind the name, so such a process must not stop ipvsproxy.
 
     Raises:
         KernelError: another ipvsproxy has the right to program this network namespace.
@@ -44,28 +44,33 @@ class Instance:
             self.squatter = _describe_squatter(name)
 
     def fileno(self) -> int:
-        """The listening socket, readable when another process connects to ask for our identity; -1 if there is a squatter."""
+        """The listening socket, readable when another process connects to find out who listens.
+
+        The value is -1 if another program has the name.
+        """
         return self._socket.fileno()
 
     def dismiss(self) -> None:
-        """Close the connections of processes that asked for our identity.
+        """Close the connections of processes that wanted to find out who listens on the socket.
 
-        The kernel has told them our identity already. Open connections would fill the queue and keep later processes from asking.
+        The kernel has already told these processes our identity. Open connections would fill the queue and prevent later
+        processes from connecting.
         """
         with contextlib.suppress(OSError):
             while True:
                 self._socket.accept()[0].close()
 
     def close(self) -> None:
-        """Give up the right to program the namespace."""
+        """Give up the right to program this network namespace."""
         self._socket.close()
 
 
 class Running(NamedTuple):
-    """The ipvsproxy of this network namespace.
+    """The ipvsproxy that runs in this network namespace.
 
-    ``process`` is 0 if this process cannot see it, as from another container. ``arguments`` follow the program's name on its
-    command line; None if the files that they name may be other files for this process, because its mount namespace is another.
+    ``process`` is 0 if that process is not visible, for example because it runs in another container. ``arguments`` are the
+    command-line arguments after the program's name; None means that the process has another mount namespace, so the files named
+    by the arguments may be different for this process.
     """
 
     process: int
@@ -73,7 +78,7 @@ class Running(NamedTuple):
 
 
 def running(name: str = NAME) -> Running | None:
-    """The process that has the name, if it is an ipvsproxy; None also if this process may not know that."""
+    """The process that has bound the name, if it is an ipvsproxy; None also means that this process may not find out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
         asking.settimeout(ANSWER_WITHIN_S)
         asking.connect(name)
@@ -89,16 +94,16 @@ def running(name: str = NAME) -> Running | None:
 
 
 def _owner(connected: socket.socket) -> tuple[int, int]:
-    """The process and the user that listen at the other end; the process is 0 if it cannot be seen."""
+    """The process and user that listen on the other side of a connection; the process is 0 if it is not visible."""
     process, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return process, user
 
 
 def _describe_squatter(name: str) -> str:
-    """A description of the process that has the name, if that process cannot be an ipvsproxy.
+    """A description of the process that has bound the name, if that process cannot be an ipvsproxy.
 
     Raises:
-        KernelError: the process may be an ipvsproxy.
+        KernelError: the process that has bound the name may be an ipvsproxy.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(ANSWER_WITHIN_S)

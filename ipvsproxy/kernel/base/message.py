@@ -30,7 +30,7 @@ _NETFILTER = struct.Struct(">BBH")
 Sample = tuple[Any, Any]
 """Two values of one field, as pyroute2 takes them, that differ in every byte."""
 ADDRESSES: Mapping[Family, Sample] = {
-    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample value
     Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
 }
 """Samples of a field that holds an address."""
@@ -141,7 +141,7 @@ def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, payload start and payload end of each attribute from ``start`` to ``end``, up to the first malformed attribute."""
     while start + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, start)
-        if length < 4 or start + length > end:  # noqa: PLR2004 - the attribute header
+        if length < 4 or start + length > end:  # noqa: PLR2004 - the header's length
             return
         yield kind & KIND_MASK, start + 4, start + length
         start += (length + 3) & ~3
@@ -172,25 +172,25 @@ class Attributes:
         return kind in self._at
 
     def payload(self, kind: int, default: bytes | None = None) -> bytes:
-        """The bytes of an attribute."""
+        """The value of an attribute, as bytes."""
         if default is not None and kind not in self._at:
             return default
         return self._data[slice(*self._at[kind])]
 
     def number(self, kind: int, default: int | None = None) -> int:
-        """An unsigned integer in network order, of any width."""
+        """An unsigned integer in network byte order, of any length."""
         return default if default is not None and kind not in self._at else int.from_bytes(self.payload(kind), "big")
 
     def text(self, kind: int, default: str | None = None) -> str:
-        """A string, up to its NUL."""
+        """The value of an attribute that is a string, up to its NUL."""
         return default if default is not None and kind not in self._at else text(self._data, self._at[kind])
 
     def inside(self, kind: int) -> "Attributes":
-        """The attributes in a nested attribute; none if it is absent."""
+        """The attributes inside a nested attribute; empty if the nested attribute is absent."""
         return Attributes(self._data, *self._at.get(kind, (0, 0)))
 
     def parts(self, kind: int) -> Iterator[tuple[bytes, int, int]]:
-        """The attributes in a nested attribute that is a list, in their order; none if it is absent."""
+        """The attributes in a nested attribute that is a list, in the list's order; empty if the nested attribute is absent."""
         return ((self._data, first, last) for _, first, last in walk(self._data, *self._at.get(kind, (0, 0))))
 
 
@@ -230,7 +230,7 @@ class Layout:
         self._known: dict[int, _Places] = {}
 
     def read(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """The values of the fields; None if any field is missing."""
+        """The values of the fields; None means that a field is missing."""
         known = self._known.get(end - start)
         if known is None or known.check.unpack_from(data, start) != known.kinds:
             known = self._walk(data, start, end)

@@ -1,4 +1,4 @@
-"""Kernel modules as the files of this host show them. No module is loaded."""
+"""Finds kernel modules by the files of this host. No function of this file loads a module."""
 
 import enum
 import os
@@ -23,7 +23,7 @@ class ModuleState(enum.StrEnum):
 
 
 def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:
-    """The state of a module. Asking does not load the module."""
+    """The state of a module. Reading the state does not load the module."""
     if (root / "sys/module" / name).exists():
         return ModuleState.LOADED
     directory = root / "lib/modules" / os.uname().release
@@ -40,20 +40,21 @@ def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleSta
 def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
     """Whether the kernel may have tables of nf_tables.
 
-    If not, do not ask it: that would load the module, or start modprobe in vain.
+    If the answer is no, do not send a query to nf_tables: the query would load the module, or would start modprobe in vain.
 
-    If the files of modules are not visible, the answer is yes until ``note_no_nf_tables``, and yes again once the module appears.
+    If the files of the host's modules are not visible, the answer is yes until ``note_no_nf_tables`` is called, and yes again as
+    soon as the module appears.
     """
     state = module_state(_NF_TABLES, root)
     return not _REFUSED.is_set() if state is ModuleState.UNKNOWN else state in (ModuleState.LOADED, ModuleState.BUILT_IN)
 
 
 def note_no_nf_tables() -> None:
-    """Note that the kernel has no nf_tables: it answered EINVAL, as no module has registered this part of netlink."""
+    """Note that the kernel has no nf_tables: it answered EINVAL, because no module has registered nf_tables with netlink."""
     _REFUSED.set()
 
 
 def schedulers(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
-    """Those of the schedulers that an annotation may name whose module files this host has."""
+    """The schedulers that an annotation may name and whose module files this host has."""
     missing = (ModuleState.MISSING, ModuleState.UNKNOWN)
     return tuple(name for name in SCHEDULERS if module_state(f"ip_vs_{name}", root) not in missing)

@@ -1,16 +1,17 @@
-"""A netlink socket for requests in bulk and for dumps.
+"""A netlink socket for dumps and for requests in large numbers.
 
-Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and makes the next part of a dump at each
-``recv``. So an answer can be received at once, or it is lost.
+Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and produces the next part of a dump at each
+``recv``. Therefore an answer either can be received at once or is lost.
 
-Rule 2: the answer to a failed message has the sequence number of that message, whether or not the message asks for an
-acknowledgement. The kernel goes on to the messages after the failed one. So only the last message of a chunk asks for an
-acknowledgement, which proves that all messages were handled.
+Rule 2: the answer to a failed message has the sequence number of that message, even if the message does not request an
+acknowledgement. After a failed message, the kernel continues with the next message. Therefore only the last message of a chunk
+requests an acknowledgement, which proves that all messages of the chunk were handled.
 
-Rule 3: a socket that has lost an answer is closed. So no late answer in its queue can be mistaken for the answer to a later
-request.
+Rule 3: a socket that has lost an answer is closed. Otherwise a late answer in the socket's queue could be mistaken for the answer
+to a later request.
 
-The sockets are Python's, not pyroute2's: each of pyroute2's starts an event loop, and never works again after an overrun.
+The sockets are Python's, not pyroute2's: each socket of pyroute2 starts an event loop, and stops working for good after an
+overrun.
 """
 
 import contextlib
@@ -59,11 +60,11 @@ EXCLUSIVE = 0x200
 _DUMP_INTERRUPTED = 0x10
 _ERROR = 2
 _DONE = 3
-_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; the socket module has neither constant
+_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; Python's socket module has neither of these two constants
 _SO_RCVBUFFORCE = 33
 _SOL_NETLINK = 270
 _CAP_ACK = 10
-_REPLY_COST = 1024  # receive buffer of one error reply: 768 bytes, and some to spare
+_REPLY_COST = 1024  # bytes of receive buffer for one error reply: 768 and a reserve
 _INTEGER = struct.Struct("=i")
 _SEQUENCE = struct.Struct("=I")
 _SEQUENCE_END = 1 << 32
@@ -82,7 +83,10 @@ class Socket(Protocol):
         """Send messages to the kernel."""
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
-        """Receive one datagram of answers. With ``MSG_TRUNC``, the result is its full length."""
+        """Receive one datagram that contains answers.
+
+        With ``MSG_TRUNC``, the result is the full length of the datagram, even if it is truncated.
+        """
 
     def getsockopt(self, level: int, option: int, /) -> int:
         """Read a socket option."""
@@ -92,7 +96,7 @@ class Socket(Protocol):
 
 
 class Reply(NamedTuple):
-    """One message of a dump. The message's payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
+    """One message of a dump. The message's payload, which follows the netlink header, is ``data`` from ``start`` to ``end``."""
 
     data: bytes
     start: int
@@ -100,7 +104,7 @@ class Reply(NamedTuple):
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket in the network namespace of the calling thread, with the largest buffers that this process may have."""
+    """A socket in the network namespace of the calling thread, with the largest buffers that this process is allowed to set."""
     opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     opened.setblocking(False)
     for forced, usual in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
@@ -114,7 +118,7 @@ def open_socket(protocol: int) -> socket.socket:
 
 
 def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable[[int], socket.socket]:
-    """Opens sockets as ``connect`` does, and notes the port id of each socket: changes through these sockets are our own."""
+    """Opens sockets as ``connect`` does, and records each socket's port ID: changes through these sockets are our own."""
 
     def connect_and_note(protocol: int) -> socket.socket:
         opened = connect(protocol)
@@ -125,9 +129,9 @@ def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable
 
 
 class Channel:
-    """Requests and dumps over one netlink protocol. Only the thread that makes this object may use it.
+    """Requests and dumps over one netlink protocol. Only the thread that creates this object may use it.
 
-    ``connect`` opens a socket for the protocol, also after a socket was closed because of rule 3.
+    ``connect`` opens a socket for the protocol; it is called again after a socket has been closed because of rule 3.
     """
 
     def __init__(
@@ -143,23 +147,23 @@ class Channel:
         self._buffer = bytearray(RECEIVE_SIZE)
         self._next = 1
         self._limit = CHUNK_LIMIT
-        self._loses_answers = False  # each attempt at the last dump has lost an answer
+        self._loses_answers = False  # whether every attempt at the last dump has lost an answer
 
     def close(self) -> None:
-        """Close the socket. The next use opens a new one."""
+        """Close the socket. When the channel is used next, it opens a new socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     @property
     def limit(self) -> int:
-        """The most messages for ``run``: if all of them fail, their answers still fit into the buffer."""
-        with contextlib.suppress(KernelError):  # ``run`` reports the same error
+        """The largest number of messages for ``run``: if all of them fail, their answers still fit into the receive buffer."""
+        with contextlib.suppress(KernelError):  # ``run`` will report this error
             self._open()
         return self._limit
 
     def sequences(self, count: int) -> Iterator[bytes]:
-        """Reserve ``count`` consecutive sequence numbers, in the form that a template takes."""
+        """Reserve ``count`` consecutive sequence numbers, as bytes for use in a template."""
         return map(_SEQUENCE.pack, self.reserve(count))
 
     def reserve(self, count: int) -> range:
@@ -173,10 +177,11 @@ class Channel:
     def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
         """Have the kernel handle messages with consecutive sequence numbers.
 
-        If the first message fails with the error number ``refusal``, the kernel neither handles nor answers the other messages.
+        If the first message fails with the error number ``refusal``, the kernel neither handles nor answers the remaining
+        messages.
 
-        Returns the error number of each failed message by its index, in any order; ``UNANSWERED`` if its answer was lost. All
-        other messages are in force.
+        Returns the error number of each failed message by the index of the message, in any order; ``UNANSWERED`` means that the
+        answer was lost. All messages that are not in the result have been applied.
         """
         failed: dict[int, int] = {}
         first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
@@ -195,19 +200,22 @@ class Channel:
         return failed
 
     def run_all(self, messages: Sequence[bytes], at_once: int = CHUNK_LIMIT) -> dict[int, int]:
-        """Does what ``run`` does for any number of messages, with at most ``at_once`` of them in one ``send``."""
+        """Does the same as ``run`` for any number of messages, with at most ``at_once`` messages in one ``send``."""
         step = min(at_once, self.limit) if messages else 1
         runs = ((first, self.run(messages[first : first + step])) for first in range(0, len(messages), step))
         return {first + index: number for first, failed in runs for index, number in failed.items()}
 
     def do(self, request: bytes) -> int:
-        """Have the kernel handle one message, with any sequence number. Returns 0, the error number, or ``UNANSWERED``."""
+        """Have the kernel handle one message, with any sequence number.
+
+        Returns 0 if the message succeeded, otherwise the error number or ``UNANSWERED``.
+        """
         return self.run([self._numbered(request)[0]]).get(0, 0)
 
     def ask(self, request: bytes, action: str) -> Reply:
-        """Send a request that one message answers, and return the answer.
+        """Send a request whose answer is a single message, and return this answer.
 
-        ``request`` may have any sequence number. ``action`` is for the text of the error.
+        ``request`` may have any sequence number. ``action`` is the action that an error names.
 
         Raises:
             KernelError: the kernel refused the request, or the answer was lost.
@@ -230,17 +238,17 @@ class Channel:
         raise KernelError(action=action, detail="the answer is incomplete")
 
     def dump(self, request: bytes, action: str) -> list[Reply]:
-        """All messages of a dump, which is read to its end before any message is returned.
+        """All messages of a dump; the dump is read to its end before any message is returned.
 
-        ``request`` may have any sequence number. ``action`` is for the text of the error.
+        ``request`` may have any sequence number. ``action`` is the action that an error names.
 
         Raises:
-            KernelError: the kernel refused the request, or no attempt was complete and consistent.
+            KernelError: the kernel refused the request, or no attempt gave a complete and consistent dump.
         """
         return self.gather(request, action, lambda replies: replies)
 
     def gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T]:
-        """Reads a dump as ``dump`` does, but returns the results of ``read`` for each part of the dump."""
+        """Reads a dump as ``dump`` does, but calls ``read`` on each part of the dump and returns the results."""
         number, detail = 0, ""
         lost = 0
         pauses_s = DUMP_PAUSES_S[:1] if self._loses_answers else DUMP_PAUSES_S
@@ -258,7 +266,7 @@ class Channel:
                 number, detail = error.errno or 0, f"the dump broke off: {os.strerror(error.errno or 0)}"
                 lost += 1
                 continue
-            except KernelError:  # a refusal is an answer
+            except KernelError:  # a refusal shows that answers arrive
                 self._loses_answers = False
                 raise
             self._loses_answers = False
@@ -269,12 +277,15 @@ class Channel:
         raise KernelError(action=action, errno=number, detail=detail)
 
     def dumping(self, request: bytes, action: str) -> Iterator[list[Reply]]:
-        """One attempt at a dump, in the parts in which it arrives. The kernel's data may change during the dump.
+        """A single attempt at a dump, returned in the parts in which the dump arrives.
 
-        ``request`` and ``action`` are as for ``dump``. This channel must not be used before the end of the dump.
+        The kernel's data may change during the dump.
+
+        ``request`` and ``action`` have the same meaning as in ``dump``. This channel must not be used for anything else before
+        the end of the dump.
 
         Raises:
-            KernelError: the kernel refused the request, or a part was lost.
+            KernelError: the kernel refused the request, or a part of the dump was lost.
         """
         try:
             for replies, _ in self._received(request, action):
@@ -301,7 +312,7 @@ class Channel:
         """Receive one datagram.
 
         Raises:
-            OSError: there is no datagram, datagrams were lost, or the datagram is truncated.
+            OSError: no datagram has arrived, datagrams were lost, or the datagram is truncated.
         """
         size = self._open().recv_into(self._buffer, RECEIVE_SIZE, socket.MSG_TRUNC)
         if size > RECEIVE_SIZE:
@@ -309,14 +320,15 @@ class Channel:
         return bytes(memoryview(self._buffer)[:size])
 
     def _acknowledged(self, first: int, last: int, failed: dict[int, int], refusal: int | None) -> bool:
-        """Gather answers into ``failed``, up to the last answer. Returns whether no answer was lost."""
+        """Collect failed answers in ``failed``, up to the last answer. Returns true if no answer was lost."""
         complete = True
         while True:
             try:
                 data = self._receive()
             except OSError as error:
-                # The kernel lost the last ones; the answers in the queue are valid. It reports an overrun once before the queue
-                # has been emptied (netlink_overrun in net/netlink/af_netlink.c): after a second report, the socket is broken.
+                # The kernel lost the last answers; the answers that are still in the queue are valid. Until the queue has been
+                # emptied, the kernel reports an overrun only once (netlink_overrun in net/netlink/af_netlink.c), so a second
+                # report means that the socket is broken.
                 if error.errno != errno.ENOBUFS or not complete:
                     return False
                 complete = False
@@ -334,7 +346,7 @@ class Channel:
                     return complete
 
     def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Reply], bool]]:
-        """The messages of each datagram of a dump, and whether the kernel reports in it that its data changed during the dump."""
+        """The messages of each datagram of a dump, and whether the datagram reports that the kernel's data changed meanwhile."""
         request, expected = self._numbered(request)
         self._open().send(request)
         is_over = False
@@ -357,7 +369,7 @@ class Channel:
 
 
 def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> bytes:
-    """A digest of a dump without the first ``skip`` bytes of each payload, combined with other data (``beside``)."""
+    """A hash of a dump, without the first ``skip`` bytes of each payload, combined with other data (``beside``)."""
     hashed = hashlib.blake2b(repr(beside).encode(), digest_size=16)
     for data, start, end in replies:
         hashed.update(memoryview(data)[start + skip : end])
@@ -366,10 +378,10 @@ def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> byte
 
 @contextlib.contextmanager
 def parsing(action: str) -> Iterator[None]:
-    """A context for reading an answer that may be too short, or lack an attribute.
+    """A context manager for parsing an answer that may be too short or may lack an attribute.
 
     Raises:
-        KernelError: the answer is too short, or lacks an attribute.
+        KernelError: the answer is too short, or an attribute is missing in it.
     """
     try:
         yield
@@ -387,7 +399,7 @@ def explain(number: int) -> str:
 def resolve_family(channel: Channel, name: str, module: str) -> int:
     """The ``nlmsg_type`` of a generic netlink family.
 
-    Since Linux 5.16, asking for the family of IPVS makes the kernel load its module.
+    Since Linux 5.16, a request for the family of IPVS makes the kernel load the module of IPVS.
 
     Raises:
         KernelError: the kernel has no such family.

@@ -1,7 +1,7 @@
-"""nf_tables messages as bytes: transactions of tables, chains, rules, sets and elements, and questions for them.
+"""nf_tables messages as bytes: transactions on tables, chains, rules, sets and elements, and queries for them.
 
-Numbers and layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network order unless a register
-holds them.
+Numbers and layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network byte order, except numbers
+that a register holds.
 """
 
 import errno
@@ -52,9 +52,9 @@ _BEGIN, _END = 16, 17
 NFTA_GEN_ID = 1
 _APPEND = 0x800
 INET = 1  # NFPROTO_INET
-_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: programs print it so
-_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, also of tables and elements: programs print it as their comment
-_LONG_TEXT = 0x69  # our own: programs leave out the types of user data that they do not know
+_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: how programs print it
+_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, the same number for tables and elements: programs print this text as a comment
+_LONG_TEXT = 0x69  # a type of our own: programs ignore types of user data that they do not know
 NFTA_LIST_ELEM = 1
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2, 1, 2
@@ -80,11 +80,11 @@ def _whole(kind: int, payload: bytes, flags: int = 0, family: int = INET, sequen
 
 
 def transaction(messages: Sequence[Message], first: int, generation: int | None = None) -> list[bytes]:
-    """Messages that the kernel applies all or not at all, for one ``Channel.run``.
+    """Messages that the kernel applies either all or not at all, to be sent by one ``Channel.run``.
 
-    The result begins with the message that begins the transaction. The message that ends it is appended to the last message,
-    since kernels before 6.10 do not acknowledge it. Sequence numbers count up from ``first``. With ``generation``, the kernel
-    refuses the transaction with ``STALE`` if its generation is another one by then.
+    The result begins with the message that starts the transaction. The message that ends the transaction is appended to the last
+    message, because kernels before 6.10 do not acknowledge the end message. Sequence numbers count up from ``first``. If
+    ``generation`` is given and the kernel's generation has changed by then, the kernel refuses the transaction with ``STALE``.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin, end = (
@@ -97,10 +97,10 @@ def transaction(messages: Sequence[Message], first: int, generation: int | None 
 
 
 def run(channel: netlink.Channel, messages: Sequence[Message], generation: int | None = None) -> dict[int, int]:
-    """Have the kernel apply messages all or not at all.
+    """Have the kernel apply messages either all or not at all.
 
-    Returns the error number of each refused message by its index; -1 stands for the transaction as a whole. The result is empty
-    if all messages are in force.
+    Returns the error number of each refused message by the index of the message; the index -1 means the transaction as a whole.
+    An empty result means that all messages have been applied.
     """
     sequences = channel.reserve(len(messages) + 2)
     failed = channel.run(transaction(messages, sequences[0], generation), STALE)
@@ -111,7 +111,7 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
 
 
 def trial(family: int, table: str) -> list[Message]:
-    """Creates a table and a chain in it, then makes a removal that the kernel refuses (ENOENT), so that nothing remains."""
+    """Creates a table with a chain, then makes a removal that the kernel refuses (ENOENT), so that nothing remains."""
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
         Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
@@ -121,17 +121,17 @@ def trial(family: int, table: str) -> list[Message]:
 
 
 def table() -> Message:
-    """Creates our table, or makes it active if it is dormant."""
+    """Creates our table; if the table exists but is dormant, makes it active."""
     return Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
 def table_removal(name: str = TABLE, family: int = INET) -> Message:
-    """Removes a table with all that it holds."""
+    """Removes a table and everything in it."""
     return Message(NFT_MSG_DELTABLE, 0, string(NFTA_TABLE_NAME, name), family)
 
 
 class Hook(NamedTuple):
-    """The place of a base chain on a packet's way: the type of the chain, the number of the hook, and the priority there."""
+    """Where a base chain is attached: the type of the chain, the number of the hook, and the chain's priority at the hook."""
 
     kind: str
     number: int
@@ -139,7 +139,7 @@ class Hook(NamedTuple):
 
 
 def chain(name: str, hook: Hook | None = None) -> Message:
-    """Creates a chain if it does not exist yet; an existing chain stays as it is."""
+    """Creates a chain if it does not exist yet; an existing chain is not changed."""
     payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
     if hook is not None:
         payload += nested(NFTA_CHAIN_HOOK, integer(NFTA_HOOK_HOOKNUM, hook.number), integer(NFTA_HOOK_PRIORITY, hook.priority))
@@ -148,7 +148,7 @@ def chain(name: str, hook: Hook | None = None) -> Message:
 
 
 def chain_removal(name: str) -> Message:
-    """Removes an empty chain that no rule leads to."""
+    """Removes a chain that is empty and to which no rule jumps."""
     return Message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name))
 
 
@@ -160,7 +160,7 @@ def flushing(name: str) -> Message:
 def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
     """Appends a rule to a chain.
 
-    Programs print the text that the rule carries as its comment if the text is short enough for a comment.
+    If the text of the rule is short enough for a comment, programs such as nft print it as the rule's comment.
     """
     payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
     payload += attribute(NFTA_RULE_USERDATA, _user_data(carried))
@@ -173,14 +173,14 @@ def _user_data(carried: str) -> bytes:
 
 
 def read(part: netlink.Reply) -> message.Attributes:
-    """The attributes of one message of an answer."""
+    """The attributes of one message in an answer."""
     data, start, end = part
     return message.Attributes(data, start + message.NETFILTER_HEADER, end)
 
 
 def text_of(user_data: bytes) -> str:
-    """The text in the user data of a rule, a table or an element; empty without one."""
-    while len(user_data) > 2:  # noqa: PLR2004 - a type and a length
+    """The text in the user data of a rule, a table or an element; empty if there is no such text."""
+    while len(user_data) > 2:  # noqa: PLR2004 - the lengths of type and length
         kind, length = user_data[:2]
         if kind in (_COMMENT, _LONG_TEXT):
             return user_data[2 : 2 + length].split(b"\0", 1)[0].decode(errors="replace")
@@ -191,8 +191,8 @@ def text_of(user_data: bytes) -> str:
 class SetShape(NamedTuple):
     """The parameters of a set: type and length of its keys and, if it is a map, of its values.
 
-    The types are numbers of the program ``nft``, which the kernel only stores: six bits for each field of a key. ``is_plain``:
-    the set has no flag but the map flag, and no limit of its size.
+    The types are numbers that only the program ``nft`` interprets and that the kernel only stores: six bits for each field of a
+    key. ``is_plain`` means that the set has no flag except possibly the map flag, and has no size limit.
     """
 
     key_type: int
@@ -207,7 +207,7 @@ def _set(name: str) -> bytes:
 
 
 def new_set(name: str, shape: SetShape, number: int) -> Message:
-    """Creates a set. Fails if a set of that name exists. Each set of a transaction needs another ``number``."""
+    """Creates a set. The message fails if a set of that name exists. Each set of a transaction needs a different ``number``."""
     payload = _set(name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
     payload += integer(NFTA_SET_KEY_TYPE, shape.key_type) + integer(NFTA_SET_KEY_LEN, shape.key_length)
     if shape.data_length:
@@ -217,7 +217,7 @@ def new_set(name: str, shape: SetShape, number: int) -> Message:
 
 
 def set_removal(name: str) -> Message:
-    """Removes a set that no rule uses, with its elements."""
+    """Removes a set and its elements; no rule may use the set."""
     return Message(NFT_MSG_DELSET, 0, _set(name))
 
 
@@ -229,7 +229,7 @@ def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
 
 
 def element_for_all_others() -> bytes:
-    """The element that stands for all keys that its set does not have (NFT_SET_ELEM_CATCHALL), to remove it."""
+    """The element that matches all keys that are not in its set (NFT_SET_ELEM_CATCHALL), for its removal."""
     return nested(NFTA_LIST_ELEM, integer(NFTA_SET_ELEM_FLAGS, _FOR_ALL_OTHERS))
 
 
@@ -239,17 +239,17 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
 
 
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
-    """Adds elements to a set, or removes elements from a set; at most ``ELEMENTS_LIMIT`` bytes.
+    """Adds elements to a set, or removes elements from it; the elements may have at most ``ELEMENTS_LIMIT`` bytes.
 
-    Unless ``is_exclusive``, the kernel accepts the addition of a present element with the same data, and keeps the element's old
-    comment. The kernel refuses the removal of an absent element.
+    If ``is_exclusive`` is false, adding an element that is already present with the same data succeeds, and the element keeps its
+    old comment. Removing an absent element fails.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
     return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))
 
 
 def is_for_all_others(found: message.Attributes) -> bool:
-    """Whether an element stands for all keys that its set does not have, and so has no key."""
+    """Whether an element matches all keys that are not in its set, and therefore has no key."""
     return bool(found.number(NFTA_SET_ELEM_FLAGS, 0) & _FOR_ALL_OTHERS)
 
 
@@ -265,7 +265,7 @@ def read_element(found: message.Attributes) -> tuple[bytes, bytes, str]:
 
 
 def table_query(name: str = TABLE, family: int = INET) -> bytes:
-    """The question for a table; the kernel answers ENOENT if the table does not exist."""
+    """The query for a table; the kernel answers ENOENT if the table does not exist."""
     return _whole(NFT_MSG_GETTABLE, string(NFTA_TABLE_NAME, name), family=family)
 
 
@@ -275,7 +275,7 @@ def tables_query() -> bytes:
 
 
 def chains_query(family: int = INET) -> bytes:
-    """The request for a dump of the chains of all tables of a family: inet for our table, or the families of iptables-nft."""
+    """The request for a dump of the chains of all tables of one family: inet (our table), or a family of iptables-nft."""
     return _whole(NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
 
 
@@ -285,7 +285,7 @@ def rules_query(table: str = TABLE, family: int = INET) -> bytes:
 
 
 def set_query(name: str) -> bytes:
-    """The question for the parameters of a set; the kernel answers ENOENT if the set does not exist."""
+    """The query for the parameters of a set; the kernel answers ENOENT if the set does not exist."""
     return _whole(NFT_MSG_GETSET, _set(name))
 
 
@@ -300,12 +300,12 @@ def elements_query(name: str) -> bytes:
 
 
 def element_query(name: str, encoded: bytes, sequence: int) -> bytes:
-    """The question for an element; the kernel answers ENOENT if the set does not have it, or if there is no such set."""
+    """The query for an element; the kernel answers ENOENT if the element or its set does not exist."""
     return _whole(NFT_MSG_GETSETELEM, _elements(name, encoded), sequence=sequence)
 
 
 def generation(channel: netlink.Channel) -> int:
-    """The number of the present generation, which changes with any change of any table in this network namespace.
+    """The number of the current generation, which changes with every change to any table in this network namespace.
 
     Raises:
         KernelError: the kernel has no nf_tables (EINVAL), or did not answer.
@@ -317,7 +317,7 @@ def generation(channel: netlink.Channel) -> int:
 
 
 def explain(number: int) -> str:
-    """The meaning of an error number of a transaction."""
+    """The meaning of an error number that a transaction returned."""
     return _MEANINGS.get(number) or netlink.explain(number)
 
 

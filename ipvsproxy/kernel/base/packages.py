@@ -1,6 +1,7 @@
 """Imports single modules of a package without executing the package, which would import all of its modules.
 
-Such a package can be in ``sys.modules`` without having been executed. Then each of its modules can be imported as usual, alone.
+The package can be in ``sys.modules`` without having been executed. Each module of such a package can then be imported on its own,
+in the usual manner.
 """
 
 import importlib
@@ -10,24 +11,24 @@ from types import ModuleType
 
 
 class _Deferred(ModuleType):
-    """A package in ``sys.modules`` that is executed at the first access to an attribute that it does not have yet."""
+    """A package in ``sys.modules`` that is executed only when an attribute is accessed that the package does not have yet."""
 
     def __getattr__(self, name: str) -> object:
-        self.__class__ = ModuleType  # type: ignore[assignment]  # from now on it is an ordinary module
+        self.__class__ = ModuleType  # type: ignore[assignment]  # the package is an ordinary module from now on
         if self.__spec__ and self.__spec__.loader:
             self.__spec__.loader.exec_module(self)
         return getattr(self, name)
 
 
 def defer(package: str, *modules: str) -> ModuleType:
-    """Put a package into ``sys.modules``, to be executed only when it is needed.
+    """Put a package into ``sys.modules`` without executing it; it is executed only when that becomes necessary.
 
-    A package that is already in ``sys.modules`` stays as it is.
+    If the package is already in ``sys.modules``, it is not changed.
 
-    ``modules``, which other modules of the package import by ``from package import module``, are imported at once.
+    ``modules`` are imported at once, because other modules of the package import them by ``from package import module``.
 
     Raises:
-        ModuleNotFoundError: there is no such package, or it has no such module.
+        ModuleNotFoundError: the package does not exist, or the package does not have one of the modules.
     """
     if package not in sys.modules:
         spec = importlib.util.find_spec(package)
@@ -38,7 +39,7 @@ def defer(package: str, *modules: str) -> ModuleType:
         sys.modules[package] = module
         parent, _, name = package.rpartition(".")
         if parent:
-            setattr(sys.modules[parent], name, module)  # as an import does
+            setattr(sys.modules[parent], name, module)  # an import does the same
     for name in modules:
         importlib.import_module(f"{package}.{name}")
     return sys.modules[package]

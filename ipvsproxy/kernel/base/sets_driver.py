@@ -1,4 +1,4 @@
-"""The common part of the drivers of sets: operations in their order, and which sets have changed."""
+"""The common part of the drivers of sets: the order of operations, and finding the sets that have changed."""
 
 import abc
 import errno
@@ -19,8 +19,8 @@ from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEn
 class ObservedSet(NamedTuple):
     """An observed set.
 
-    ``family`` is None and ``capacity`` (``maxelem``) is 0 for a set of ports, which has neither. ``entries`` is empty if the set
-    ``differs_from`` our set of the same name.
+    A set of ports has neither a family nor a capacity: its ``family`` is None and its ``capacity`` (``maxelem``) is 0.
+    If the set ``differs_from`` our set of the same name, ``entries`` is empty.
     """
 
     type: str
@@ -29,17 +29,17 @@ class ObservedSet(NamedTuple):
     entries: AbstractSet[SetEntry]
 
     def differs_from(self, ip_set: IpSet) -> str:
-        """How the parameters of this set differ from those of our set; empty if they are equal."""
+        """How the parameters of this set differ from the parameters of our set; empty if they are equal."""
         ours = parameters(ip_set)
-        # An enlarged set of ours is still ours.
+        # Our sets may have been enlarged, so a larger capacity is no difference.
         theirs = (self.type, self.family, min(self.capacity, ours[2]))
         return "" if theirs == ours else f"it is {_describe(*theirs)}, not {_describe(*ours)}"
 
 
 class SetsDriver(abc.ABC):
-    """Reads and writes sets in the network namespace of the thread that makes this object. Only that thread may use it.
+    """Reads and writes sets in the network namespace of the thread that creates this object. Only that thread may use the object.
 
-    This driver only knows the sets in ``IP_SETS``.
+    The driver handles only the sets in ``IP_SETS``.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -52,7 +52,7 @@ class SetsDriver(abc.ABC):
         self._channel.close()
 
     def observe(self, names: Collection[str]) -> dict[str, ObservedSet]:
-        """Those of the named sets that exist, with their entries.
+        """The named sets, as far as they exist, with their entries.
 
         Raises:
             KernelError: a set could not be read.
@@ -61,16 +61,17 @@ class SetsDriver(abc.ABC):
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Make the next ``observe_changed`` return every set."""
+        """Make the next call of ``observe_changed`` return every set."""
         self._digests.clear()
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
-        """The named sets that have changed since the last call returned them; None for a set that does not exist.
+        """The named sets that have changed since the last call that returned them; None means that the set does not exist.
 
-        A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set counts as changed.
+        A set that this driver has written since then counts as changed. After a call of ``observe`` or ``forget``, every set
+        counts as changed.
 
         Raises:
-            KernelError: a set could not be read. The next call then returns at least the same sets.
+            KernelError: a set could not be read. The next call then returns at least the sets that this call would have returned.
         """
         changed: dict[str, ObservedSet | None] = {}
         digests: dict[str, bytes] = {}
@@ -84,12 +85,12 @@ class SetsDriver(abc.ABC):
                 changed[name] = self._read(name, parts)
                 digests[name] = digest
         for name in changed:
-            self._digests.pop(name, None)  # a set that was absent counts as changed when it comes again
+            self._digests.pop(name, None)  # an absent set counts as changed when it exists again
         self._digests |= digests
         return changed
 
     def has_copy(self) -> bool:
-        """Whether a ``SetCopy`` exists: a process that was killed while it enlarged a set has left it.
+        """Whether a ``SetCopy`` exists, left by a process that was killed while it was enlarging a set.
 
         Raises:
             KernelError: the copy could not be read.
@@ -97,16 +98,18 @@ class SetsDriver(abc.ABC):
         return False
 
     def written(self, operations: Iterable[Operation]) -> None:
-        """Note that these operations are sent to the kernel, so that their sets count as changed."""
+        """Note that these operations are being sent to the kernel, so that the sets concerned count as changed."""
         for _, item in operations:
             self._digests.pop(item.set if isinstance(item, SetEntries) else item.name if isinstance(item, IpSet) else "", None)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the given order. A repetition is no error.
+        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the given order.
 
-        Entries of one run (same set, same verb) share messages. If the kernel refuses an entry, all other entries are applied
-        nevertheless. Outcomes have the order of the operations. An operation on several entries has one outcome if all were
-        added, and one for each entry otherwise.
+        Repeating an operation is no error.
+
+        Consecutive operations with the same set and verb share messages. If the kernel refuses an entry, all other entries are
+        applied nevertheless. Outcomes have the order of the operations. An operation on several entries has a single outcome if
+        all of them were added; otherwise it has one outcome for each entry.
         """
         self.written(operations)
         results: list[Outcome] = []
@@ -116,7 +119,7 @@ class SetsDriver(abc.ABC):
 
     def _apply_set(self, operation: Operation) -> Outcome:
         ip_set = operation.item
-        assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - the caller has checked
+        assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - the caller has checked the type
         reason = ""
         try:
             if operation.verb is Verb.REMOVE or isinstance(ip_set, SetCopy):
@@ -133,7 +136,7 @@ class SetsDriver(abc.ABC):
         return Outcome(operation, f"{operation}: {reason or self._explain(number, set_type)}", max(number, 0))
 
     def _difference(self, ip_set: IpSet) -> str:
-        """How the existing set with the name of ``ip_set`` differs from ``ip_set``; empty if it does not differ."""
+        """How the existing set with the name of ``ip_set`` differs from ``ip_set``; empty if there is no difference."""
         observed = self._observe(ip_set.name, header_only=True)
         difference = observed.differs_from(ip_set) if observed else "it was created and removed meanwhile"
         return f"a set of this name exists, and {difference}" if difference else ""
@@ -144,11 +147,11 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
-        """The kernel's description of a set; None if it does not exist. Raises KernelError."""
+        """The kernel's description of a set; None means that the set does not exist. Raises KernelError."""
 
     @abc.abstractmethod
     def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet | None:
-        """The set that a dump describes. Raises KernelError."""
+        """The set that the messages of a dump describe. Raises KernelError."""
 
     @abc.abstractmethod
     def _create(self, ip_set: IpSet) -> int:
@@ -166,21 +169,22 @@ class SetsDriver(abc.ABC):
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         """Add and remove entries.
 
-        Returns the outcomes of entries that failed or were a surprise, by the operation on that entry alone.
+        Returns the outcomes of entries that failed, or that were unexpectedly present or absent, by the operation on the single
+        entry.
         """
 
 
 def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, Sequence[Operation]]]:
-    """The operations in their order, cut into runs of operations on sets (True) and on entries (False)."""
+    """The operations in their order, grouped into runs of operations on sets (True) and runs of operations on entries (False)."""
     for is_set, run in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
         yield is_set, list(run)
 
 
 def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
-    """The entries of each run of operations with the same set and the same verb.
+    """The set entries of each run of consecutive operations that have the same set and the same verb.
 
     Raises:
-        TypeError: an operation is not on a set entry.
+        TypeError: an operation is not about a set entry.
     """
     entries: list[SetEntry] = []
     of: tuple[Verb, str] | None = None

@@ -1,7 +1,7 @@
-"""Sockets for netlink notifications, and questions to the kernel by ``getsockopt``.
+"""Sockets for netlink notifications, and queries to the kernel by ``getsockopt``.
 
-Sockets for notifications are non-blocking. Filters make the kernel drop messages before a socket's queue: classic BPF
-(include/uapi/linux/filter.h).
+Sockets for notifications are non-blocking. Filters (classic BPF, include/uapi/linux/filter.h) make the kernel drop unwanted
+messages before they enter a socket's queue.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ PASS = 0xFFFFFFFF
 
 _SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _SO_ATTACH_FILTER = 26
-_INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, instructions to skip if true, if false, operand
+_INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, number of instructions to skip if true and if false, operand
 _LOAD_HALF, _LOAD_BYTE, _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x30, 0x20, 0x15, 0x06
 _libc = ctypes.CDLL(None, use_errno=True)
 _PORT_OFFSET = 12  # nlmsg_pid of struct nlmsghdr
@@ -31,16 +31,16 @@ _PORT_OFFSET = 12  # nlmsg_pid of struct nlmsghdr
 def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: int) -> socket.socket:
     """A socket that receives the notifications of some groups, in the network namespace of the calling thread.
 
-    ``protocol`` is a family of netlink, ``groups`` are the numbers of its multicast groups, ``receive_buffer`` is the size of the
-    queue of notifications in bytes.
+    ``protocol`` is a netlink family, ``groups`` are the numbers of its multicast groups, and ``receive_buffer`` is the size of
+    the notification queue in bytes.
 
     Raises:
-        OSError: the kernel refused the socket.
+        OSError: the kernel refused to create or configure the socket.
     """
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     try:
         made.setblocking(False)
-        with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default size must do
+        with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN, the default size has to suffice
             made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_buffer)
         made.bind((0, 0))
         for group in groups:
@@ -52,7 +52,7 @@ def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: in
 
 
 def attach(filtered: socket.socket, program: Sequence[bytes]) -> None:
-    """Set these instructions as the filter of a socket, in place of its former filter.
+    """Attach these instructions to a socket as its filter, and replace the previous filter.
 
     Raises:
         OSError: the kernel refused the filter.
@@ -63,41 +63,41 @@ def attach(filtered: socket.socket, program: Sequence[bytes]) -> None:
 
 
 def load_half(offset: int) -> bytes:
-    """Load two bytes of the message."""
+    """Loads two bytes of the message."""
     return _INSTRUCTION.pack(_LOAD_HALF, 0, 0, offset)
 
 
 def load_byte(offset: int) -> bytes:
-    """Load one byte of the message."""
+    """Loads one byte of the message."""
     return _INSTRUCTION.pack(_LOAD_BYTE, 0, 0, offset)
 
 
 def jump(value: int, if_equal: int, otherwise: int = 0) -> bytes:
-    """Skip ``if_equal`` instructions if the loaded value, in network order, equals ``value``, else ``otherwise`` instructions."""
+    """Skips ``if_equal`` instructions if the loaded value, in network byte order, equals ``value``, else skips ``otherwise``."""
     return _INSTRUCTION.pack(_JUMP_IF_EQUAL, if_equal, otherwise, value)
 
 
 def end(result: int) -> bytes:
-    """End with ``PASS``, or with 0."""
+    """Ends the filter with ``PASS`` or with 0."""
     return _INSTRUCTION.pack(_RETURN, 0, 0, result)
 
 
 def dropping(ports: Collection[int]) -> list[bytes]:
-    """The instructions that drop messages with one of the first ``MOST_PORTS`` of these port ids, and pass all other messages."""
+    """Instructions that drop messages with one of the first ``MOST_PORTS`` of these port IDs, and pass all other messages."""
     checked = tuple(ports)[:MOST_PORTS]
     checks = [jump(in_network_order("=I", port), len(checked) - at) for at, port in enumerate(checked)]
     return [_INSTRUCTION.pack(_LOAD_WORD, 0, 0, _PORT_OFFSET), *checks, end(PASS), end(0)]
 
 
 def in_network_order(code: str, value: int) -> int:
-    """The value that a filter loads for a number in host order: filters load numbers as if in network order."""
+    """The value that a filter sees for a number in host byte order: filters read numbers in network byte order."""
     return int.from_bytes(struct.pack(code, value), "big")
 
 
 def ask(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
-    """The answer to a question by ``getsockopt``: one buffer holds the question, and then the kernel's answer.
+    """The answer to a query by ``getsockopt``: the same buffer holds the query and then the kernel's answer.
 
-    The answer is at most as long as the question. ``action`` is for the error.
+    The answer cannot be longer than the query. ``action`` is the action that an error message names.
 
     Raises:
         KernelError: the kernel refused the question.
@@ -107,7 +107,7 @@ def ask(asking: socket.socket, level: int, option: int, question: bytes, action:
 
 
 def ask_in(asking: socket.socket, level: int, option: int, buffer: bytearray, action: str) -> int:
-    """Asks as ``ask`` does, writes the answer over the question without copying it, and returns the length of the answer.
+    """Sends a query as ``ask`` does, writes the answer over the query without copying it, and returns the length of the answer.
 
     Raises:
         KernelError: the kernel refused the question.

@@ -1,1 +1,1 @@
-"""The sets of ipset."""
+"""The driver for sets of ipset."""

@@ -1,8 +1,8 @@
 """The ipset driver: reads and writes sets and their entries, with many entries in one message.
 
-A full set is enlarged: the driver fills a larger copy, then swaps it with the set. So no packet ever meets an incomplete set. The
-kernel cannot change ``maxelem`` of a set. After the swap, rules look into the copy under the old name
-(include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
+When a set is full, the driver enlarges it: it fills a larger copy of the set, then swaps the copy with the set. Therefore packets
+are never matched against an incomplete set. The kernel cannot change ``maxelem`` of a set. After the swap, rules that use the old
+name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
 """
 
 import errno
@@ -58,9 +58,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class IpsetDriver(SetsDriver):
-    """Reads and writes ipsets as a ``SetsDriver``.
+    """Reads and writes ipsets; a ``SetsDriver``.
 
-    If the kernel refuses an entry, its message is repeated entry by entry, after all other messages.
+    If the kernel refuses an entry, all entries of the same message are sent again one by one, after all other messages.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -89,7 +89,7 @@ class IpsetDriver(SetsDriver):
         return reported | self._apply_entries(again)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
-        """Enlarge these full sets. Returns the names of the sets that were enlarged."""
+        """Enlarge these sets, which are full. Returns the names of the sets that were enlarged."""
         enlarged: list[str] = []
         for name in names:
             ip_set = IP_SETS[name]
@@ -116,10 +116,11 @@ class IpsetDriver(SetsDriver):
         return explain(number, set_type)
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The lowest sufficient revision of the set's type, or the nearest one that this kernel has.
+        """The lowest revision of the set's type that is sufficient, or the nearest revision that this kernel has.
 
         Raises:
-            KernelError: the kernel lacks the type, or a revision with marks if the set gives marks.
+            KernelError: the kernel does not have the set type, or does not have a revision that supports the marks that the set
+            assigns.
         """
         kind = (ip_set.type, ip_set.family, ip_set.gives_marks)
         if kind not in self._revisions:
@@ -156,7 +157,7 @@ class IpsetDriver(SetsDriver):
 
     def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet | None:
         observed: ObservedSet | None = None
-        # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
+        # This is not a ``set``, because a ``set`` takes twice the memory, and no other thread runs while it grows.
         entries: dict[SetEntry, None] = {}
         for data, start, end in parts:
             found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
@@ -172,9 +173,10 @@ class IpsetDriver(SetsDriver):
 
 
 class EntryBatch:
-    """Set entries for one ``send``, and their outcomes.
+    """Set entries to be sent by one ``send``, and their outcomes.
 
-    ``reported`` has the outcomes of entries that failed or were a surprise, by the operation on that entry alone.
+    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent, by the operation on the
+    single entry.
     """
 
     def __init__(self, channel: netlink.Channel) -> None:
@@ -184,7 +186,7 @@ class EntryBatch:
         self._size = 0
 
     def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Add entries of one set to the batch."""
+        """Add entries of one set to this batch."""
         codec = ipset_message.codec(entries[0].set)
         step = codec.entries_per_message
         for first in range(0, len(entries), step):
@@ -196,7 +198,7 @@ class EntryBatch:
                 self.flush()
 
     def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
-        """Encode entries. An entry that cannot be encoded counts as failed, and is left out."""
+        """Encode entries. An entry that cannot be encoded is reported as failed and is not sent."""
         try:
             return _Entries(verb, entries, codec.encode(entries))
         except (ValueError, struct.error) as error:
@@ -207,7 +209,7 @@ class EntryBatch:
         return _Entries(verb, [entry for one in alone for entry in one.entries], b"".join(one.encoded for one in alone))
 
     def flush(self) -> None:
-        """Send the batch to the kernel."""
+        """Send this batch to the kernel."""
         pending, self._pending, self._size = self._pending, [], 0
         for index, number in self._run(pending).items():
             one = pending[index]
@@ -246,7 +248,7 @@ class EntryBatch:
 
 
 class _Entries(NamedTuple):
-    """Entries of one set in one message."""
+    """Entries of the same set that share one message."""
 
     verb: Verb
     entries: Sequence[SetEntry]
@@ -271,15 +273,17 @@ def _header(found: message.Attributes, entries: AbstractSet[SetEntry]) -> Observ
 
 
 def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Collection[SetEntry], capacity: int) -> None:
-    """Replace a set by one with twice the capacity. ``entries`` are its present entries, ``capacity`` is its present limit.
+    """Replace a set with a set of twice the capacity.
+
+    ``entries`` are the set's present entries, and ``capacity`` is its present capacity.
 
     Raises:
-        KernelError: the set could not be enlarged, and is unchanged.
+        KernelError: the set could not be enlarged, and has not been changed.
     """
     action = f"enlarge {ip_set}"
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
-    channel.do(ipset_message.destruction(SET_COPY.name))  # the copy that a process killed at this point left
+    channel.do(ipset_message.destruction(SET_COPY.name))  # a copy left by a process that was killed at this point
     _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
     try:
         _fill(channel, ip_set, entries, action)

@@ -1,7 +1,7 @@
 """ipset messages as bytes: to create, list and fill sets. Entries are encoded and decoded many at a time.
 
-This module also asks what this kernel's ipset can do: its protocol, and the revisions of each set type. The kernel loads the
-module of a type to answer (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
+This module also finds out what this kernel's ipset supports: the protocol versions, and the revisions of each set type. To
+answer, the kernel loads the module of the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
 """
 
 import functools
@@ -94,7 +94,10 @@ def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> by
 
 
 def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
-    """The message that creates a set, with the set's own name if ``name`` is empty. Fails if a set of that name exists."""
+    """The message that creates a set; if ``name`` is empty, it has the set's own name.
+
+    The message fails if a set of that name exists.
+    """
     if ip_set.type is SetType.PORT:
         data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
     else:
@@ -112,7 +115,7 @@ def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SE
 
 
 def destruction(name: str) -> bytes:
-    """The message that destroys a set. Fails if the set does not exist."""
+    """The message that destroys a set. The message fails if the set does not exist."""
     return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
@@ -122,13 +125,13 @@ def flush(name: str) -> bytes:
 
 
 def swap(name: str, other: str) -> bytes:
-    """The message that exchanges the contents of two sets of one type."""
-    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # the attribute that holds the second name
+    """The message that swaps the contents of two sets of the same type."""
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # this attribute holds the second name
     return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
 
 
 def contents_query(name: str, *, header_only: bool = False) -> bytes:
-    """The request for a dump of a set, or of its parameters alone."""
+    """The request for a dump of a set with its entries, or of the set's parameters alone."""
     attributes: list[Any] = [["IPSET_ATTR_SETNAME", name]]
     if header_only:
         attributes.append(["IPSET_ATTR_FLAGS", ipset.IPSET_FLAG_LIST_HEADER])
@@ -136,7 +139,7 @@ def contents_query(name: str, *, header_only: bool = False) -> bytes:
 
 
 class EntryCodec:
-    """Encodes and decodes the entries of one set, or of its copy with another name."""
+    """Encodes and decodes the entries of one set, or of its copy, which has another name."""
 
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
@@ -159,10 +162,10 @@ class EntryCodec:
         self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
 
     def encode(self, entries: Sequence[SetEntry]) -> bytes:
-        """Encode entries as a message contains them: one after the other, each of ``entry_size`` bytes.
+        """Encode entries in the form in which a message contains them: one after another, ``entry_size`` bytes each.
 
         Raises:
-            ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
+            ValueError, struct.error: an address is missing or is not of the set's family, or a number does not fit its field.
         """
         columns = [self._column(field, list(map(get, entries))) for field, get in self._columns]
         return b"".join(map(self._template.encode, zip(*columns, strict=True)))
@@ -173,9 +176,9 @@ class EntryCodec:
         return map(_PACK[field], values) if field in _PACK else values
 
     def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
-        """The message that adds or removes encoded entries, at most ``entries_per_message``.
+        """The message that adds or removes encoded entries; at most ``entries_per_message`` of them fit.
 
-        The kernel reports no error if an added entry is present, or a removed entry is absent.
+        The kernel reports no error if an added entry is already present or a removed entry is absent.
         """
         head = self._heads[verb]
         whole = bytearray(head + entries)
@@ -185,7 +188,7 @@ class EntryCodec:
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
-        """The entry whose attributes lie between ``start`` and ``end``; None for an entry that ipvsproxy cannot have made."""
+        """The entry whose attributes are between ``start`` and ``end``; None means that ipvsproxy cannot have made the entry."""
         if self._layout is None:
             return self._decode_single(data, start, end)
         values = self._layout.read(data, start, end)
@@ -219,7 +222,7 @@ class EntryCodec:
         ]
 
     def _element(self, **values: Any) -> bytes:
-        """The bytes of one entry, cut from a message that pyroute2 has encoded."""
+        """The bytes of one entry, taken from a message that pyroute2 has encoded."""
         kind = "IPSET_ATTR_IPADDR_IPV4" if self._family is Family.IPV4 else "IPSET_ATTR_IPADDR_IPV6"
         attributes: list[list[Any]] = []
         for field, value in values.items():
@@ -234,7 +237,10 @@ class EntryCodec:
         return data[start:end]
 
     def _head(self, command: int) -> bytes:
-        """The message up to its first entry. For several entries the kernel requires a line number, whose value it ignores."""
+        """The bytes of the message before its first entry.
+
+        If a message has several entries, the kernel requires a line number, but ignores its value.
+        """
         attributes = [["IPSET_ATTR_SETNAME", self._name], ["IPSET_ATTR_LINENO", 0], ["IPSET_ATTR_ADT", {"attrs": []}]]
         return _encoded(command, self._family, attributes, 0)
 
@@ -244,21 +250,21 @@ _COMMANDS: Mapping[Verb, int] = {Verb.ADD: ipset.IPSET_CMD_ADD, Verb.REMOVE: ips
 
 @functools.cache
 def codec(name: str) -> EntryCodec:
-    """The codec of a set in ``IP_SETS``.
+    """The encoder and decoder for a set in ``IP_SETS``.
 
     Raises:
-        KeyError: there is no such set.
+        KeyError: ``IP_SETS`` does not contain the set.
     """
     return EntryCodec(IP_SETS[name])
 
 
 def _family(set_type: SetType, family: Family) -> int:
-    """The family in the message: a set of ports has none, so that rules of both families can look it up."""
+    """The family field of a message about the set: a set of ports has none, so that rules of both families can use the set."""
     return _ANY_FAMILY if set_type is SetType.PORT else int(family)
 
 
 class Range(NamedTuple):
-    """Versions of the protocol, or revisions of a type, from the oldest to the newest that the kernel takes."""
+    """Protocol versions or set type revisions, from the oldest to the newest that the kernel supports."""
 
     oldest: int
     newest: int
@@ -268,7 +274,7 @@ class Range(NamedTuple):
 
 
 def protocols(channel: netlink.Channel) -> Range:
-    """The versions of the protocol. Before Linux 5.0 the kernel reports one version only.
+    """The protocol versions of ipset that the kernel supports. Before Linux 5.0, the kernel reports only one version.
 
     Raises:
         KernelError: the kernel has no ipset, or did not answer.
@@ -282,7 +288,7 @@ def protocols(channel: netlink.Channel) -> Range:
 
 
 def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Range | None:
-    """The revisions of a set type; None if the kernel neither has the type nor can load it.
+    """The revisions of a set type; None means that the kernel neither has the type nor can load it.
 
     Raises:
         KernelError: the kernel has no ipset, or did not answer.
@@ -304,7 +310,7 @@ def _byte(payload: bytes) -> int:
     """An attribute of one byte.
 
     Raises:
-        ValueError: its length is not one byte.
+        ValueError: the attribute is not one byte long.
     """
     (value,) = payload
     return value

@@ -1,1 +1,1 @@
-"""Rules of iptables in both variants, and the rules that proxies have left behind there."""
+"""Rules of iptables in both of its variants, including rules that proxies have left behind."""

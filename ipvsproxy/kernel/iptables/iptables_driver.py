@@ -1,4 +1,4 @@
-"""The iptables driver: one ``iptables-save`` observes a family, one ``iptables-restore`` changes it. All calls block."""
+"""The iptables driver: ``iptables-save`` reads all rules of an IP family, ``iptables-restore`` changes them. All calls block."""
 
 import collections
 import contextlib
@@ -34,7 +34,7 @@ _RESTORE_VERSION = (1, 6, 2)
 """The first version whose MASQUERADE has ``--random-fully``, and whose iptables-restore has ``-w``."""
 _ALWAYS_USED = frozenset({"nat", "filter"})
 """The tables in which every skeleton has rules."""
-_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # not a canary chain of kube-proxy, which must not vanish
+_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # differs from kube-proxy's canary chains, which must not be removed
 
 
 _NO_TABLES = re.compile(
@@ -49,9 +49,9 @@ Any failure except these two may be temporary: the lock is held, memory is short
 
 
 class Refusal(NamedTuple):
-    """The reason why rules of a family cannot be written.
+    """The reason why rules of an IP family cannot be written.
 
-    ``is_certain``: no retry helps, because the kernel or the host lacks something.
+    ``is_certain`` means that no retry helps, because the kernel or the host lacks something.
     """
 
     reason: str
@@ -59,20 +59,20 @@ class Refusal(NamedTuple):
 
 
 def refusal(error: KernelError) -> Refusal:
-    """The refusal of a family that an error of an iptables program implies."""
+    """The refusal that an error of an iptables program means for an IP family."""
     return Refusal(error.detail, is_certain=lacks_tables(error) or _NO_PROGRAM in error.detail)
 
 
 def lacks_tables(error: KernelError) -> bool:
-    """Whether an error of an iptables program says that the kernel does not have the tables, and so no rules in them."""
+    """Whether an error of an iptables program means that the kernel lacks the tables and so has no rules in them."""
     return _NO_TABLES.search(error.detail) is not None
 
 
 class Program(NamedTuple):
-    """The writer of rules: a program of iptables with its version and variant, or the kernel's nf_tables.
+    """What writes the rules: a program of iptables with its version and variant, or the kernel's nf_tables.
 
-    ``variant`` is ``nf_tables`` or ``legacy``; if it is known from the file's name, ``version`` is the oldest possible version.
-    Without a program, ``variant`` is ``nftables``, and ``version`` is the kernel's.
+    ``variant`` is ``nf_tables`` or ``legacy``; if the variant is known from the file's name, ``version`` is the oldest version
+    possible. If no program is used, ``variant`` is ``nftables``, and ``version`` is the kernel's version.
     """
 
     version: tuple[int, ...]
@@ -80,16 +80,16 @@ class Program(NamedTuple):
 
     @property
     def backend(self) -> Backend:
-        """The backend whose rules this program writes."""
+        """The backend to which this program writes rules."""
         return Backend(self.variant) if self.variant in tuple(Backend) else Backend.IPTABLES
 
     @property
     def random_fully(self) -> bool:
-        """Whether MASQUERADE takes ``--random-fully``."""
+        """Whether this program's MASQUERADE target accepts ``--random-fully``."""
         return self.version >= _RESTORE_VERSION
 
     def wait(self, since: tuple[int, ...]) -> tuple[str, ...]:
-        """The arguments that make the program wait for the lock; none if its version is older than ``since``."""
+        """The arguments that make the program wait for the lock; empty if the program is older than ``since``."""
         return ("-w", str(LOCK_WAIT_S)) if self.version >= since else ()
 
 
@@ -102,16 +102,16 @@ _FILES: Mapping[str, Program] = {
 
 
 class IptablesDriver:
-    """Reads and writes the fixed rules of both families.
+    """Reads and writes the fixed rules of both IP families.
 
-    Only rules of ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are
-    the names of the programs in PATH. ``proc`` is the mount point of the kernel's process file system. ``fingerprint`` identifies
-    the state of a family's rules: if two fingerprints are equal and not None, no rule has changed in between, and the rules are
-    not listed again.
+    Only rules of ``chains`` and ``jumps`` count as ours: this object never returns or removes other rules. ``commands`` are
+    the names of the programs in PATH. ``proc`` is the mount point of the proc file system. ``fingerprint`` identifies the state
+    of a family's rules: if two fingerprints are equal and not None, no rule has changed in between, and the rules need not be
+    listed again.
 
-    After a write, the rules are known without a listing, unless another program changes them at the same moment. So ``observe``
-    always uses a listing. Only the next write relies on the rules just written, because it writes all of our chains anyway and
-    only needs the present jumps.
+    After a write, the driver knows the rules without listing them, unless another program changes them at the same moment.
+    Because of this exception, ``observe`` always uses a listing. Only the next write relies on the driver's knowledge of the
+    rules just written, because it rewrites all of our chains anyway and only needs to know the present jumps.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class IptablesDriver:
         fingerprint: Callable[[Family], object] = lambda _: None,
         programs: dict[str, Program] | None = None,
     ) -> None:
-        """``programs`` are the programs of known version, by file; this object adds to them."""
+        """``programs`` maps files to the programs whose version is known; this object adds to this mapping."""
         self._commands = commands
         self._fingerprint = fingerprint
         self._listed: dict[Family, tuple[object, Listing]] = {}
@@ -139,7 +139,9 @@ class IptablesDriver:
         self._times_put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
-        """Version and variant of a family's program, which runs once for each file unless the file's name tells the variant.
+        """Version and variant of a family's program.
+
+        The program runs once for each file, except if the file's name shows the variant.
 
         Raises:
             KernelError: the program is missing, or prints no version.
@@ -153,13 +155,13 @@ class IptablesDriver:
         return program
 
     def known_program(self, family: Family) -> Program | None:
-        """The family's program if its version is known already."""
+        """The family's program, if its version is already known."""
         return self._programs.get(_file(self._commands[family]))
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why this host cannot serve this family, as far as a reading shows; None if it can.
+        """The reason why this host cannot serve this IP family, as far as reading shows; None means that the host can serve it.
 
-        The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
+        The conditions are the same as kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
@@ -172,10 +174,12 @@ class IptablesDriver:
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why the kernel takes no rules of this family; None if it takes rules, and then ``usable`` returns None, too.
+        """The reason why the kernel accepts no rules of this IP family.
 
-        ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has no tables. This method writes a
-        chain and deletes it in the same transaction.
+        None means that it accepts rules, and then ``usable`` returns None, too.
+
+        ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel does not have the tables. Therefore
+        ``try_writing`` writes a chain and deletes it in the same transaction.
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
@@ -186,9 +190,9 @@ class IptablesDriver:
         return None
 
     def observe(self, family: Family) -> ObservedSkeleton:
-        """The observed rules of a family: the last listing if no rule has changed since.
+        """The observed rules of an IP family: the last listing, if no rule has changed since.
 
-        For a table that iptables does not show, the result has the rules of the driver's last write.
+        For a table that iptables does not show, the result contains the rules that the driver wrote last.
 
         Raises:
             KernelError: iptables-save failed, or its output is incomplete.
@@ -202,15 +206,15 @@ class IptablesDriver:
         if put and listing.hidden:
             chains |= {key: rules for key, rules in put.chains.items() if key.table in listing.hidden}
             hidden_jumps = frozenset(jump for jump in put.jumps if jump.table in listing.hidden)
-        # A duplicate jump counts as absent: the next write leaves one of them.
+        # A jump that exists twice counts as absent: the next write removes all copies but one.
         single = {jump for jump, count in listing.jumps.items() if count == 1}
         jumps = frozenset(single - moved) | hidden_jumps
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
-        """The jumps that another program's rule has moved above.
+        """The jumps above which another program's rule has moved.
 
-        A rule that was not below the jump at the last reading may stay.
+        A rule that was not below the jump at the last reading may stay above the jump.
         """
         return frozenset(
             jump
@@ -219,7 +223,10 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """All rules that contain this text, of any program, as iptables-save prints them; an unreadable family is left out."""
+        """All rules that contain this text, of any program, as iptables-save prints them.
+
+        A family that cannot be read is skipped.
+        """
         rules: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
@@ -227,7 +234,10 @@ class IptablesDriver:
         return rules
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Put skeletons in force, or remove them. A repetition is no error. Each table changes as a whole, or not at all."""
+        """Program skeletons, or remove them.
+
+        Repeating an operation is no error. Each table is changed either completely or not at all.
+        """
         return [self._apply(operation, operation.item) for operation in operations if isinstance(operation.item, Skeleton)]
 
     def _apply(self, operation: Operation, skeleton: Skeleton) -> Outcome:
@@ -236,13 +246,13 @@ class IptablesDriver:
                 return Outcome(operation, error=self._remove(skeleton))
             self._put(skeleton)
         except KernelError as error:
-            for kept in (self._listed, self._written):  # a wrong listing may be the reason
+            for kept in (self._listed, self._written):  # a wrong stored listing may be the reason for the error
                 kept.pop(skeleton.family, None)
             return Outcome(operation, error=str(error), errno=error.errno)
         return Outcome(operation)
 
     def _remove(self, skeleton: Skeleton) -> str:
-        """Returns the reason why a part of the skeleton remains; empty if nothing remains."""
+        """Returns the reason why a part of the skeleton remains; an empty text means that nothing remains."""
         listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
@@ -263,10 +273,10 @@ class IptablesDriver:
         self._last_skeletons[family] = skeleton
 
     def _list_or_remember(self, family: Family) -> Listing:
-        """A new listing. Jumps that cannot be listed are taken from the driver's last write.
+        """A new listing. If jumps cannot be listed, the jumps of the driver's last write are used instead.
 
-        An earlier process's jump that cannot be listed is written a second time, which changes nothing for packets. Once both
-        copies can be listed, the next write removes one.
+        If a jump of an earlier process cannot be listed, it is written a second time, which changes nothing for packets. As soon
+        as both copies can be listed, the next write removes one of them.
         """
         put = self._last_skeletons.get(family)
         try:
@@ -279,12 +289,12 @@ class IptablesDriver:
         return dataclasses.replace(listing, jumps={**listing.jumps, **hidden})
 
     def _known(self, family: Family, kept: Mapping[Family, tuple[object, Listing]]) -> Listing | None:
-        """The kept listing of a family, if no rule has changed since."""
+        """The stored listing of an IP family, if no rule has changed since."""
         fingerprint, listing = kept.get(family, (None, None))
         return listing if fingerprint is not None and fingerprint == self._fingerprint(family) else None
 
     def _list(self, family: Family) -> Listing:
-        fingerprint = self._fingerprint(family)  # before the listing: a change during it makes the fingerprints differ
+        fingerprint = self._fingerprint(family)  # read before the listing, so that a change during the listing is noticed
         listing = self._read(family)
         self._listed[family] = fingerprint, listing
         self._written.pop(family, None)
@@ -296,7 +306,7 @@ class IptablesDriver:
             listing = iptables_syntax.parse_save(text, self._chains, self._jumps)
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
-        # In a table without our rules, rules that iptables does not show are no problem.
+        # In a table that has none of our rules, it does not matter whether iptables shows all rules.
         put = self._last_skeletons.get(family)
         used = {key.table for key in (*(put.chains if put else ()), *listing.chains)} | _ALWAYS_USED
         return dataclasses.replace(listing, hidden=listing.hidden & used)
@@ -310,10 +320,10 @@ class IptablesDriver:
         return iptables_process.run(f"{self._commands[family]}-save")
 
     def restore(self, family: Family, text: str) -> None:
-        """Pass a text to ``iptables-restore --noflush``; an empty one does nothing.
+        """Pass a text to ``iptables-restore --noflush``; if the text is empty, do nothing.
 
         Raises:
-            KernelError: the program failed. Each table has changed as a whole, or not at all.
+            KernelError: the program failed. Each table has been changed either completely or not at all.
         """
         if text:
             iptables_process.run(
@@ -322,24 +332,24 @@ class IptablesDriver:
 
 
 def absent_family(family: Family, proc: pathlib.Path) -> str:
-    """The reason why the kernel does not have this family; empty if it has it."""
+    """The reason why the kernel does not have this IP family; empty if the kernel has it."""
     if family is Family.IPV6:
         if not (proc / "thread-self/net/if_inet6").exists():
             return "the kernel has no IPv6"
-        with contextlib.suppress(OSError):  # an unreadable setting proves nothing
+        with contextlib.suppress(OSError):  # if the sysctl cannot be read, IPv6 may be enabled
             if (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1":
                 return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
     return ""
 
 
 def describe_hidden(tables: Collection[str]) -> str:
-    """One sentence for the operator about tables that iptables does not show."""
+    """One sentence for the operator about tables whose rules iptables does not show."""
     names = " and ".join(sorted(tables))
     return f"table {names} holds rules of nft that iptables cannot show: list them with nft list ruleset, and remove them there"
 
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
-    """The listing that follows from a write of this skeleton, as far as the built-in chains are concerned."""
+    """The listing that is expected after this skeleton is written, as far as the built-in chains are concerned."""
     return Listing(chains=dict.fromkeys(skeleton.chains, ()), jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
 
 
@@ -348,7 +358,9 @@ def _file(command: str) -> str:
 
 
 def parse_version(text: str) -> Program:
-    """Read ``iptables v1.8.9 (nf_tables)``. Before 1.8 there was only the legacy variant, without a name.
+    """Parse a version text such as ``iptables v1.8.9 (nf_tables)``.
+
+    Versions before 1.8 had only the legacy variant, and do not name it.
 
     Raises:
         KernelError: the text contains no version.

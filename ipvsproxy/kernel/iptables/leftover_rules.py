@@ -1,13 +1,15 @@
-"""Reads and removes rules that a proxy has left behind, in both variants of iptables. All calls block.
+"""Reads and removes the rules that a proxy has left behind in either variant of iptables. All calls block.
 
-Rule 1: an unreadable table is an error, and never counts as clean. A table that this kernel or host certainly cannot have is
-clean.
-Rule 2: two equal fingerprints mean that no rule has changed in between; then no program has to run.
-Rule 3: a reading loads no module and makes no table, unless the files of this host's modules are not visible. If they are not
-visible, nf_tables may be loaded once.
-Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not tell.
-Rule 5: with rules in nftables, all rules of iptables that have our names are leftovers.
-Rule 6: nothing is removed once the program in PATH is of another variant than at the start: our rules then go to that variant.
+Rule 1: if a table cannot be read, that is an error, and the table never counts as clean. A table that this kernel or host
+certainly does not have counts as clean.
+Rule 2: two equal fingerprints mean that no rule has changed in between, so no program has to be run.
+Rule 3: a reading loads no module and creates no table, with one exception: if the files of this host's modules are not visible,
+it may load nf_tables once.
+Rule 4: for rules in nf_tables, a program runs only if the kernel has a chain that may contain leftover rules, or if the chains
+cannot be read.
+Rule 5: if our rules are kept in nftables, all rules of iptables that have our names are leftovers.
+Rule 6: if the variant of the program in PATH has changed since the start, nothing is removed, because our rules then move to that
+variant.
 """
 
 import contextlib
@@ -33,7 +35,7 @@ NO_SUBSYSTEM = "this kernel has no nf_tables"
 
 
 class RulesPlace(NamedTuple):
-    """The rules of one family in one variant of iptables. ``is_used``: this variant holds our own rules."""
+    """The rules of one IP family in one variant of iptables. ``is_used`` means that this variant holds our own rules."""
 
     variant: Variant
     family: Family
@@ -41,7 +43,7 @@ class RulesPlace(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The name of the place for people, without the family."""
+        """The readable name of the place, without the IP family."""
         return str(self.variant)
 
     def __str__(self) -> str:
@@ -49,7 +51,7 @@ class RulesPlace(NamedTuple):
 
 
 class LeftoverRules:
-    """Reads and removes leftover rules in the network namespace of the calling thread. Calls may come from different threads."""
+    """Reads and removes leftover rules in the network namespace of the calling thread. Different threads may call the methods."""
 
     def __init__(
         self,
@@ -60,9 +62,11 @@ class LeftoverRules:
         backend: Backend = Backend.IPTABLES,
         has_chain: Callable[[Family, Callable[[ChainKey], bool]], bool] = iptables_tables.has_chain,
     ) -> None:
-        """``commands`` are the programs of the variant in use. ``programs`` are the programs of known version, by file.
+        """``commands`` are the names of the iptables programs of the variant in use.
 
-        ``backend`` holds our own rules. ``has_chain`` asks the kernel.
+        ``programs`` maps files to the programs whose version is known.
+
+        ``backend`` is the backend that holds our own rules. ``has_chain`` sends a query to the kernel.
         """
         self._has_chain = has_chain
         self._proc = proc
@@ -75,12 +79,12 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """The places of leftover rules of these families: the variant in use, and the other variant if it is installed.
+        """Places where rules of these families may have been left behind: the variant in use, and the other one if installed.
 
-        With rules in nftables: the installed variants, and the variant of the program in PATH, whose only name may be
-        ``iptables``.
+        If our rules are in nftables, these are the installed variants and the variant of the program in PATH, which may have no
+        name other than ``iptables``.
 
-        ``programs`` are the programs of ``commands``.
+        ``programs`` are the iptables programs that ``commands`` names.
         """
         if self._backend is not Backend.IPTABLES:
             return tuple(
@@ -98,7 +102,7 @@ class LeftoverRules:
         )
 
     def fingerprint(self, place: RulesPlace) -> object:
-        """The fingerprint of the rules of a place; None if the kernel does not show one."""
+        """The fingerprint of the rules of a place; None means that the kernel does not show a fingerprint."""
         if _is_surely_empty(place):
             return NO_SUBSYSTEM
         try:
@@ -112,10 +116,10 @@ class LeftoverRules:
             return NO_SUBSYSTEM
 
     def read(self, place: RulesPlace, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-        """The chains for which ``concerns`` is true, and the rules that lead to these chains.
+        """The chains for which ``concerns`` returns true, and the rules that jump to these chains.
 
         Raises:
-            KernelError: the rules could not be read just now.
+            KernelError: the rules could not be read at this time.
         """
         if _is_surely_empty(place) or (place.variant is Variant.LEGACY and not iptables_tables.names(place.family, self._proc)):
             return LeftRules()
@@ -136,30 +140,35 @@ class LeftoverRules:
         """Remove leftover rules.
 
         Raises:
-            KernelError: some tables have not changed. Each table has changed as a whole, or not at all.
+            KernelError: some tables have not been changed. Each table has been changed either completely or not at all.
         """
         self._driver(place).restore(place.family, iptables_syntax.render_left_removal(removal))
 
     def _driver(self, place: RulesPlace) -> IptablesDriver:
-        """The driver for a place. Raises KernelError: the variant in use is unknown, or has changed."""
+        """The driver that reads and writes the rules of a place.
+
+        Raises KernelError if the variant in use is unknown or has changed.
+        """
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        is_in_path = place.is_used or self._backend is not Backend.IPTABLES  # then no other program is of the variant
+        is_in_path = (
+            place.is_used or self._backend is not Backend.IPTABLES
+        )  # in these cases, only the program in PATH is of this variant
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
             raise KernelError(action=f"read the rules of {place}", detail=detail)
         return self._used if is_in_path else self._others[place.variant]
 
     def _variant_in_path(self, family: Family) -> str:
-        """The variant of ``iptables`` in PATH, which may be the only name of the program; empty without such a program."""
+        """The variant of ``iptables`` in PATH, which may be the program's only name; empty if there is no such program."""
         try:
             return self._used.program(family).variant
         except KernelError:
             return ""
 
     def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
-        """Whether a program has to run to show the rules of nf_tables.
+        """Whether a program has to be run because nf_tables may have a chain that ``concerns`` selects.
 
         Raises:
             KernelError: the chains could not be read.
@@ -167,11 +176,11 @@ class LeftoverRules:
         try:
             return self._has_chain(family, concerns)
         except KernelError:
-            if self._backend is not Backend.IPTABLES:  # with nftables, a program of iptables may be missing
+            if self._backend is not Backend.IPTABLES:  # if the backend is nftables, iptables may not be installed
                 raise
             return True
 
 
 def _is_surely_empty(place: RulesPlace) -> bool:
-    """Whether the place is in nf_tables and the kernel certainly has no nf_tables, so that there are no rules."""
+    """Whether the rules would be in nf_tables and the kernel certainly has no nf_tables, so that there are no rules."""
     return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

@@ -1,4 +1,4 @@
-"""Runs the programs of iptables, and reads their error messages. All calls block."""
+"""Runs the programs of iptables, and parses their error messages. All calls block."""
 
 import errno
 import os
@@ -23,13 +23,13 @@ TIMEOUT_S = 60
 
 
 def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
-    """The effective capabilities of this process, one bit for each."""
+    """The effective capabilities of this process, as a bit mask."""
     lines = (proc / "self/status").read_text().splitlines()
     return next((int(line.partition(":")[2], 16) for line in lines if line.startswith("CapEff:")), 0)
 
 
 def environment(proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = LIBRARY) -> Mapping[str, str] | None:
-    """The environment for a program of iptables; None for our own environment if no variable has to be added."""
+    """The environment for a program of iptables; None means our own environment, because no variable has to be added."""
     if capabilities(proc) >> NET_RAW & 1 or not library.exists():
         return None
     preloaded = [str(library), *filter(None, [os.environ.get("LD_PRELOAD")])]
@@ -37,11 +37,11 @@ def environment(proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Pat
 
 
 def run(command: str, *arguments: str, stdin: str = "") -> str:
-    """Run a program of iptables, and return its output.
+    """Run a program of iptables, and return the program's output.
 
     Raises:
-        KernelError: the program is not in PATH, or its exit status is not 0; or, with an error number, it could not be started,
-        or hangs.
+        KernelError: the program is not in PATH, or its exit status is not 0. If the error has an error number, the program could
+        not be started or it hangs.
     """
     path = shutil.which(command)
     if path is None:
@@ -69,7 +69,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
 
 
 def describe_failure(stderr: str, stdin: str) -> str:
-    """One line from the error messages of an iptables program, with the input line that they refer to, if any."""
+    """One line made from the error messages of an iptables program, with the input line that they refer to, if there is one."""
     messages = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
     text = "; ".join(messages)
     match = re.search(r"\bline:? (\d+)", text)

@@ -1,9 +1,10 @@
-"""Runs each family's iptables driver in its own thread, so that no other call waits for a program that hangs or waits for a lock.
+"""Runs each family's iptables driver in its own thread, so that a program that hangs or waits for a lock blocks nothing else.
 
-Rule 1: a call waits ``patience_s`` for a program, or ``SHORT_PATIENCE_S`` if the family's last program took longer than that.
-Rule 2: a program that takes longer goes on running, and its operation counts as failed (EINPROGRESS) until it ends. The next
-attempt at the same operation returns its outcome.
-Rule 3: one program of a family runs at a time. Families do not wait for each other.
+Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer than that, the call waits only
+``SHORT_PATIENCE_S``.
+Rule 2: a program that takes longer continues to run, and its operation counts as failed (EINPROGRESS) until the program ends. The
+next attempt at the same operation returns the outcome of this program.
+Rule 3: only one program of each IP family runs at a time. The IP families do not wait for each other.
 """
 
 import concurrent.futures
@@ -27,17 +28,17 @@ T = TypeVar("T")
 
 
 class _UnderWay(NamedTuple):
-    """A running program for which no call waits any more, and the call that it was started for."""
+    """A running program for which no call is waiting any more, and the call for which it was started."""
 
     question: object
     future: concurrent.futures.Future[Any]
 
 
 class RulesDriver:
-    """Reads and writes the rules of both families, in the network namespace of the thread that makes this object.
+    """Reads and writes the rules of both IP families, in the network namespace of the thread that creates this object.
 
-    ``patience_s`` is the longest wait of a call for a program; None means no limit. The methods are those of ``IptablesDriver``.
-    Only one thread may call these methods.
+    ``patience_s`` is the longest time that a call waits for a program; None means no limit. The methods are the same as those of
+    ``IptablesDriver``. Only one thread may call these methods.
     """
 
     def __init__(
@@ -50,19 +51,19 @@ class RulesDriver:
         on_late_end: Callable[[], None] = lambda: None,
         programs: Mapping[str, Program] = types.MappingProxyType({}),
     ) -> None:
-        """``on_late_end`` is called, in another thread, when a program that took too long ends.
+        """``on_late_end`` is called, in another thread, when a program ends that took longer than its call waited.
 
-        ``programs`` are the programs of known version, by file.
+        ``programs`` maps files to the programs whose version is known.
         """
         self._on_late_end = on_late_end
         self._patience_s = patience_s
-        known = dict(programs)  # both families' programs are usually the same file, whose version is read once
+        known = dict(programs)  # both families usually use the same file, whose version is read only once
         self._changes = {family: RuleChanges() for family in Family}
         self._drivers = {
             family: IptablesDriver(chains=chains, jumps=jumps, commands=commands, fingerprint=self._fingerprint, programs=known)
             for family in Family
         }
-        # A thread starts with its first call, and so in the network namespace of the thread that makes this object.
+        # The thread is started by the first call, so it runs in the network namespace of the thread that creates this object.
         self._threads = {family: concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}") for family in Family}
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()
@@ -74,13 +75,13 @@ class RulesDriver:
             thread.shutdown(wait=False)
 
     def _fingerprint(self, family: Family) -> object:
-        """The fingerprint of the rules, read in the family's thread; None if the kernel does not show one."""
+        """The fingerprint of the rules, read in the family's thread; None means that the kernel does not show a fingerprint."""
         with contextlib.suppress(KernelError):
             return self._changes[family].fingerprint(family, self._drivers[family].program(family).variant)
         return None
 
     def known_program(self, family: Family) -> Program | None:
-        """The family's program if its version is known already. Starts no program."""
+        """The family's program, if its version is already known. Starts no program."""
         return self._drivers[family].known_program(family)
 
     def program(self, family: Family) -> Program:
@@ -124,7 +125,7 @@ class RulesDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As in ``IptablesDriver``.
 
-        An operation that takes too long fails with EINPROGRESS, while its program goes on running.
+        If an operation takes too long, it fails with EINPROGRESS, while its program continues to run.
         """
         begun: list[tuple[Operation, Family, _UnderWay | KernelError]] = []
         for operation in operations:
@@ -137,7 +138,7 @@ class RulesDriver:
                 else:
                     begun.append((operation, family, under_way))
         outcomes: list[Outcome] = []
-        for operation, family, started in begun:  # by now the programs of all families run
+        for operation, family, started in begun:  # now the programs of all families are running
             try:
                 if isinstance(started, KernelError):
                     raise started
@@ -151,7 +152,7 @@ class RulesDriver:
         return answer
 
     def _begin(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> _UnderWay:
-        """Raises KernelError while another program of this family runs, or if no thread can be started now."""
+        """Raises KernelError if another program of this family is still running, or if no thread can be started now."""
         before = self._under_way.get(family)
         if before is not None:
             if before.question == question:

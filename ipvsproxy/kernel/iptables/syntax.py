@@ -1,8 +1,8 @@
 """The syntax of iptables: single rules, the output of ``iptables-save``, and the input of ``iptables-restore``.
 
-``render`` writes a rule as ``iptables-save`` 1.8 prints it, in both of its variants. ``parse`` also reads the older or newer
-spelling of rules that versions of iptables print differently. A text that ``render`` would not write is an ``UnknownRule``. So
-two observed rules are equal if and only if the kernel holds the same rule.
+``render`` writes a rule as ``iptables-save`` 1.8 prints it, in both of its variants. ``parse`` also reads rules that older or
+newer versions of iptables print differently. A text that ``render`` would not produce becomes an ``UnknownRule``. Therefore two
+observed rules are equal exactly if the kernel has the same rule.
 """
 
 import collections
@@ -48,7 +48,7 @@ _VIRTUAL_SERVER = ("protocol", "address", "port")
 
 
 def render(rule: ObservedRule, family: Family) -> str:
-    """The rule without ``-A CHAIN``, as ``iptables-save`` prints it and ``iptables-restore`` takes it."""
+    """The rule without ``-A CHAIN``, as ``iptables-save`` prints it and ``iptables-restore`` accepts it."""
     if isinstance(rule, UnknownRule):
         return rule.text
     comment = rule.comment.replace("'", "\\'")
@@ -80,7 +80,7 @@ def render(rule: ObservedRule, family: Family) -> str:
 
 
 def render_jump(jump: Jump) -> str:
-    """The jump without ``-A CHAIN``, in the syntax of ``render``."""
+    """The jump without ``-A CHAIN``, in the form that ``render`` writes."""
     return f'-m comment --comment "{jump.comment}" -j {jump.target}'
 
 
@@ -119,20 +119,20 @@ def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for e
 
 
 def parse(text: str, family: Family) -> ObservedRule:
-    """The rule that ``iptables-save`` printed after ``-A CHAIN``."""
+    """The rule that ``iptables-save`` printed after ``-A CHAIN``, parsed."""
     text = normalise(text)
     try:
         rule = _parse(_words(text))
-    except (ValueError, LookupError, TypeError):  # a TypeError: the text ends where a value should be
+    except (ValueError, LookupError, TypeError):  # raises a TypeError if the text ends where a value is expected
         return UnknownRule(text)
     return rule if render(rule, family) == text else UnknownRule(text)
 
 
 def normalise(text: str) -> str:
-    """A rule in the spelling of ``render``, whichever version of iptables has printed it.
+    """The text of a rule in the form that ``render`` writes, whichever version of iptables printed it.
 
-    Some versions print a comment of one word without quotes, or the number of a protocol. Some releases of libxt_ipvs print
-    ``--vproto`` as ``--proto``, which they cannot read back themselves.
+    Some versions of iptables print a one-word comment without quotes, or the number of a protocol instead of its name. Some
+    releases of libxt_ipvs print ``--vproto`` as ``--proto``, although they cannot read ``--proto`` themselves.
     """
     text = _BARE_COMMENT.sub(r'--comment "\1"', text).replace("-m ipvs --proto ", "-m ipvs --vproto ")
     return text.replace("-p 4 ", "-p ipencap ").replace("-p 41 ", "-p ipv6 ")
@@ -145,7 +145,7 @@ def _words(text: str) -> list[str]:
 
 
 def _parse(words: list[str]) -> Rule:
-    """The rule of a text. Raises ValueError, KeyError or IndexError for a rule that cannot be ours."""
+    """The rule that a text describes. Raises ValueError, KeyError or IndexError if the rule cannot be one of ours."""
     fields: dict[str, Any] = {}
     virtual_server: dict[str, Any] = {}
     is_inverted = False
@@ -226,12 +226,13 @@ _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Our rules in one family, as ``iptables-save`` shows them.
+    """Our rules in one IP family, as ``iptables-save`` shows them.
 
-    ``chains`` are our chains that exist, with the text of each rule. ``jumps`` is the number of copies of each jump: two copies
-    are as wrong as none. ``foreign_jumps`` has, for each of our chains to which a rule of another program leads, one such rule.
-    ``above`` and ``below`` are the rules of other programs before and after each jump, in its chain. ``hidden`` are tables that
-    we use and iptables does not show, because they hold rules that only nft understands; their content is unknown.
+    ``chains`` are those of our chains that exist, with the text of each rule. ``jumps`` has the number of copies of each jump:
+    two copies are as wrong as no copy. ``foreign_jumps`` has one entry for each of our chains to which rules of other programs
+    jump: one of these rules. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's
+    chain. ``hidden`` are the tables that we use but that iptables does not show, because they have rules that only nft
+    understands; the content of these tables is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -246,7 +247,7 @@ NOTHING_LISTED = Listing(chains={}, jumps={}, foreign_jumps={})
 
 
 def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump]) -> Listing:
-    """Pick our rules out of the output of ``iptables-save``.
+    """Extract our rules from the output of ``iptables-save``.
 
     Raises:
         ValueError: the output is incomplete: a table does not end with COMMIT.
@@ -279,10 +280,10 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
 
 
 def rules(text: str, *, may_be_cut: bool = False) -> Iterator[tuple[ChainKey, str | None]]:
-    """The content of ``iptables-save``, table by table: every chain with None, then every rule of the table with its text.
+    """The content of the output of ``iptables-save``, table by table: first every chain with None, then every rule with its text.
 
     Raises:
-        ValueError: the output is incomplete, and it may not be.
+        ValueError: the output is incomplete, although it has to be complete.
     """
     table = ""
     for line in text.splitlines():
@@ -305,7 +306,7 @@ def _target_chain(rule: str) -> str:
 
 
 def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-    """Pick the chains for which ``concerns`` is true, and the rules that lead to them, out of the output of ``iptables-save``.
+    """Extract the chains for which ``concerns`` is true, and the rules that jump to them, from the output of ``iptables-save``.
 
     Raises:
         ValueError: the output is incomplete.
@@ -316,14 +317,14 @@ def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         if concerns(key):
             chains[key] += rule is not None
         elif rule is not None:
-            words = rule.rsplit(" ", 2)  # a jump to a chain has no options, and ends the rule
+            words = rule.rsplit(" ", 2)  # a jump to a chain has no options, so it is the end of the rule
             if words[-2:-1] in (["-j"], ["-g"]) and concerns(target := ChainKey(key.table, words[-1])):
                 references.append(Reference(key, rule, target))
     return LeftRules(chains=chains, references=tuple(references), hidden=frozenset(_INCOMPATIBLE.findall(text)))
 
 
 def render_left_removal(removal: Removal) -> str:
-    """The input of ``iptables-restore --noflush`` for a removal of leftover rules; empty if there is nothing to remove."""
+    """The input of ``iptables-restore --noflush`` that removes leftover rules; empty if there is nothing to remove."""
     lines: list[str] = []
     for table in dict.fromkeys(key.table for key in (*(reference.source for reference in removal.references), *removal.emptied)):
         lines.append(f"*{table}")
@@ -337,12 +338,13 @@ def render_left_removal(removal: Removal) -> str:
 
 
 def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
-    """The input of ``iptables-restore --noflush`` that puts a skeleton in force.
+    """The input of ``iptables-restore --noflush`` that programs a skeleton.
 
-    The input declares every chain, which empties it, and appends all of its rules. Listed chains and jumps that the skeleton
-    lacks are removed. A chain that another program's rule leads to is only emptied. An absent jump is put first in its chain, in
-    the skeleton's order, so that the last one ends up on top, as kube-proxy's do. A present jump stays in its place. Of duplicate
-    jumps the last one stays: each was put first, so the last one is the oldest. Jumps in ``moved`` are put first again.
+    The input declares every chain, which empties the chain, and then appends all rules of the chain. Listed chains and jumps that
+    are not in the skeleton are removed. A chain to which another program's rule jumps is only emptied. An absent jump is inserted
+    at the top of its chain, in the skeleton's order, so that the last jump ends up on top, as with kube-proxy's jumps. A jump
+    that is present keeps its position. If a jump exists more than once, the last copy is kept: each copy was inserted at the top,
+    so the last copy is the oldest. Jumps in ``moved`` are inserted at the top again.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]
@@ -367,9 +369,10 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
 
 
 def render_removal(skeleton: Skeleton, listing: Listing) -> str:
-    """The input of ``iptables-restore --noflush`` that removes the present part of a skeleton; empty if nothing is present.
+    """The input of ``iptables-restore --noflush`` that removes the present parts of a skeleton; empty if no part is present.
 
-    A chain that another program's rule leads to is only emptied: its deletion would make the kernel refuse the whole table.
+    A chain to which another program's rule jumps is only emptied, because the kernel would refuse the whole table if the chain
+    were deleted.
     """
     lines: list[str] = []
     for table in _tables(skeleton):

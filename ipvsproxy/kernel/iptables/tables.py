@@ -1,9 +1,9 @@
-"""The tables of iptables in both variants, as the kernel itself shows them, and whether their rules have changed.
+"""The tables of iptables in both variants, read directly from the kernel, and whether their rules have changed.
 
-No process is started. Legacy tables are read by ``getsockopt``, and a table is hashed without its packet counters. Tables of
-nf_tables are read by netlink; each change of the rules gets a new generation number from the kernel.
+The functions start no process. Legacy tables are read by ``getsockopt``, and the hash of a legacy table excludes the packet
+counters. Tables of nf_tables are read by netlink; with each change of the rules, the kernel increases its generation number.
 
-Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and netfilter_ipv6/ip6_tables.h beside it.
+Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and include/uapi/linux/netfilter_ipv6/ip6_tables.h.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ TRIED_TABLE = "nat"
 """The table that serves for trials, as every iptables program writes rules there."""
 
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; IPv6 has the same numbers
-_INFO = struct.Struct("=80xI")  # ipt_getinfo: the size of the entries in bytes
+_INFO = struct.Struct("=80xI")  # the field of ipt_getinfo with the size of the entries in bytes
 _ENTRIES_OFFSET = 40
 _NAME = 32
 _COUNTERS = bytes(16)
@@ -43,14 +43,14 @@ _CHAIN_HEAD = re.compile(re.escape(struct.pack("=H30s", 64, b"ERROR")) + rb"([^\
 
 _HOST_PORTS = re.compile(r"CNI-(HOSTPORT|DN)-|KUBE-(HOSTPORTS$|HP-)")
 """The chains of ``nat`` for hostPorts of pods, as made by the CNI plug-in portmap, cri-o and dockershim."""
-_HOST_PORTS_TABLE = "cni_hostport"  # the table of portmap's nftables backend
+_HOST_PORTS_TABLE = "cni_hostport"  # the table that the portmap plugin makes with its nftables backend
 HOST_PORTS_REMEDY = (
     "let the network plug-in write them with the variant of iptables that holds our rules, or start with --rules-backend=nftables"
 )
 
 
 class _Layout(NamedTuple):
-    """The positions of an entry's length and counters."""
+    """The positions of length and counters in an entry, and the socket family and level to read entries."""
 
     domain: socket.AddressFamily
     level: int
@@ -65,7 +65,7 @@ _LAYOUTS: Mapping[Family, _Layout] = {
 
 
 def names(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[str, ...]:
-    """The legacy tables of this network namespace. Loads no module, and creates no table.
+    """The names of the legacy tables in this network namespace. This function loads no module and creates no table.
 
     Raises:
         KernelError: the list of tables cannot be read.
@@ -80,7 +80,7 @@ def names(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[s
 
 
 def digest(family: Family, table: str) -> bytes:
-    """A hash of a table without its counters. The kernel creates the table if it is absent.
+    """A hash of a table, without the packet counters of the table. If the table is absent, the kernel creates it.
 
     Raises:
         KernelError: the kernel did not show the table.
@@ -123,7 +123,7 @@ def _action(family: Family, table: str) -> str:
 
 @contextlib.contextmanager
 def _asking(family: Family, table: str) -> Iterator[socket.socket]:
-    """A socket for questions about this table. Raises KernelError: the socket cannot be opened."""
+    """A socket for queries about this table. Raises KernelError if the socket cannot be opened."""
     try:
         opened = socket.socket(_LAYOUTS[family].domain, socket.SOCK_DGRAM)
     except OSError as error:
@@ -133,10 +133,11 @@ def _asking(family: Family, table: str) -> Iterator[socket.socket]:
 
 
 def take_rules(family: Family, variant: str) -> bool:
-    """Whether the kernel certainly takes rules of a family in this variant. Asking changes no rule.
+    """Whether the kernel certainly accepts rules of an IP family in this variant. The check changes no rule.
 
-    ``variant`` is that of a ``Program``. In nf_tables the question is a transaction that the kernel refuses at its end, because
-    readings show empty tables even if the kernel has no tables. A kernel without the legacy table ``nat`` creates it.
+    ``variant`` is a ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at its end, because a
+    reading shows empty tables even if the kernel does not have the tables. A kernel that does not have the legacy table ``nat``
+    yet creates the table during the check.
     """
     try:
         if variant == "legacy":
@@ -150,7 +151,7 @@ def take_rules(family: Family, variant: str) -> bool:
 
 
 def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
-    """Whether nf_tables has a chain of this family for which ``concerns`` is true.
+    """Whether nf_tables has a chain of this family for which ``concerns`` returns true.
 
     Raises:
         KernelError: the chains could not be read.
@@ -168,20 +169,20 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
 
 
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
-    """The places of hostPort rules that take packets which our rules accept: a verdict ends only the table that has it.
+    """Where hostPort rules take packets that our rules have accepted: a verdict only ends the processing of its own table.
 
-    ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, no hostPort rule takes
-    packets from them.
+    ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, hostPort rules take no
+    packets from our rules.
 
     Raises:
-        KernelError: the kernel did not show its chains.
+        KernelError: the kernel's chains could not be read.
     """
     found = ((family, _host_ports_beside(family, variant)) for family, variant in variants.items() if variant != "nftables")
     return tuple(f"{place} {family.label}" for family, place in found if place)
 
 
 def _host_ports_beside(family: Family, variant: str) -> str:
-    """The variant in which hostPort rules stand that our ``variant`` of iptables does not show; empty if there are none."""
+    """The variant that has hostPort rules which our ``variant`` of iptables does not show; empty if there are no such rules."""
     is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
     if modules.may_have_nf_tables() and has_chain(family, is_unseen):
         return "nf_tables"
@@ -192,14 +193,14 @@ def _host_ports_beside(family: Family, variant: str) -> str:
 
 
 def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
-    """Whether a chain of nf_tables is for hostPorts, and our variant of iptables does not show it."""
+    """Whether a chain in nf_tables is for hostPorts and is not shown by our variant of iptables."""
     return chain.table == _HOST_PORTS_TABLE or (is_legacy and chain.table == "nat" and bool(_HOST_PORTS.match(chain.chain)))
 
 
 class RuleChanges:
     """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
 
-    The rules are those in the network namespace of the thread that makes this object. Only that thread may use it.
+    The rules are those in the network namespace of the thread that creates this object. Only that thread may use the object.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -210,12 +211,12 @@ class RuleChanges:
         self._channel.close()
 
     def fingerprint(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
-        """The present fingerprint of a family's rules. ``variant`` is that of a ``Program``.
+        """The current fingerprint of the rules of an IP family. ``variant`` is a ``Program.variant``.
 
-        ``tables`` are the legacy tables to read. The kernel creates absent tables.
+        ``tables`` are the legacy tables to read. If such a table is absent, the kernel creates it.
 
         Raises:
-            KernelError: the kernel shows no fingerprint.
+            KernelError: the kernel does not show a fingerprint.
         """
         return tuple(_fingerprint(family, table) for table in tables) if variant == "legacy" else nft.generation(self._channel)
 

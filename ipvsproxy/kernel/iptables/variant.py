@@ -1,8 +1,9 @@
-"""The variant of iptables that holds this node's rules, if it has both: nf_tables or legacy.
+"""Finds out which variant of iptables, nf_tables or legacy, has this node's rules, if the node has both variants.
 
-The kernel applies the rules of both variants, but neither variant shows the rules of the other. A node with rules in both is hard
-to understand, and the rules of two programs may no longer stand in the intended order. So our rules go into the variant of the
-kubelet and the CNI plugin. The signs by which this module chooses, and their order, come from kubernetes-sigs/iptables-wrappers.
+The kernel applies the rules of both variants, but neither variant shows the rules of the other. If a node has rules in both
+variants, it is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our
+rules are written to the variant that the kubelet and the CNI plugin use. The evidence by which this module chooses a variant, and
+its order, are those of kubernetes-sigs/iptables-wrappers.
 """
 
 import enum
@@ -29,7 +30,7 @@ DELAYS_S = (0.1, 0.4)
 
 
 class Variant(enum.StrEnum):
-    """The variants, by their names in the output of ``iptables --version``."""
+    """The variants of iptables, by their names in the output of ``iptables --version``."""
 
     NF_TABLES = "nf_tables"
     LEGACY = "legacy"
@@ -39,7 +40,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """What the tables of a variant contain in both families: a chain of ``HINTS``, and the numbers of our and of other rules."""
+    """The contents of a variant's tables in both families: whether a chain of ``HINTS`` exists, and how many rules exist."""
 
     hint: str = ""
     ours: int = 0
@@ -47,9 +48,9 @@ class Evidence(NamedTuple):
 
 
 class VariantChoice(NamedTuple):
-    """The programs to use, their variant, and the reason for this choice.
+    """The iptables programs to use, their variant, and the reason for this choice.
 
-    ``left_behind`` is the other variant if it holds our rules. ``programs`` are the programs whose version was read, by file.
+    ``left_behind`` is the other variant, if it has rules of ours. ``programs`` maps files to the programs whose version was read.
     """
 
     commands: Mapping[Family, str]
@@ -60,12 +61,15 @@ class VariantChoice(NamedTuple):
 
 
 def commands(variant: Variant) -> Mapping[Family, str]:
-    """The programs that are always of this variant: ``iptables-nft``, ``ip6tables-legacy``."""
+    """The programs whose name fixes the variant: ``iptables-nft``, ``ip6tables-legacy``."""
     return {family: f"{command}-{_INFIXES[variant]}" for family, command in iptables.COMMANDS.items()}
 
 
 def installed() -> tuple[Variant, ...]:
-    """The variants whose programs are in PATH under the variant's name. Distributions with one variant often lack these names."""
+    """The variants whose programs are in PATH under the variant's name.
+
+    Distributions that have only one variant often do not have programs with these names.
+    """
     return tuple(
         variant
         for variant in Variant
@@ -74,14 +78,15 @@ def installed() -> tuple[Variant, ...]:
 
 
 def choose(chains: Collection[ChainKey]) -> VariantChoice:
-    """Choose a variant by the rules of this network namespace. ``chains`` are our chains.
+    """Choose a variant of iptables by the rules in this network namespace. ``chains`` are the chains that count as ours.
 
-    Starts a few programs, and changes nothing.
+    This function starts a few programs, and changes nothing.
 
-    Without any evidence, the choice is the variant in PATH, unless the kernel only takes rules of the other variant.
+    If there is no evidence, the choice is the variant of the program in PATH, except if the kernel accepts rules only in the
+    other variant.
 
     Raises:
-        KernelError: there is no iptables at all, or iptables prints no version.
+        KernelError: there is no iptables program at all, or iptables prints no version.
     """
     variants = installed()
     programs: dict[str, Program] = {}
@@ -97,7 +102,7 @@ def choose(chains: Collection[ChainKey]) -> VariantChoice:
 
 
 def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> VariantChoice:
-    """Choose by the content of the tables of both variants; ``default`` is the variant of ``iptables`` in PATH."""
+    """Choose a variant by the contents of the tables of both variants; ``default`` is the variant of ``iptables`` in PATH."""
     nf_tables, legacy = evidence[Variant.NF_TABLES], evidence[Variant.LEGACY]
     hinted = [variant for variant in Variant if evidence[variant].hint]
     if hinted:
@@ -120,9 +125,9 @@ def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> VariantCho
 
 
 def count(text: str, chains: Collection[ChainKey]) -> Evidence:
-    """Count the rules in the output of an iptables-save.
+    """Count our rules and other rules in the output of an iptables-save program.
 
-    A rule is ours if it is in one of our ``chains``, or leads to one of them.
+    A rule is ours if it is in one of our ``chains`` or jumps to one of them.
     """
     hint, ours, others = "", 0, 0
     for key, rule in rules(text, may_be_cut=True):
@@ -136,9 +141,9 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
 
 
 def _save(command: str) -> str:
-    """The output of iptables-save; empty if each attempt failed, or the kernel has no such tables.
+    """The output of iptables-save; empty if every attempt failed, or if the kernel has no such tables.
 
-    With a single attempt, one failure at a restart could move the rules into the other variant.
+    Several attempts are made, because a single failure during a restart could otherwise move the rules to the other variant.
     """
     for delay_s in (*DELAYS_S, None):
         try:
@@ -152,9 +157,9 @@ def _save(command: str) -> str:
 
 
 def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
-    """Whether the kernel takes rules of this variant. A program of iptables is tried only if the kernel's answer leaves a doubt.
+    """Whether the kernel accepts rules of this variant. A program of iptables is run only if the kernel's answer is uncertain.
 
-    Trying iptables-nft leaves a table behind, but commands that must change nothing also choose a variant.
+    Running iptables-nft leaves a table behind, and commands that must change nothing also choose a variant.
     """
     if iptables_tables.take_rules(Family.IPV4, variant):
         return True

@@ -1,1 +1,1 @@
-"""IPVS: virtual servers and their real servers, their connections, their counters, and schedulers."""
+"""IPVS: virtual servers and their real servers, their connections and counters, and schedulers."""

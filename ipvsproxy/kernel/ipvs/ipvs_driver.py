@@ -1,11 +1,11 @@
-"""The IPVS driver: virtual servers, real servers, the connection timeouts, and whether the kernel has a scheduler.
+"""The IPVS driver: virtual servers, real servers, connection timeouts, and whether the kernel has a given scheduler.
 
-The kernel loads the module of a scheduler when a virtual server asks for it, so only an attempt shows whether a scheduler exists.
-The attempt is a virtual server that the kernel refuses, but only after it has looked up the scheduler (``ip_vs_add_service`` in
-net/netfilter/ipvs/ip_vs_ctl.c). So a process that is killed during the attempt leaves no virtual server behind. The refused
-virtual server is of IPv6. If IPVS in this kernel has no IPv6, the attempt is the same as kube-proxy's (pkg/proxy/ipvs in
-kubernetes/kubernetes): a virtual server that exists for a moment, without real servers. The address of this virtual server is
-reserved for documentation (RFC 5737), so that no client ever uses it.
+The kernel loads the module of a scheduler when a virtual server with this scheduler is added, so only an attempt to add one shows
+whether the scheduler exists. The attempt adds a virtual server that the kernel refuses, but only after the kernel has looked up
+the scheduler (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that is killed during the attempt
+leaves no virtual server behind. The virtual server of this attempt has an IPv6 address. If IPVS in this kernel has no IPv6, the
+driver does the same as kube-proxy (pkg/proxy/ipvs in kubernetes/kubernetes): it adds a virtual server without real servers, which
+exists only for a moment. The address of this virtual server is reserved for documentation (RFC 5737), so no client ever uses it.
 """
 
 import errno
@@ -43,7 +43,9 @@ _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 
 
 class IpvsDriver:
-    """Reads and writes the IPVS table in the network namespace of the thread that makes this object. Only that thread may use it.
+    """Reads and writes the IPVS table in the network namespace of the thread that creates this object.
+
+    Only that thread may use the object.
 
     ``traffic`` reads the counters.
 
@@ -56,7 +58,7 @@ class IpvsDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         ask: ipvs_readings.Ask = sockets.ask_in,
     ) -> None:
-        """``ask`` has the arguments and result of ``sockets.ask_in``."""
+        """``ask`` has the same arguments and result as ``sockets.ask_in``."""
         self.traffic = ipvs_rows.TrafficReader(connect)
         self._table = ipvs_rows.NetlinkTable(connect)
         self._channel = self._table.channel
@@ -74,45 +76,45 @@ class IpvsDriver:
 
     @property
     def foreign(self) -> int:
-        """The number of virtual servers that the last reading left out because no Service has their protocol."""
+        """The number of virtual servers that the last reading left out because their protocol is not a protocol of Services."""
         return sum(reader.foreign for reader in dict.fromkeys(self._readers.values()))
 
     def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """All virtual servers of these families by key.
+        """All virtual servers of these IP families, by key.
 
         Raises:
-            KernelError: a part could not be read.
+            KernelError: a part of the table could not be read.
         """
         try:
             parts = self.observe_in_parts(families)
             return {key: observed for part in parts for key, observed in part.items() if observed is not None}
         except KernelError:
-            for reader in self._readers.values():  # the caller gets no part of this reading
+            for reader in self._readers.values():  # the caller gets nothing of this failed reading
                 reader.forget()
             raise
 
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
-        """Reads as ``observe`` does, part by part; other calls may come between the parts.
+        """Reads the table as ``observe`` does, but in parts; other methods may be called between two parts.
 
-        The next poll reads what these calls write.
+        Objects that these methods write are read by the next poll.
 
-        None stands for a virtual server that no longer exists.
+        None means that the virtual server no longer exists.
 
         Raises:
-            KernelError: a part could not be read. The parts before it are valid.
+            KernelError: a part of the table could not be read. The parts returned before are valid.
         """
         for reader in self._readers_of(families):
             reader.forget()
             yield from reader.read(whole=True)
 
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
-        """Reads as ``observe_in_parts`` does, but only virtual servers that changed or were written since last returned.
+        """Reads as ``observe_in_parts`` does, but returns only virtual servers that changed or were written since last returned.
 
-        Unless ``whole``, changes of weights, exchanges of real servers, all changes of IPv6 real servers, and this driver's own
-        writes are left out.
+        If ``whole`` is false, the reading does not include changes of weights, exchanged real servers, any change of IPv6 real
+        servers, or this driver's own writes.
 
         Raises:
-            KernelError: a part could not be read. The parts before it are valid.
+            KernelError: a part of the table could not be read. The parts returned before are valid.
         """
         for reader in self._readers_of(families):
             yield from reader.read(whole=whole)
@@ -121,14 +123,14 @@ class IpvsDriver:
         return dict.fromkeys(self._readers[family] for family in families)
 
     def _note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """Note a write for the next reading."""
+        """Note that a virtual server was written, for the next reading."""
         self._readers[key.address.family].note(key, is_there=is_there)
 
     def refusal_with(self, scheduler: str) -> int:
-        """The kernel's error for an invalid virtual server with this scheduler, which the kernel looks up first.
+        """The kernel's error for an invalid virtual server with this scheduler, because the kernel looks up the scheduler first.
 
-        ENOENT: the scheduler does not exist. EINVAL: the scheduler exists, and is loaded now. Another error: the kernel did not
-        look the scheduler up.
+        ENOENT: the scheduler does not exist. EINVAL: the scheduler exists, and its module is loaded now. Any other error: the
+        kernel did not look up the scheduler.
 
         Raises:
             KernelError: the kernel did not answer.
@@ -139,10 +141,10 @@ class IpvsDriver:
         return number
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why no virtual server can have this scheduler, one line for the operator; empty if the scheduler is usable.
+        """Why no virtual server can have this scheduler, in one line for the operator; empty if the scheduler is usable.
 
         Raises:
-            KernelError: virtual servers cannot be listed, added or removed, whatever their scheduler.
+            KernelError: virtual servers of any scheduler cannot be listed, added or removed.
         """
         missing = ipvs_operations.describe_missing(scheduler)
         if len(scheduler) > ipvs_message.SCHEDULER_NAME_LIMIT:
@@ -153,7 +155,7 @@ class IpvsDriver:
         return missing if self._is_missing_for_ipv4(scheduler) else ""
 
     def _is_missing_for_ipv4(self, scheduler: str) -> bool:
-        """Ask by adding a virtual server, unless an existing virtual server has the scheduler."""
+        """Find out by adding a virtual server, unless a virtual server with this scheduler already exists."""
         observed = self.observe()
         if any(server.settings.scheduler == scheduler for server in observed.values()):
             return False
@@ -165,16 +167,16 @@ class IpvsDriver:
                 return True
             if outcome.error:
                 raise KernelError(action=_FIND_SCHEDULERS, errno=outcome.errno, detail=outcome.error)
-            if outcome.surprise:  # another program has just made or removed the virtual server
+            if outcome.surprise:  # another program has just added or removed the virtual server
                 break
         return False
 
     def has_ipv6(self) -> bool:
-        """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). A lost answer counts as yes."""
+        """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). If the answer is lost, the result is true."""
         return self._channel.do(self._table.encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
 
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts]]:
-        """The connections of the real servers of these virtual servers; empty for a virtual server that does not exist.
+        """The connections of these virtual servers' real servers; if a virtual server does not exist, its entry is empty.
 
         Raises:
             KernelError: the connections could not be read.
@@ -195,15 +197,18 @@ class IpvsDriver:
         return Timeouts(*values)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add, set and remove virtual and real servers, and set timeouts. Each object must have at most one operation.
+        """Add, set and remove virtual servers and real servers, and set timeouts.
 
-        Operations take effect in their order, with one exception: an add of a present object, or a set of an absent object, is
-        repeated with the other verb after all other operations. A present virtual server by firewall mark stays untouched
-        (EEXIST). Outcomes have the order of the operations. If the addition of some real servers of an operation did not simply
-        succeed, each of these has an outcome of its own.
+        At most one of the operations may be about the same object.
+
+        Operations take effect in their order, with one exception: if an object to add is present, or an object to set is absent,
+        the operation is repeated with the other verb after all other operations. If a virtual server with a firewall mark is
+        already present, it is not changed (EEXIST). The outcomes have the order of the operations. If the addition of some real
+        servers in an operation did not simply succeed, each of these real servers has its own outcome.
         """
         for _, item in operations:
-            # Whatever the outcome, the next reading returns the virtual server, and reads it by netlink before it counts as gone.
+            # Whatever the outcome is, the next reading returns the virtual server. The virtual server is read again by netlink
+            # before it counts as removed.
             if isinstance(item, VirtualServer):
                 self._note(item.key, is_there=True)
             elif isinstance(item, RealServers):
@@ -240,9 +245,9 @@ class IpvsDriver:
                 self._note(item.key, is_there=False)
 
     def _run(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
-        """Send operations to the kernel. Returns the first failure of each failed object, by the object's number.
+        """Send operations to the kernel. Returns the first failure of each object that failed, by the object's number.
 
-        ``firsts`` has, for each operation, the number of its first object.
+        ``firsts`` has the number of the first object of each operation.
         """
         failed: dict[int, ipvs_operations.Failure] = {}
         for start, end in ipvs_operations.chunks(operations, self._channel.limit):
@@ -254,7 +259,7 @@ class IpvsDriver:
         return failed
 
     def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
-        """Send operations to the kernel. Returns the failures by the index of their message among all messages."""
+        """Send operations to the kernel. Returns the failures, by the index of the failed message among all messages."""
         try:
             messages = self._table.encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
         except (ValueError, struct.error) as error:
@@ -282,7 +287,7 @@ class IpvsDriver:
 
 
 class AbsentIpvs(IpvsDriver):
-    """The IPVS driver for a kernel without IPVS: it has no objects, and refuses every operation."""
+    """The IPVS driver for a kernel without IPVS: the driver has no objects, and refuses every operation."""
 
     foreign = 0
 

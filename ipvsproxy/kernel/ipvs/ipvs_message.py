@@ -1,4 +1,4 @@
-"""IPVS messages about virtual and real servers, as bytes."""
+"""IPVS messages about virtual servers and real servers, as bytes."""
 
 import functools
 import socket
@@ -50,7 +50,7 @@ _pack_u32 = struct.Struct("=I").pack
 
 
 class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
-    """The message IPVS_CMD_SET_CONFIG: pyroute2's own class cannot encode the timeouts."""
+    """The message IPVS_CMD_SET_CONFIG: pyroute2's own message class cannot encode the timeouts."""
 
     prefix = "IPVS_CMD_ATTR_"
     nla_map = (
@@ -65,21 +65,22 @@ class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
 
 
 def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
-    """The data of a message, with start and end of its attributes behind the generic header."""
+    """The data of a message, and where its attributes, which follow the generic netlink header, start and end."""
     return reply.data, reply.start + GENERIC_HEADER, reply.end
 
 
 class Shape(NamedTuple):
-    """The form in which a message names a virtual server: its family, and whether the name is a mark or an address and port."""
+    """How a message identifies a virtual server: its address family, and whether by firewall mark or by address and port."""
 
     family: Family
     by_mark: bool = False
 
 
 class _RealServerParts(NamedTuple):
-    """The bytes of messages about real servers: before the sequence number, then up to the address, up to the port, and the rest.
+    """The bytes of messages about real servers: up to the sequence number, then up to the address, up to the port, and the rest.
 
-    ``name`` has holes for the name of the virtual server, ``tail`` for the weight, except in a removal.
+    ``name`` has placeholders for the identity of the virtual server; ``tail`` has a placeholder for the weight, except in
+    removals.
     """
 
     head: bytes
@@ -89,21 +90,24 @@ class _RealServerParts(NamedTuple):
 
 
 class Encoder:
-    """Encodes operations for one number of the IPVS family. The number changes when the IPVS module is loaded again."""
+    """Encodes operations as messages for one number of the generic netlink family of IPVS.
+
+    The number of the family changes when the IPVS module is loaded again.
+    """
 
     def __init__(self, family_number: int) -> None:
         self._number = family_number
         self._service = functools.cache(self._service_template)
         self._named = functools.cache(self._named_template)
-        # Anybody who may write a Service chooses its thresholds.
+        # Anybody who may write a Service can set its thresholds, so the number of kept templates is limited.
         self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
 
     def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
-        """Encode one message for each operation, or for each of its real servers, with as many sequence numbers.
+        """Encode one message for each operation, or for each of its real servers; one sequence number is needed for each message.
 
         Raises:
-            ValueError, struct.error: a real server that is not removed has an address of another family than its virtual
-                server, or a value does not fit its field.
+            ValueError, struct.error: a real server to add or set has an address of another family than its virtual server, or a
+            value does not fit its field.
         """
         numbers = map(_pack_u32, sequences)
         messages: list[bytes] = []
@@ -120,7 +124,7 @@ class Encoder:
         packed = keys.packed if isinstance(keys, EvenWeights) else b"".join(keys)
         if len(packed) != len(keys) * (size + PORT_SIZE):
             return [self._encode_other_family(verb, key, one, number) for one, number in zip(keys, numbers, strict=False)]
-        # Most bytes are common to all of these messages. To join them once takes less than half the time.
+        # Most bytes are the same in all of these messages. Joining these bytes only once takes less than half the time.
         head, name, between, tail = self._destination(
             verb, _shape(key), thresholds, _TUNNEL if weight >= TUNNELLED else _MASQUERADE
         )
@@ -133,7 +137,7 @@ class Encoder:
         ]
 
     def _encode_other_family(self, verb: Verb, key: VirtualServerKey, real_server: RealServerKey, number: bytes) -> bytes:
-        """The removal of a tunnelled real server of another program: too rare to need a template."""
+        """The removal of another program's tunnelled real server, which is too rare to need a template."""
         if verb is not Verb.REMOVE or len(real_server) - PORT_SIZE not in _ADDRESS_SIZES:
             raise ValueError("the real server's address is not of the virtual server's family")
         address = real_server.address
@@ -155,17 +159,17 @@ class Encoder:
         return self._message(ipvs.IPVS_CMD_GET_CONFIG, [], netlink.REQUEST)
 
     def information(self) -> bytes:
-        """The request for IPVS's version and the size of its connection table."""
+        """The request for the version of IPVS and the size of its connection table."""
         return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
-        """A virtual server that every kernel refuses: it is of IPv6 and has the prefix length 0."""
+        """A virtual server that every kernel refuses: it has an IPv6 address and the prefix length 0."""
         service = [
             *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
             ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
             ["IPVS_SVC_ATTR_FLAGS", {"flags": 0, "mask": _ALL_FLAGS}],
             ["IPVS_SVC_ATTR_TIMEOUT", 0],
-            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - the number 0
+            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - the netmask 0
         ]
         return self._message(ipvs.IPVS_CMD_NEW_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
@@ -214,7 +218,7 @@ class Encoder:
         return message.Template(build, {**_key_samples(shape), "flags": _U32, "timeout": _U32}).encode
 
     def _named_template(self, command: int, shape: Shape, flags: int = 0) -> Encode:
-        """A message that only names a virtual server."""
+        """A message whose only content is the identity of a virtual server."""
 
         def build(**key: Any) -> bytes:
             return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": _key(shape, **key)}]], netlink.REQUEST | flags)
@@ -248,7 +252,7 @@ class Encoder:
             return self._message(command, attributes)
 
         fixed = message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32}).fixed
-        last = 1 + len(_key_samples(shape))  # the part between the name and the real server's address
+        last = 1 + len(_key_samples(shape))  # the bytes between the virtual server's identity and the real server's address
         return _RealServerParts(
             fixed[0], message.pattern(fixed[1 : last + 1]), fixed[last + 1], message.pattern(fixed[last + 2 :])
         )
@@ -262,9 +266,9 @@ class Encoder:
 
 
 def _netmask(family: Family, prefix_length: int) -> str:
-    """The netmask of session affinity as pyroute2 takes it: an IPv4 address.
+    """The netmask of session affinity in the form that pyroute2 accepts, which is an IPv4 address.
 
-    The kernel takes an IPv6 netmask as a prefix length in host order.
+    For IPv6, the kernel expects the netmask as a prefix length in host byte order.
     """
     if family is Family.IPV6:
         return socket.inet_ntoa(struct.pack("=I", prefix_length))
@@ -272,7 +276,7 @@ def _netmask(family: Family, prefix_length: int) -> str:
 
 
 def prefix_length(family: Family, netmask: bytes) -> int:
-    """The prefix length of a netmask as the kernel sends it: a mask for IPv4, and for IPv6 a number in host order."""
+    """The prefix length of a netmask as sent by the kernel: for IPv4 a mask, and for IPv6 a number in host byte order."""
     if family is Family.IPV6:
         return int.from_bytes(netmask, sys.byteorder)
     return int.from_bytes(netmask, "big").bit_count()
@@ -283,14 +287,14 @@ def _shape(key: VirtualServerKey) -> Shape:
 
 
 def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
-    """What fills the holes for a virtual server's name in a template of its shape."""
+    """The values for the placeholders that identify a virtual server in a template."""
     if type(key) is FirewallMark:
         return (_pack_u32(key.mark),)
     return _pack_u16(key.protocol), key.address, _pack_port(key.port)
 
 
 def _values(key: VirtualServerKey) -> Mapping[str, Any]:
-    """The arguments of ``_key`` for the name of a virtual server."""
+    """The arguments of ``_key`` that identify a virtual server."""
     if isinstance(key, FirewallMark):
         return {"mark": key.mark}
     return {"protocol": key.protocol, "address": str(key.address), "port": key.port}

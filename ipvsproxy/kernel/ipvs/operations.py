@@ -1,4 +1,4 @@
-"""Operations on virtual and real servers in the form in which they are sent, and the meaning of the kernel's refusals."""
+"""Operations on virtual and real servers in the form in which they are sent, and the meaning of the kernel's error numbers."""
 
 import errno
 import itertools
@@ -21,22 +21,22 @@ A virtual server without scheduler refuses connections, just as a virtual server
 
 
 class Failure(NamedTuple):
-    """A failure: the kernel's error number, and a ``detail`` if the number alone does not explain the failure."""
+    """A failure: the kernel's error number, and a ``detail`` if the error number alone does not explain the failure."""
 
     number: int
     detail: str = ""
 
 
 def messages(operations: Iterable[Operation]) -> int:
-    """The number of messages of these operations."""
+    """The number of messages that these operations need."""
     return sum(count_objects(item) for _, item in operations)
 
 
 def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
-    """Cut operations into chunks of at most ``limit`` messages. An operation with more messages is a chunk of its own.
+    """Split operations into chunks of at most ``limit`` messages. An operation that needs more messages is a chunk of its own.
 
-    The messages of a chunk are deleted before the next one is encoded, because messages of all chunks together cost many page
-    faults.
+    The messages of a chunk are deleted before the next chunk is encoded, because the messages of all chunks together would cause
+    many page faults.
     """
     start = count = 0
     for position, (_, item) in enumerate(operations):
@@ -50,14 +50,16 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
 
 
 def numbers(operations: Iterable[Operation], firsts: Iterable[int]) -> list[int]:
-    """The number of the object that each message is about; ``firsts`` has the number of each operation's first object."""
+    """The object number that each message is about; ``firsts`` has the number of each operation's first object."""
     return [first + place for one, first in zip(operations, firsts, strict=True) for place in range(count_objects(one.item))]
 
 
 def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -> list[Outcome]:
-    """The outcomes of all operations. ``reported`` has outcomes by the number of the object; any other object is in force.
+    """The outcomes of all operations.
 
-    If only some real servers of an operation are in ``reported``, all its other real servers share one outcome.
+    ``reported`` has outcomes by object number; every object without an outcome in it has been programmed.
+
+    If ``reported`` has only some real servers of an operation, all its other real servers share one outcome.
     """
     results: list[Outcome] = []
     first = 0
@@ -77,10 +79,10 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
-    """The verb that puts an operation in force if this error means that the object is unexpectedly present or absent.
+    """The verb with which to repeat an operation if this error means that the object is unexpectedly present or absent.
 
-    A virtual server by firewall mark that is unexpectedly present is another program's, because nobody assigns marks to
-    ipvsproxy.
+    A virtual server with a firewall mark that is unexpectedly present belongs to another program, because nobody assigns firewall
+    marks to ipvsproxy.
     """
     if operation.verb is Verb.ADD and number == errno.EEXIST:
         return None if _is_by_mark(operation.item) else Verb.SET
@@ -89,10 +91,11 @@ def opposite(operation: Operation, number: int) -> Verb | None:
 
 
 def is_absent(operation: Operation, number: int) -> bool:
-    """Whether this error means that the object of a removal is absent.
+    """Whether this error means that the object to remove is absent.
 
-    For a virtual server, only ESRCH means that (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c). ENOENT does not: if a
-    present virtual server counted as absent, its witnesses would be removed, and nothing would show any more that it is ours.
+    For a virtual server, only ESRCH means that the object is absent (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c).
+    ENOENT does not mean this: if a present virtual server counted as absent, its witnesses would be removed, and nothing would
+    show any longer that the virtual server is ours.
     """
     return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
 
@@ -102,9 +105,9 @@ def _is_by_mark(item: object) -> bool:
 
 
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
-    """The operations to send, and the number of each one's first object.
+    """The operations to send, and the number of the first object of each operation.
 
-    New real servers may come first: see ``PREPARED_SCHEDULERS``.
+    New real servers may be sent before their virtual server's scheduler: see ``PREPARED_SCHEDULERS``.
     """
     firsts = list(itertools.accumulate((count_objects(item) for _, item in operations), initial=0))[:-1]
     new = {
@@ -134,7 +137,7 @@ def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Seque
 
 
 def explain(operation: Operation, failure: Failure) -> str:
-    """The reason why the kernel refused an operation, in words."""
+    """The reason, in words, why the kernel refused an operation."""
     if failure.detail:
         return failure.detail
     item = operation.item
@@ -148,5 +151,5 @@ def explain(operation: Operation, failure: Failure) -> str:
 
 
 def describe_missing(scheduler: str) -> str:
-    """The reason why a scheduler that the kernel lacks is unusable."""
+    """The reason, in words, why a scheduler that the kernel does not have is unusable."""
     return f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is missing or cannot be loaded"

@@ -1,15 +1,16 @@
-"""Reads the IPVS table in parts: one question for all virtual servers of a family, then one question for each virtual server.
+"""Reads the IPVS table in parts: one query for all virtual servers of a family, then one query for each virtual server.
 
-IPv4 is read by ``getsockopt``: one system call for each question, and an answer that shows scheduler flags and thresholds.
-``getsockopt`` knows no other family, so IPv6 is read by netlink, as is IPv4 on a kernel without that interface. Each family keeps
-its reader for the life of the process. Layouts: include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services``,
-``ip_vs_get_dests``, and the entries of both).
+IPv4 is read by ``getsockopt``: one system call for each query, and the answer contains scheduler flags and thresholds.
+``getsockopt`` supports only IPv4, so IPv6 is read by netlink; on a kernel without this ``getsockopt`` interface, IPv4 is read by
+netlink, too. The reader of each family exists as long as the process. Layouts: include/uapi/linux/ip_vs.h (``ip_vs_getinfo``,
+``ip_vs_get_services``, ``ip_vs_get_dests``, and the entries of the last two).
 
-The kernel does not report changes of the table: IPVS sends no notifications and counts no generations. The list of all virtual
-servers shows each change of a virtual server, and for IPv4 the number of its real servers. A weight only shows in the answer
-about its virtual server.
+The kernel does not report changes of the IPVS table: IPVS sends no notifications and counts no generations. The list of all
+virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. A change of a weight only
+shows in the answer to the query for that virtual server.
 
-Other calls may write between two parts. A virtual server that was written meanwhile waits for the next reading.
+Other methods may write to the table between two parts. A virtual server that was written between two parts is read by the next
+reading.
 """
 
 import abc
@@ -43,10 +44,10 @@ A full answer is asked for again with more room.
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4
 _INFO = struct.Struct("=8xI")  # the number of virtual servers of IPv4
 _ROOM = struct.Struct("=I4x")
-_ENTRY = struct.Struct("=48s56x")  # all but the counters
-_NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: how an entry and a question begin
+_ENTRY = struct.Struct("=48s56x")  # an entry without its counters
+_NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: the first bytes of entries and queries
 _ROW = struct.Struct("=16s16sII4sI")  # name, scheduler, flags, timeout in seconds, netmask, number of real servers
-_REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # all but connections and counters
+_REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # an entry without connections and counters
 _COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
@@ -66,9 +67,10 @@ Row = TypeVar("Row", bound=Hashable)
 
 
 class FamilyReader(abc.ABC, Generic[Row]):
-    """Reads the virtual servers of some families in the network namespace of the thread that uses this object.
+    """Reads the virtual servers of some IP families in the network namespace of the thread that uses this object.
 
-    ``foreign`` is the number of virtual servers that the last reading left out because no Service has their protocol.
+    ``foreign`` is the number of virtual servers that the last reading left out because their protocol is not a protocol of
+    Services.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +84,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
-        """The connections of a virtual server's real servers; empty if the virtual server does not exist.
+        """The connections of a virtual server's real servers; the result is empty if the virtual server does not exist.
 
         Raises:
             KernelError: the connections could not be read.
@@ -94,41 +96,41 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def _name(self, row: Row) -> Hashable:
-        """Returns the name of a row's virtual server."""
+        """Returns the name that identifies the virtual server of a row."""
 
     @abc.abstractmethod
     def _name_of(self, key: VirtualServerKey) -> Hashable:
-        """Returns the name that a virtual server has in its row."""
+        """Returns the name that identifies this virtual server in a row."""
 
     @abc.abstractmethod
     def _key(self, name: Any) -> VirtualServerKey | None:
-        """Returns the key of the virtual server with this name; None if no Service has its protocol."""
+        """Returns the key of the virtual server with this name; None means that its protocol is not a protocol of Services."""
 
     @abc.abstractmethod
     def _real_servers(self, row: Row) -> Hashable | None:
-        """Reads the real servers of a virtual server, as the kernel has them; None if the virtual server is gone."""
+        """Reads the real servers of a virtual server, in the kernel's format; None means that the virtual server is gone."""
 
     @abc.abstractmethod
     def _interpret(self, key: VirtualServerKey, row: Row, real_servers: Any) -> ObservedVirtualServer | None:
-        """Interprets what was read of a virtual server; returns None if the virtual server is gone."""
+        """Converts what was read of a virtual server; returns None if the virtual server has been removed."""
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """Notes that a virtual server or its real servers may have been written; or (``is_there`` false) that it was removed."""
+        """Notes that a virtual server or its real servers may have been written, or (``is_there`` false) that it was removed."""
         self._written[key] = is_there
 
     def forget(self) -> None:
-        """Makes the next whole reading return every virtual server."""
+        """Makes the next reading with ``whole`` return every virtual server."""
         self._note_written()
         self._known = dict.fromkeys(self._known, _WRITTEN)
 
     def read(self, *, whole: bool) -> Iterator[Reading]:
-        """Reads, part by part, the virtual servers that have changed since they were last returned, or were written meanwhile.
+        """Reads, in parts, the virtual servers that have changed since they were last returned, or that were written meanwhile.
 
-        Unless ``whole``, real servers are only read if the row of their virtual server has changed, and virtual servers that this
-        process has written wait for a whole reading.
+        If ``whole`` is false, real servers are read only if the row of their virtual server has changed, and virtual servers that
+        this process has written are left for the next reading with ``whole``.
 
         Raises:
-            KernelError: the table could not be read. The parts before it are valid.
+            KernelError: the table could not be read. The parts returned before are valid.
         """
         self._note_written()
         self._passed.clear()
@@ -152,7 +154,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
                         reading[key] = self._interpret(key, row, real_servers)
                         hashes[name] = both if reading[key] else _WRITTEN
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
-                self._known |= hashes  # only now: after an error, the same changes must be read again
+                self._known |= hashes  # recorded only now, because after an error the same changes must be read again
                 yield reading
                 self._note_written()
                 reading, hashes = {}, {}
@@ -178,9 +180,9 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
 
 class SockoptReader(FamilyReader[bytes]):
-    """Reads the virtual servers of IPv4 by ``getsockopt``. ``ask`` has the arguments and result of ``sockets.ask_in``.
+    """Reads the IPv4 virtual servers by ``getsockopt``. ``ask`` has the same arguments and result as ``sockets.ask_in``.
 
-    ``read_one`` reads one virtual server by netlink, and returns None if it does not exist.
+    ``read_one`` reads one virtual server by netlink, and returns None if the virtual server does not exist.
     """
 
     def __init__(
@@ -195,15 +197,15 @@ class SockoptReader(FamilyReader[bytes]):
         self._socket: socket.socket | None = None
 
     def close(self) -> None:
-        """Closes the socket. The next question opens a new one."""
+        """Closes the socket. The next query opens a new socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def is_there(self) -> bool:
-        """Whether the kernel has this interface.
+        """Whether the kernel supports this ``getsockopt`` interface.
 
-        Errors outside ``_NOT_THERE`` prove nothing, and the next reading reports them.
+        Errors that are not in ``_NOT_THERE`` prove nothing; the next reading reports them.
         """
         try:
             self._answer(_GET_INFO, bytearray(_INFO.size))
@@ -216,11 +218,11 @@ class SockoptReader(FamilyReader[bytes]):
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """As in ``FamilyReader``.
 
-        Leaves out real servers of IPv6, which only tunnels can have, and our virtual servers never do.
+        IPv6 real servers are left out: only tunnels can have them, and our virtual servers never do.
         """
         room = FIRST_ROOM
         while (entries := self._destinations(self._name_of(key), room)) is not None:
-            if not any(entries[-_COUNTED_ENTRY.size :]):  # there was room left, so the answer is complete
+            if not any(entries[-_COUNTED_ENTRY.size :]):  # the buffer was not filled, so the answer is complete
                 counted = itertools.takewhile(lambda one: any(one[0]), _COUNTED_ENTRY.iter_unpack(entries))
                 return {RealServerKey(name): ConnectionCounts(*counts) for name, *counts in counted}
             room *= 8
@@ -234,7 +236,7 @@ class SockoptReader(FamilyReader[bytes]):
             _ROOM.pack_into(question, 0, room)
             answer = self._answer(_GET_SERVICES, question)
             rows = [row for (row,) in _ENTRY.iter_unpack(answer[_ROOM.size :])]
-            if not any(rows[-1]):  # there was room left, so the answer is complete
+            if not any(rows[-1]):  # the buffer was not filled, so the answer is complete
                 return list(itertools.takewhile(any, rows))
             room *= 2
 
@@ -261,7 +263,7 @@ class SockoptReader(FamilyReader[bytes]):
         return None if entries is None else b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(entries)])
 
     def _destinations(self, name: bytes, room: int) -> memoryview | None:
-        """The entries of at most ``room`` real servers, followed by zeros; None if the virtual server does not exist."""
+        """The entries of at most ``room`` real servers, padded with zeros; None means that the virtual server does not exist."""
         question = bytearray(_SERVERS_AT + room * _REAL_SERVER_ENTRY.size)
         question[: _NAME.size] = name
         _ROOM.pack_into(question, _NAME.size, room)
@@ -273,14 +275,15 @@ class SockoptReader(FamilyReader[bytes]):
         _, scheduler, flags, timeout_s, netmask, _ = _ROW.unpack(row)
         servers = list(_REAL_SERVER.iter_unpack(real_servers))
         if servers and not any(servers[-1][0]):
-            # There are fewer real servers than a moment ago, or some are of IPv6, which only tunnels can have.
+            # Either there are fewer real servers than a moment ago, or some of them have IPv6 addresses, which is possible only
+            # with tunnels.
             return self._read_one(key)
         settings = ipvs_rows.settings_of(Family.IPV4, scheduler, flags, timeout_s, netmask)
-        servers.reverse()  # the kernel lists the last added real server first
+        servers.reverse()  # the kernel lists the most recently added real server first
         return ipvs_rows.observed(settings, [(RealServerKey(name), *values) for name, *values in servers])
 
     def _answer(self, option: int, question: bytearray) -> memoryview:
-        """The answer, which the kernel writes over the question."""
+        """The kernel's answer, which replaces the query in the buffer."""
         if self._socket is None:
             try:
                 self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -292,7 +295,7 @@ class SockoptReader(FamilyReader[bytes]):
 
 
 class NetlinkReader(FamilyReader[ipvs_rows.NetlinkRow]):
-    """Reads the virtual servers of some families by netlink."""
+    """Reads the virtual servers of some IP families by netlink."""
 
     def __init__(
         self, families: frozenset[Family], table: ipvs_rows.NetlinkTable, clock: Callable[[], float] = time.monotonic

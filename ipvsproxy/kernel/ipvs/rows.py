@@ -1,4 +1,4 @@
-"""Virtual and real servers as netlink shows them: all that ``ipvsadm -Ln`` shows, and the counters."""
+"""Virtual and real servers as netlink shows them: everything that ``ipvsadm -Ln`` shows, and the counters."""
 
 import contextlib
 import dataclasses
@@ -84,7 +84,10 @@ RealServerValues = tuple[RealServerKey, int, int, int, int]
 
 
 class RealServerRow(NamedTuple):
-    """A real server. ``flags`` contain its forwarding method; ``upper`` and ``lower`` are its thresholds."""
+    """A real server.
+
+    ``flags`` contain the forwarding method of the real server; ``upper`` and ``lower`` are its connection thresholds.
+    """
 
     key: RealServerKey
     flags: int
@@ -95,14 +98,14 @@ class RealServerRow(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The real server's forwarding method, by ipvsadm's name."""
+        """The forwarding method of the real server, as ipvsadm names it."""
         return METHODS.get(self.flags & _METHODS, "unknown")
 
 
 class VirtualServerRow(NamedTuple):
-    """A virtual server. Clients in one network of ``prefix_length`` count as one client for persistence.
+    """A virtual server. All clients in the same network of ``prefix_length`` count as one client for persistence.
 
-    ``engine`` is the name of its persistence engine, which is usually empty.
+    ``engine`` is the name of the persistence engine, which is usually empty.
     """
 
     key: VirtualServerKey
@@ -113,15 +116,15 @@ class VirtualServerRow(NamedTuple):
 
     @property
     def scheduler_flags(self) -> list[str]:
-        """The scheduler's flags, by ipvsadm's names."""
+        """The flags of the scheduler, as ipvsadm names them."""
         names = _FLAG_NAMES.get(self.settings.scheduler, ("flag-1", "flag-2", "flag-3"))
         return [name for name, flag in zip(names, SCHEDULER_FLAGS, strict=True) if self.settings.flags & flag]
 
 
 class IpvsTable(NamedTuple):
-    """The whole table in the order that ipvsadm intends (ipvsadm's own comparison overflows).
+    """The whole table in the order that ipvsadm intends (the comparison function of ipvsadm overflows).
 
-    ``version`` is the version of IPVS, ``size`` is the number of buckets of its connection table.
+    ``version`` is the version of IPVS, and ``size`` is the number of buckets of the connection table.
     """
 
     version: str
@@ -130,9 +133,9 @@ class IpvsTable(NamedTuple):
 
 
 class NetlinkTable:
-    """Questions about the IPVS table over one netlink socket. Only the thread that makes this object may use it.
+    """Queries for the IPVS table over one netlink socket. Only the thread that creates this object may use it.
 
-    ``encoder`` encodes messages with the present number of the IPVS family.
+    ``encoder`` encodes messages with the current number of the generic netlink family of IPVS.
 
     Raises:
         KernelError: the kernel has no IPVS.
@@ -153,7 +156,10 @@ class NetlinkTable:
         self.channel.close()
 
     def renew(self) -> bool:
-        """Look up the number of the IPVS family. Returns whether it has changed, because the module was loaded again."""
+        """Look up the number of the generic netlink family of IPVS.
+
+        Returns true if the number has changed because the module was loaded again.
+        """
         number = netlink.resolve_family(self.channel, "IPVS", "ip_vs")
         if number == self._family_number:
             return False
@@ -168,13 +174,13 @@ class NetlinkTable:
         )
 
     def real_servers(self, key: VirtualServerKey) -> list[RealServerRow]:
-        """The real servers of a virtual server; none if the virtual server does not exist."""
+        """The real servers of a virtual server; empty if the virtual server does not exist."""
         return self._gather(
             lambda encoder: encoder.destinations(key), f"list the real servers of {key}", lambda parts: map(real_server_of, parts)
         )
 
     def counted_real_servers(self, key: VirtualServerKey) -> list[tuple[RealServerRow, Counters]]:
-        """The real servers of a virtual server, each with its counters; none if the virtual server does not exist."""
+        """The real servers of a virtual server, each with its counters; empty if the virtual server does not exist."""
         return self._gather(
             lambda encoder: encoder.destinations(key),
             f"read the counters of {key}",
@@ -182,7 +188,7 @@ class NetlinkTable:
         )
 
     def virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
-        """A virtual server; None if it does not exist."""
+        """A virtual server; None means that it does not exist."""
         action = f"read {key}"
         with Tolerated(errno.ESRCH):
             row = row_of(ipvs_message.attributes(self.channel.ask(self.encoder.service(key), action)))
@@ -192,7 +198,7 @@ class NetlinkTable:
         return None
 
     def read(self) -> IpvsTable:
-        """The whole table. Virtual servers of a protocol that no Service has are left out."""
+        """The whole table. Virtual servers of protocols other than those of Services are left out."""
         action = "read the version of IPVS"
         values = _INFORMATION.read(*ipvs_message.attributes(self.channel.ask(self.encoder.information(), action)))
         if values is None:
@@ -229,7 +235,7 @@ class NetlinkTable:
 
 
 class EndpointTraffic(NamedTuple):
-    """One real server: its open connections, and its counters."""
+    """The traffic of one real server: its open connections, and its counters."""
 
     connections: ConnectionCounts
     counters: Counters
@@ -239,7 +245,8 @@ class EndpointTraffic(NamedTuple):
 class TrafficReader:
     """Reads counters in the network namespace of the calling thread.
 
-    Each reading has a socket of its own, so that other requests may come between its parts. ``connect`` opens a socket.
+    Each reading uses its own socket, so that other requests may be sent between the parts of the reading. ``connect`` is the
+    function that opens a socket.
     """
 
     connect: Callable[[int], netlink.Socket]
@@ -264,7 +271,7 @@ class TrafficReader:
         removed during the reading, further ones may be missing.
 
         Raises:
-            KernelError: a part could not be read. The parts before it are valid.
+            KernelError: a part of the table could not be read. The parts before it are valid.
         """
         with contextlib.closing(NetlinkTable(self.connect)) as table:
             counted: dict[VirtualServerKey, Counters] = {}
@@ -292,10 +299,10 @@ class TrafficReader:
 
 
 def read_totals(text: str) -> Counters:
-    """The counters in ``/proc/net/ip_vs_stats``: hexadecimal numbers in the third line, after two lines of titles.
+    """The counters in ``/proc/net/ip_vs_stats``: hexadecimal numbers in the third line, after two header lines.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text does not have this form.
     """
     words = "".join(text.splitlines()[_TOTALS_LINE : _TOTALS_LINE + 1]).split()
     if len(words) != len(Counters._fields):
@@ -304,17 +311,19 @@ def read_totals(text: str) -> Counters:
 
 
 def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> IpvsTable:
-    """Read the table of the calling thread's network namespace. Virtual servers of a protocol that no Service has are left out.
+    """Read the IPVS table of the calling thread's network namespace.
+
+    Virtual servers of a protocol that no Service has are left out.
 
     Raises:
-        KernelError: a part could not be read.
+        KernelError: a part of the table could not be read.
     """
     with contextlib.closing(NetlinkTable(connect)) as table:
         return table.read()
 
 
 def row_of(part: Part) -> NetlinkRow | None:
-    """The row in a message about a virtual server; None if the message does not name the virtual server."""
+    """The table row of a virtual server, from a message; None means that the message does not identify a virtual server."""
     if (values := _BY_ADDRESS.read(*part)) is not None:
         return values[:4], *values[4:]
     if (values := _BY_MARK.read(*part)) is not None:
@@ -323,10 +332,10 @@ def row_of(part: Part) -> NetlinkRow | None:
 
 
 def real_server_of(part: Part) -> RealServerRow:
-    """The real server in a message.
+    """The real server that a message describes.
 
     Raises:
-        KernelError: the message does not tell its address family.
+        KernelError: the message does not contain the address family of the real server.
     """
     values = _REAL_SERVER.read(*part)
     if values is None:
@@ -337,10 +346,10 @@ def real_server_of(part: Part) -> RealServerRow:
 
 
 def counted_service(part: Part) -> tuple[VirtualServerKey | None, Counters]:
-    """The virtual server in a message (None if no Service has its protocol), and its counters.
+    """The virtual server in a message (None if its protocol is not a protocol of Services), and the virtual server's counters.
 
     Raises:
-        KernelError: the kernel has no counters of 64 bits.
+        KernelError: the kernel has no 64-bit counters.
     """
     row = row_of(part)
     return key_of(row[0]) if row else None, _counters(_COUNTERS_OF_SERVICE, part)
@@ -355,14 +364,14 @@ def _counters(layout: message.Layout, part: Part) -> Counters:
 
 
 def _order(row: VirtualServerRow) -> tuple[int, int, int, Address, int]:
-    """The sorting key: first the mark (no mark comes first); then family, protocol, address and port."""
+    """The sort key: first the firewall mark (rows without a mark come first); then family, protocol, address and port."""
     key = row.key
     mark = key.mark if isinstance(key, FirewallMark) else 0
     return mark, int(key.address.family), int(key.protocol), key.address, key.port
 
 
 def key_of(name: NetlinkName) -> VirtualServerKey | None:
-    """The key of the virtual server with this name in a message; None if no Service has its protocol."""
+    """The key of the virtual server that a message identifies; None means that its protocol is not a protocol of Services."""
     match name:
         case (family, mark):
             return FirewallMark.of(Family(family), mark)
@@ -372,7 +381,7 @@ def key_of(name: NetlinkName) -> VirtualServerKey | None:
 
 
 def address_of(family: int, packed: bytes) -> Address:
-    """The address in the attribute of a message, which has 16 bytes in both families."""
+    """The address in an attribute of a message; the attribute has 16 bytes for both IP families."""
     return Address(packed[:4] if family == Family.IPV4 else packed)
 
 
