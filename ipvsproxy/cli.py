@@ -83,7 +83,7 @@ def _as_running(
         os.chdir(f"/proc/{running.process}/cwd")  # its flags may name files relative to its working directory
         first = 1 if running.arguments[:1] == ["run"] else 0
         config = read([*running.arguments[first:], *arguments])
-    except (ConfigError, OSError):  # not reported: the values are those of the running ipvsproxy
+    except (ConfigError, OSError):  # the reason is not shown: the values are those of the running ipvsproxy
         complain(f"the flags of the ipvsproxy that runs here ({which}) cannot be used: give them to this command")
         return None
     complain(f"with the flags of the ipvsproxy that runs here ({which})")

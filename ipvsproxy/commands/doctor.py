@@ -255,7 +255,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
         yield warn("ipvs", text, remedy)
     names = list(map(str, foreign))
     if names or observed.foreign_virtual_servers:
-        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - five names are enough
+        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - five are enough
         count = len(names) + observed.foreign_virtual_servers
         remedy = "they are left alone; make sure that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
         yield warn("ipvs", f"{counted(count, 'virtual server')} of other programs (keepalived, docker swarm, ...){named}", remedy)

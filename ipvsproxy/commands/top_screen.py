@@ -148,7 +148,7 @@ class FollowingScreen(Screen[None], Generic[T]):
                     await self.read_now.wait()
 
     def show(self, result: T | None, problem: str) -> None:
-        """Show a new reading, or why there is none."""
+        """Show a new reading, or the reason why there is none."""
         self.shown = result or self.shown
         self.say(self._message(problem))
         self.draw()
@@ -226,7 +226,7 @@ class ServiceScreen(FollowingScreen[Details]):
         yield Footer()
 
     def show(self, result: Details | None, problem: str) -> None:
-        """Show a new reading, or why there is none."""
+        """Show a new reading, or the reason why there is none."""
         if result or problem:
             super().show(result, problem)
         else:
@@ -312,7 +312,7 @@ class MainScreen(FollowingScreen[Picture]):
         self._is_new_order = True
         self.read_now.set()
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - a parameter of the base class
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - by the base class
         """While a filter is typed, a slash is part of the filter."""
         return action != "filter" or not isinstance(self.focused, Input)
 

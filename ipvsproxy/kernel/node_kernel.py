@@ -1,4 +1,4 @@
-"""All drivers of this node in one object: it observes the kernel and applies operations. All calls block; see ``thread``."""
+"""All drivers of this node in one object, which observes the kernel and applies operations. All calls block; see ``thread``."""
 
 import contextlib
 import itertools
@@ -47,11 +47,11 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class NodeKernel:
-    """The kernel of this node, in the network namespace of the thread that makes this object.
+    """The kernel of this node, in the network namespace of the thread that creates this object.
 
-    ``backend`` holds rules and sets, and is never ``AUTO``; ``rules`` reads and writes the rules. ``rules_changes`` are other
-    programs' changes of our nftables table, None without notifications. ``leftover_rules`` and ``leftover_tables`` read and
-    remove rules and tables that a proxy has left behind.
+    ``backend`` is the backend that holds rules and sets, and is never ``AUTO``; ``rules`` reads and writes the rules.
+    ``rules_changes`` reports changes that other programs make in our nftables table; None means that there are no notifications.
+    ``leftover_rules`` reads and removes rules that a proxy has left behind, and ``leftover_tables`` does the same for tables.
     """
 
     def __init__(
@@ -67,18 +67,19 @@ class NodeKernel:
         on_late_rules: Callable[[], None] = lambda: None,
         listen: bool = False,
     ) -> None:
-        """Open all sockets. Only ``chains`` and ``jumps`` count as ours.
+        """Open all sockets. Only the chains in ``chains`` and the jumps in ``jumps`` count as ours.
 
-        ``chosen`` is the backend of rules and sets. ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS.
-        ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means no limit. ``route_protocol`` is
-        the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a program ends that took
-        longer than this. ``listen``: the caller watches ``rules_changes``.
+        ``chosen`` is the backend that holds rules and sets. ``ipvs`` is used instead of the IPVS driver, which requires a kernel
+        with IPVS. ``rules_patience_s`` is the longest time that any call waits for a program of iptables; None means no limit.
+        ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
+        program ends that took longer than ``rules_patience_s``. ``listen`` means that the caller watches ``rules_changes``.
 
-        ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
-        thread that applies them. ``ports`` are the port ids of the sockets that change addresses and routes, as in notifications.
+        ``on_applied`` is called with the outcomes of each run of operations of one driver and with the run's duration in seconds,
+        in the thread that applies them. ``ports`` are the port IDs of the sockets that change addresses and routes, as they
+        appear in notifications.
 
         Raises:
-            KernelError: the kernel lacks a feature, or this process may not use it.
+            KernelError: the kernel does not have a feature, or this process may not use the feature.
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
@@ -114,7 +115,7 @@ class NodeKernel:
 
     @property
     def traffic(self) -> TrafficReader:
-        """The reader of IPVS's counters, with a socket of its own."""
+        """The reader of IPVS's counters, which has its own socket."""
         return self.ipvs.traffic
 
     def close(self) -> None:
@@ -125,10 +126,10 @@ class NodeKernel:
             self._former_sets.close()
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """Reads all that may be ours.
+        """Reads all objects that may be ours.
 
-        The reading has the named sets and settings, the rules and virtual servers of the given families, and all objects of other
-        kinds.
+        The reading contains the named sets and sysctls, the rules and virtual servers of the given IP families, and all objects
+        of other kinds.
         """
         rules = [self._read_rules(family, self._fingerprint(family)) for family in families]
         parts = [
@@ -143,7 +144,7 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Readings of all kinds but sets, rules and virtual servers; unless ``thorough``, only of what may have changed."""
+        """Readings of everything except sets, rules and virtual servers; if not ``thorough``, only of what may have changed."""
         yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
         yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
         yield lambda: {"sysctls": self._sysctls.observe(sysctls)}
@@ -153,14 +154,15 @@ class NodeKernel:
     def poll(
         self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
-        """Reads as ``observe`` does, part by part; other calls may come between the parts.
+        """Reads as ``observe`` does, but in parts; other methods may be called between two parts.
 
-        Most parts take a few milliseconds. Addresses, local routes, a large set, the settings of all virtual servers, and changed
-        rules take longer.
+        Most parts take a few milliseconds. Addresses, local routes, a large set, the parameters of all virtual servers, and
+        changed rules take longer.
 
-        Unless ``thorough``, a poll only returns what may have changed since the last one. The poll leaves out addresses, routes,
-        sets and virtual servers for which the kernel gives the same answer as before, and unchanged rules. If ``whole``, it reads
-        virtual servers in full; otherwise only what shows most changes at little cost (see ``IpvsDriver.observe_changed``).
+        If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out
+        addresses, routes, sets and virtual servers for which the kernel gives the same answer as before, and rules that have not
+        changed. If ``whole`` is true, the poll reads virtual servers in full; otherwise it reads only data that shows most
+        changes at little cost (see ``IpvsDriver.observe_changed``).
         """
         if thorough:
             self._backend.sets.forget()
@@ -183,11 +185,11 @@ class NodeKernel:
             yield Observation(errors=(str(error),))
 
     def _set_parts(self, sets: Sequence[str], step: int) -> Iterator[Observation]:
-        """The sets that have changed, ``step`` of them at a time."""
+        """The sets that have changed, read ``step`` sets at a time."""
         unread: list[str] = []
         for start in range(0, len(sets), step):
             changed: dict[str, ObservedSet | None] = {}
-            for name in sets[start : start + step]:  # a set that cannot be read does not stop the reading of others
+            for name in sets[start : start + step]:  # if a set cannot be read, the other sets are read nevertheless
                 try:
                     changed |= self._backend.sets.observe_changed((name,))
                 except KernelError as error:
@@ -197,7 +199,7 @@ class NodeKernel:
             yield Observation(errors=tuple(unread[:1]))
 
     def read_rules(self, families: Iterable[Family]) -> None:
-        """Read the rules in advance, so that ``observe`` starts no process unless a rule changes before.
+        """Read the rules in advance, so that ``observe`` starts no process, except if a rule changes in between.
 
         Only ``observe`` reports errors.
         """
@@ -206,21 +208,21 @@ class NodeKernel:
                 self.rules.observe(family)
 
     def _read_rules(self, family: Family, fingerprint: object) -> _Part:
-        """Read the rules of a family.
+        """Read the rules of an IP family.
 
-        ``fingerprint`` is older than the reading, so the next poll sees changes made in between.
+        ``fingerprint`` must have been read before the rules, so that the next poll sees changes made in between.
         """
         part = _attempt(lambda: {"skeletons": {family: self.rules.observe(family)}})
         hidden = part["skeletons"][family].hidden if "skeletons" in part else ()
         if hidden:
             part["errors"] = (f"{family.label}: {iptables.describe_hidden(hidden)}",)
-        self._fingerprints[family] = None if "errors" in part else fingerprint  # the next poll reads and reports them again
+        self._fingerprints[family] = None if "errors" in part else fingerprint  # the next poll reads the rules again
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:
-        """The fingerprint of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules.
+        """The fingerprint of a family's rules; None means that the kernel does not show one, so only ``observe`` reads the rules.
 
-        A missing fingerprint is logged once, until a fingerprint can be read again.
+        A missing fingerprint is logged once, and again only after a fingerprint could be read in between.
         """
         program = self.rules.known_program(family)
         if program is None:
@@ -238,15 +240,16 @@ class NodeKernel:
         return fingerprint
 
     def inherit_sets(self, families: Collection[Family]) -> int:
-        """Copy the set entries that a former process has left in the other backend. Returns the number of copied entries.
+        """Copy the set entries that a former process has left behind in the other backend. Returns the number of copied entries.
 
-        If neither our device nor a local route of ours exists, no process has served since the boot. Then all existing entries
-        come from a saved ruleset and say nothing about the present virtual servers: they are removed, and none is copied.
+        If neither our device nor any of our local routes exists, no process has served Services since the host was booted. In
+        that case, all existing entries come from a saved ruleset and mean nothing for the present virtual servers: they are
+        removed, and none is copied.
 
-        Entries in the chosen backend stay as they are. If it is nftables, its rules are in force a moment after its sets, so only
-        entries that may witness virtual servers are copied. If it is iptables, its rules may have to wait for a lock, or for a
-        program. Until then, the old rules in nftables decide about packets: all of their entries are copied, and from now on
-        ``apply`` changes the old sets, too.
+        Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets, so
+        only entries that may witness virtual servers are copied. If iptables is chosen, its rules may have to wait for a lock or
+        a program. Until these rules are programmed, the old rules in nftables decide about packets, so all of their entries are
+        copied, and from now on ``apply`` changes the old sets, too.
 
         Raises:
             KernelError: the sets could not be read.
@@ -274,7 +277,7 @@ class NodeKernel:
         return count
 
     def former_entries(self, families: Collection[Family]) -> list[SetEntry]:
-        """Our entries that a former process has left in the other backend.
+        """Our set entries that a former process has left behind in the other backend.
 
         Raises:
             KernelError: the entries could not be read.
@@ -291,10 +294,10 @@ class NodeKernel:
                 log.warning("saved_set_not_emptied", error=outcome.error)
 
     def remove_other_backend(self) -> Collection[str]:
-        """Does what ``backends.remove_other`` does; the other backend's sets need not be kept current any more.
+        """Does the same as ``backends.remove_other``; afterwards, the other backend's sets need not be updated any more.
 
         Raises:
-            KernelError: a part of ours exists, and could not be removed.
+            KernelError: one of our objects exists, and could not be removed.
         """
         in_use = backends.remove_other(self.backend)
         if self._former_sets is not None:
@@ -303,17 +306,17 @@ class NodeKernel:
         return in_use
 
     def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
-        """The features with a fall-back that this kernel lacks.
+        """The optional features that this kernel does not have.
 
-        ``by_interface``: this node's pods are recognised by their interface.
+        ``by_interface`` means that this node's pods are recognised by their interface.
 
         Raises:
-            KernelError: the version of the kernel cannot be read.
+            KernelError: the version of the running kernel cannot be read.
         """
         return tuple(host.lacking(host.kernel_version(), needs_arrival=by_interface and self.backend is Backend.NFTABLES))
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
-        """The addresses of this host on all interfaces except our device.
+        """The addresses on all interfaces of this host except our device.
 
         Raises:
             KernelError: the addresses could not be read.
@@ -329,16 +332,16 @@ class NodeKernel:
         return self.ipvs.read_timeouts()
 
     def why_unusable(self, name: str) -> str:
-        """The reason why no virtual server can have this scheduler, and the existing schedulers; empty if it is usable.
+        """The reason why no virtual server can have this scheduler (empty if it is usable), and the existing schedulers.
 
         Raises:
-            KernelError: the kernel could not answer this time.
+            KernelError: the kernel could not answer on this attempt.
         """
         reason = self.ipvs.why_unusable(name)
         return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
 
     def why_missing(self, name: str) -> str:
-        """Answers as ``why_unusable`` does, as far as the files of modules show. Loads no module."""
+        """Answers as ``why_unusable`` does, but only from the files of kernel modules. Loads no module."""
         if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
             return ""
         return f"{ipvs_operations.describe_missing(name)}{_there_are(modules.schedulers())}"
@@ -346,7 +349,7 @@ class NodeKernel:
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connection counts of these virtual servers; None for a virtual server that could not be read."""
+        """The connection counts of these virtual servers; None means that a virtual server's connections could not be read."""
         try:
             counts = self.ipvs.connections(keys)
         except KernelError:
@@ -354,9 +357,9 @@ class NodeKernel:
         return {key: counts.get(key) for key in keys}
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their order, with one outcome for each, in the same order.
+        """Apply operations in their order, and return one outcome for each operation, in the same order.
 
-        A failed operation does not stop later operations.
+        If an operation fails, the later operations are applied nevertheless.
         """
         outcomes: list[Outcome] = []
         began_s = time.monotonic()
@@ -367,28 +370,29 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # It is unknown which operations the driver has applied. All of them are repeated, which is no error.
+                # It is unknown which of the operations the driver has applied. All of these operations are repeated, which is no
+                # error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_fingerprints(run)
             ended_s = time.monotonic()
             done.append((applied, ended_s - began_s))
             began_s = ended_s
             outcomes += applied
-        for applied, duration_s in done:  # after all operations, because nothing waits for the durations
+        for applied, duration_s in done:  # reported after all operations, because nothing waits for the durations
             self._on_applied(applied, duration_s)
         return outcomes
 
     def _keep_current(self, run: Iterable[Operation]) -> None:
-        """Changes set entries for the old rules in nftables, too.
+        """Applies operations on set entries also to the old sets, which the old rules in nftables use.
 
-        The old sets are changed first, so that a killed process leaves no gap in them.
+        The old sets are changed first, so that no entry is missing in them if the process is killed.
         """
         if self._former_sets is not None:
             with contextlib.suppress(KernelError):
                 self._former_sets.apply([operation for operation in run if isinstance(operation.item, SetEntries)])
 
     def _forget_fingerprints(self, run: Iterable[Operation]) -> None:
-        """Make the next poll read the rules that these operations wrote: another program may have undone the change."""
+        """Make the next poll read the rules that these operations wrote, because another program may have undone the change."""
         for _, item in run:
             if isinstance(item, Skeleton):
                 self._fingerprints.pop(item.family, None)
@@ -407,12 +411,15 @@ def _without_absent(sets: Mapping[str, AbstractSet[SetEntry] | None]) -> Mapping
 
 
 def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
-    """The entries of sets. None for a set that is absent or differs from ours: the creation of our set reports the difference."""
+    """The entries of each set.
+
+    None means that the set is absent or differs from ours; when our set is created, the difference is reported.
+    """
     return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in observed.items()}
 
 
 def _place(entry: SetEntry) -> tuple[object, ...]:
-    """The fields that identify an entry in its set: all but the mark."""
+    """The fields that identify an entry in its set, which are all fields except the mark."""
     return entry.address, entry.protocol, entry.port
 
 

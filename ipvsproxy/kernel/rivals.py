@@ -1,4 +1,4 @@
-"""Programs and rules of this host that take packets which are meant for Services. Reading them changes nothing.
+"""Finds programs and rules of this host that take packets which are meant for Services. Finding them changes nothing on the host.
 
 Every call blocks.
 """
@@ -29,15 +29,15 @@ _TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
 _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
-_IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # attributes of 0 are left out
-_LOADED = ((2,), (3,), (4,))  # the key of a property; or header, offset and length
-_DESTINATIONS = ((16, 4), (24, 16))  # offset and length in the header of IPv4, and of IPv6
+_IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # the kernel leaves out attributes of 0
+_LOADED = ((2,), (3,), (4,))  # the key of a packet property, or header, offset and length
+_DESTINATIONS = ((16, 4), (24, 16))  # offset and length in the IPv4 header, and in the IPv6 header
 _DESTINATION_STARTS = {(nft_rule.Base.NETWORK, offset) for offset, _ in _DESTINATIONS}
 _PROTOCOLS = {bytes([one]): one for one in Protocol}
 
 
 class BoundSocket(NamedTuple):
-    """A socket that takes packets of all clients, and its program as ``name (process 123)``."""
+    """A socket that receives packets from any client, and its program as ``name (process 123)``."""
 
     protocol: Protocol
     address: Address
@@ -46,9 +46,9 @@ class BoundSocket(NamedTuple):
 
 
 class PortRule(NamedTuple):
-    """A rule that sends packets elsewhere, or exempts them from connection tracking; of iptables in the form of a command.
+    """A rule that redirects packets, or exempts them from connection tracking; a rule of iptables has the form of a command.
 
-    The rule concerns packets to this destination, or to any address, and to these ports, or to all ports.
+    The rule applies to packets to this destination (or to any address) and to these ports (or to all ports).
     """
 
     text: str
@@ -58,12 +58,12 @@ class PortRule(NamedTuple):
     ports: tuple[range, ...]
 
     def has(self, protocol: Protocol, port: int) -> bool:
-        """Whether the rule concerns packets to this port."""
+        """Whether the rule applies to packets to this port."""
         return self.protocol in (None, protocol) and (not self.ports or any(port in one for one in self.ports))
 
 
 class Rivals(NamedTuple):
-    """The sockets and rules that take packets, and a reason for each part that is unknown."""
+    """The sockets and rules that take packets, and a reason for each part that could not be read."""
 
     sockets: tuple[BoundSocket, ...] = ()
     rules: tuple[PortRule, ...] = ()
@@ -71,7 +71,7 @@ class Rivals(NamedTuple):
 
 
 def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
-    """Read the sockets with these ports, and the rules of iptables and nf_tables of all ports."""
+    """Read the sockets that use these ports, and the rules of iptables and nf_tables for all ports."""
     plain = [iptables_driver.COMMANDS] if shutil.which("iptables-save") else []
     listings, failures = listings_of_rules(iptables_variant.installed(), plain)
     rules = dict.fromkeys(rule for text in listings.values() for rule in port_rules(text))
@@ -86,10 +86,10 @@ def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
 def listings_of_rules(
     variants: Collection[iptables_variant.Variant], otherwise: Sequence[Mapping[Family, str]] = ()
 ) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The output of ``iptables-save`` for both families in these variants, by the program's name without ``-save``.
+    """The output of ``iptables-save`` for both families in these variants, by the name of the program without ``-save``.
 
-    The second result has the reason of each program that did not answer. A program that exits with an error has no tables in this
-    kernel. ``otherwise`` are the programs to run if there are no variants.
+    The second result has the reason why each missing program did not answer. If a program exits with an error, this kernel has no
+    tables of the program's variant. ``otherwise`` are the programs to run if no variants are given.
     """
     listings: dict[str, str] = {}
     failures: list[str] = []
@@ -104,9 +104,9 @@ def listings_of_rules(
 
 
 def port_rules(saved: str) -> Iterator[PortRule]:
-    """The rules of other programs that redirect packets to ports, or exempt packets to addresses or ports from tracking.
+    """Rules of other programs that redirect packets to ports, or exempt packets to addresses or ports from tracking.
 
-    Rules in chains that are not built in are included, even if no packet reaches them.
+    Rules in user-defined chains are included, even if no packet reaches these chains.
     """
     for (table, chain), rule in rules(saved, may_be_cut=True):
         line = f"-A {chain} {rule}"
@@ -125,9 +125,11 @@ def port_rules(saved: str) -> Iterator[PortRule]:
 
 
 def nftables_rule(where: str, rule: Sequence[nft_tables.Expression]) -> PortRule | None:
-    """A rule that redirects packets to one port; None for any other rule, and for ranges and sets of ports or addresses.
+    """A rule that redirects packets to one port.
 
-    Rules of iptables-nft are none of these: they redirect by targets of iptables.
+    None means that the rule does something else, or redirects ranges or sets of ports or addresses.
+
+    Rules of iptables-nft are not among these rules, because they redirect packets by targets of iptables.
     """
     if not any(name == "redir" or (name == "nat" and _IS_DESTINATION_NAT in values) for name, values in rule):
         return None
@@ -159,7 +161,7 @@ def _port_range(text: str) -> range:
 
 
 def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathlib.Path("/proc")) -> Iterator[BoundSocket]:
-    """The sockets of this network namespace that take packets to these ports, of TCP and UDP."""
+    """The sockets of this network namespace that receive packets to these TCP and UDP ports."""
     found: dict[str, BoundSocket] = {}
     for protocol, (table, receiving) in _RECEIVING.items():
         for path in (proc / "thread-self/net" / table, proc / "thread-self/net" / f"{table}6"):
@@ -176,7 +178,7 @@ def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathli
 
 
 def _address(text: str) -> Address:
-    """An address as ``/proc`` shows it: numbers of 32 bits in host byte order."""
+    """An address in the form in which ``/proc`` shows it, as 32-bit numbers in host byte order."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":
         raw = b"".join(raw[place : place + 4][::-1] for place in range(0, len(raw), 4))
@@ -184,7 +186,7 @@ def _address(text: str) -> Address:
 
 
 def _name(process: pathlib.Path) -> str:
-    """The name of a process; for a Python program, the name of its script."""
+    """The name of a process; if the process runs a Python program, the name of the script."""
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

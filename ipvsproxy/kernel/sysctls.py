@@ -1,4 +1,4 @@
-"""The driver of kernel settings."""
+"""The driver for sysctls."""
 
 import errno
 import fcntl
@@ -27,16 +27,16 @@ _SET_FLAGS = 0x8914
 
 
 class SysctlDriver:
-    """Reads and writes kernel settings. A path is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
+    """Reads and writes sysctls. A path is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
 
     def __init__(self, root: pathlib.Path = pathlib.Path("/proc/sys")) -> None:
         self._root = root
 
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
-        """The values of these settings, except settings that do not exist or that this process may not read.
+        """The values of these sysctls, except sysctls that do not exist or that this process may not read.
 
         Raises:
-            KernelError: a setting exists and cannot be read.
+            KernelError: a sysctl exists and cannot be read.
         """
         values: dict[str, str] = {}
         for path in paths:
@@ -49,7 +49,7 @@ class SysctlDriver:
         return values
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Write settings. A removal does nothing, because the former value is not known."""
+        """Write settings. Removing a sysctl does nothing, because its former value is not known."""
         return [_write(self._root, operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
 
 
@@ -60,7 +60,8 @@ def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome
         if device := _FLAGS_OF_DEVICE.fullmatch(setting.path):
             _set_flags(device[1], int(setting.value, 16))
             return Outcome(operation)
-        # Not write_text: where the kernel has no such setting and the directory is an ordinary one, it would create a file.
+        # ``write_text`` is not used, because it would create a file if the kernel has no such sysctl and the directory is an
+        # ordinary directory.
         descriptor = os.open(root / setting.path, os.O_WRONLY)
         try:
             os.write(descriptor, f"{setting.value}\n".encode())

@@ -1,7 +1,7 @@
-"""The one thread that owns the netlink sockets.
+"""The thread that owns all netlink sockets.
 
-The kernel handles a netlink request inside ``send()``, so asyncio has no advantage. In a thread of their own, requests do not
-block the event loop, and stay in order.
+The kernel handles a netlink request inside ``send()``, so asyncio would have no advantage. In a separate thread, requests do not
+block the event loop, and keep their order.
 """
 
 import asyncio
@@ -22,26 +22,30 @@ R = TypeVar("R")
 
 
 class KernelThread(Generic[T_co]):
-    """Makes an object in a thread of its own, and runs every call with it there, one after the other."""
+    """Creates an object in a separate thread, and runs every call of the object in that thread, one call after the other."""
 
     def __init__(self, executor: concurrent.futures.Executor, target: T_co, on_slow: Callable[[], None] = lambda: None) -> None:
-        """``executor`` runs one call at a time.
+        """``executor`` must run only one call at a time.
 
-        ``on_slow`` is called in the loop, once, when no call has ended for ``SLOW_S`` although one is running.
+        ``on_slow`` is called once, in the event loop, if a call is running and no call has ended for ``SLOW_S``.
         """
         self._executor = executor
         self._target = target
         self._on_slow = on_slow
-        # Written in the thread: a call that was begun runs on if its caller gives up, and a cancelled waiting call never begins.
+        # These counters are written in the thread: a call that has begun continues even if its caller gives up, and a waiting
+        # call that was cancelled never begins.
         self._begun = 0
         self._ended = 0
         self._awaited = 0
-        # One timer for many calls: a timer for each call would read the clock each time.
+        # One timer serves many calls, because a timer for each call would read the clock each time.
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(cls, make: Callable[[], T_co], on_slow: Callable[[], None] = lambda: None) -> Self:
-        """Start the thread and make the object in it. An exception of ``make`` is raised here."""
+        """Start the thread, and create the object in it.
+
+        If ``make`` raises an exception, the exception is raised by this method.
+        """
         sys.setswitchinterval(TURN_S)
         executor = concurrent.futures.ThreadPoolExecutor(1, "kernel")
         try:
@@ -52,7 +56,7 @@ class KernelThread(Generic[T_co]):
         return cls(executor, target, on_slow)
 
     async def call(self, do: Callable[[T_co], R]) -> R:
-        """Call ``do`` with the object in the thread. Calls run in the order in which they were made.
+        """Call ``do`` with the object, in the object's thread. The calls run in the order in which they were requested.
 
         Raises:
             RuntimeError: the thread has been stopped.
@@ -74,7 +78,10 @@ class KernelThread(Generic[T_co]):
             self._ended += 1
 
     def _watch(self, ended: int) -> None:
-        """Report if a call is running and none has ended since ``ended`` was counted. Else go on while one runs or is awaited."""
+        """Report if a call is running and no call has ended since ``ended`` was counted.
+
+        Otherwise, check again later while a call is running or awaited.
+        """
         self._timer = None
         is_running = self._begun != self._ended
         if is_running and self._ended == ended:
@@ -83,11 +90,14 @@ class KernelThread(Generic[T_co]):
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
-        """The same thread with another object, which may be a part of this thread's object."""
+        """The same thread, used with another object, which may be a part of this thread's object."""
         return KernelThread(self._executor, target, self._on_slow)
 
     def stop(self) -> None:
-        """Cancel the waiting calls, and accept no more. Does not wait for the running call, which goes on to its end."""
+        """Cancel the calls that are waiting, and accept no further calls.
+
+        The method does not wait for the running call, which continues to its end.
+        """
         if self._timer is not None:
             self._timer.cancel()
         self._executor.shutdown(wait=False, cancel_futures=True)

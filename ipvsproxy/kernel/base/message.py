@@ -150,7 +150,7 @@ def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
     """The payloads of the attributes between ``start`` and ``end``, by attribute number.
 
-    Of several attributes with one number, the last counts.
+    If several attributes have the same number, the last of them counts.
     """
     return {kind: (first, last) for kind, first, last in walk(data, start, end)}
 
@@ -158,7 +158,7 @@ def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
 class Attributes:
     """The attributes of a message or of a nested attribute, by attribute number.
 
-    Of several attributes with one number, the last counts.
+    If several attributes have the same number, the last of them counts.
 
     Reading an absent attribute raises KeyError if no default is given.
     """

@@ -152,9 +152,8 @@ class LeftoverRules:
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        is_in_path = (
-            place.is_used or self._backend is not Backend.IPTABLES
-        )  # in these cases, only the program in PATH is of this variant
+        # In these cases, only the program in PATH is of this variant.
+        is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
             raise KernelError(action=f"read the rules of {place}", detail=detail)

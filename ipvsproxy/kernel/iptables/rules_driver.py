@@ -88,16 +88,16 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: as in ``IptablesDriver``, and if the program takes too long.
+            KernelError: for the same reasons as in ``IptablesDriver``, or the program takes too long.
         """
         return self.known_program(family) or self._ask(family, "program", self._drivers[family].program, family)
 
     def usable(self, family: Family) -> Refusal | None:
-        """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
+        """As in ``IptablesDriver``. A program that takes too long does not count as a certain refusal."""
         return self._try(family, self._drivers[family].usable)
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
+        """As in ``IptablesDriver``. A program that takes too long does not count as a certain refusal."""
         return self._try(family, self._drivers[family].try_writing)
 
     def _try(self, family: Family, method: Callable[[Family], Refusal | None]) -> Refusal | None:
@@ -118,7 +118,7 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: as in ``IptablesDriver``, and if the program takes too long.
+            KernelError: for the same reasons as in ``IptablesDriver``, or the program takes too long.
         """
         return self._ask(family, "observe", self._drivers[family].observe, family)
 

@@ -61,7 +61,7 @@ def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
     return message.Layout([message.Field((of, kind), code) for kind, code in codes.items()])
 
 
-# One layout serves all dumps: a new layout has to walk its first message, which takes as long as a dump.
+# The same layout is used for all dumps: a new layout has to walk its first message, which takes as long as a dump.
 _SETTINGS = {6: "s", 7: "I", 8: "I", 9: "4s"}
 _BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
 _BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)
@@ -254,7 +254,7 @@ class TrafficReader:
     path: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs_stats")
 
     def totals(self) -> Counters:
-        """The counters of the whole network namespace, also of virtual servers that are gone.
+        """The counters of the whole network namespace, which include virtual servers that have been removed.
 
         Raises:
             KernelError: the counters could not be read.
@@ -265,13 +265,13 @@ class TrafficReader:
             raise KernelError(action="read the counters of IPVS", detail=str(error)) from error
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
-        """Read the counters of virtual servers, part by part.
+        """Read the counters of virtual servers, in parts.
 
-        Virtual servers whose counters are all 0 are left out unless they are in ``always``. If virtual servers are added or
-        removed during the reading, further ones may be missing.
+        Virtual servers whose counters are all 0 are left out, except the virtual servers in ``always``. If virtual servers are
+        added or removed during the reading, the result may lack other virtual servers as well.
 
         Raises:
-            KernelError: a part of the table could not be read. The parts before it are valid.
+            KernelError: a part of the table could not be read. The parts returned before are valid.
         """
         with contextlib.closing(NetlinkTable(self.connect)) as table:
             counted: dict[VirtualServerKey, Counters] = {}
@@ -286,7 +286,7 @@ class TrafficReader:
         yield counted
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
-        """The counters of each real server of these virtual servers; empty for a virtual server that does not exist.
+        """The counters of the real servers of each of these virtual servers; empty for a virtual server that does not exist.
 
         Raises:
             KernelError: the counters could not be read.
@@ -390,7 +390,7 @@ def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, ne
     """The settings in a row; virtual servers with equal settings share one object."""
     name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
     length = ipvs_message.prefix_length(family, netmask) if flags & PERSISTENT else family.bits
-    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, length % family.bits)  # 0: a single address
+    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, length % family.bits)  # 0 means a single address
 
 
 def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:

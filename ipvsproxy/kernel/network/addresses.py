@@ -1,4 +1,4 @@
-"""The address driver: the dummy device with the service addresses on it, and the addresses of all other interfaces."""
+"""The address driver: manages the dummy device and its service addresses, and reads the addresses of all other interfaces."""
 
 import errno
 import functools
@@ -43,7 +43,7 @@ _pack_index = struct.Struct("=I").pack
 
 
 class ObservedAddresses(NamedTuple):
-    """Whether our device exists, the addresses on it, and the addresses of every other interface, loopback included."""
+    """Whether our device exists, the addresses on our device, and the addresses of every other interface, including loopback."""
 
     device: bool
     addresses: AbstractSet[Address]
@@ -57,10 +57,12 @@ class _Link(NamedTuple):
 
 
 class AddressDriver:
-    """Reads and writes addresses in the network namespace of the thread that makes this object. Only that thread may use it.
+    """Reads and writes addresses in the network namespace of the thread that creates this object.
 
-    The device stays down: its addresses are local all the same, and a device that was up would lose its IPv6 addresses by going
-    down.
+    Only that thread may use the object.
+
+    The device stays down: its addresses are local nevertheless, and if the device were up, it would lose its IPv6 addresses when
+    it goes down.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
@@ -75,7 +77,7 @@ class AddressDriver:
         self._channel.close()
 
     def observe(self) -> ObservedAddresses:
-        """Read all addresses of this host, by one dump of addresses and one of interfaces.
+        """Read all addresses of this host with one dump of addresses and one dump of interfaces.
 
         Raises:
             KernelError: a dump failed, or an interface that is not a dummy has the device's name.
@@ -84,10 +86,10 @@ class AddressDriver:
         return self._read(*self._dump())
 
     def observe_changed(self) -> ObservedAddresses | None:
-        """As ``observe``, but None if nothing has changed since the last call, and nothing was written or observed meanwhile.
+        """As ``observe``, but None if nothing has changed, been written or been observed since the last call.
 
         Raises:
-            KernelError: as for ``observe``.
+            KernelError: for the same reasons as in ``observe``.
         """
         replies, links = self._dump()
         digest = netlink.digest(replies, beside=sorted(links.values()))
@@ -98,7 +100,8 @@ class AddressDriver:
         return observed
 
     def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
-        # Addresses first: an interface that vanishes in between takes its addresses along, and a new interface had none yet.
+        # Addresses are dumped first: if an interface is removed between the dumps, its addresses are ignored, and an interface
+        # that is added between the dumps had no addresses yet.
         query = message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
         replies = self._channel.dump(query, "list the addresses")
         return replies, {link.number: link for link in self._links()}
@@ -124,9 +127,9 @@ class AddressDriver:
         return ObservedAddresses(own is not None, ours.keys(), tuple(others))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add and remove the device and its addresses, in the given order. Repeating an operation is no error.
+        """Add and remove the dummy device and its addresses, in the given order. Repeating an operation is no error.
 
-        Outcomes have the order of the operations.
+        The outcomes have the order of the operations.
         """
         self._digest = b""
         results: list[Outcome] = []
@@ -158,7 +161,10 @@ class AddressDriver:
         return Outcome(operation, f"{operation}: {reason}", max(number, 0))
 
     def _apply_addresses(self, operations: Sequence[Operation]) -> Mapping[Operation, Outcome]:
-        """Add and remove addresses. Returns the outcomes of operations that failed or were a surprise."""
+        """Add and remove addresses.
+
+        Returns the outcomes of operations that failed, or whose address was unexpectedly present or absent.
+        """
         try:
             link = self._find()
             failure = KernelError(action="", errno=errno.ENODEV, detail=f"the device {self._device} is missing")
@@ -179,11 +185,14 @@ class AddressDriver:
         return {operations[place]: _outcome(operations[place], number) for place, number in failed.items()}
 
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
-        """Remove all addresses of the device, which has the ``observed`` ones. Returns what ``_apply_addresses`` returns."""
+        """Remove all addresses of the device; ``observed`` are the addresses that it has.
+
+        Returns the same kind of result as ``_apply_addresses``.
+        """
         device = Device(self._device)
         for verb in (Verb.REMOVE, Verb.ADD):
             outcome = self._apply_device(Operation(verb, device))
-            if outcome.error:  # the removals are repeated one by one, or the device is found missing
+            if outcome.error:  # at the next attempt, the removals are repeated one by one, or the device is missing
                 return {operation: Outcome(operation, outcome.error, outcome.errno) for operation in operations}
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}
@@ -245,9 +254,9 @@ def _link_message(command: int, name: str, flags: int) -> bytes:
 
 
 def _address_template(verb: Verb, size: int) -> message.Template:
-    """A message about an address of ``size`` bytes.
+    """A message about an address that is ``size`` bytes long.
 
-    As in kube-proxy, both attributes hold the address; no flags, label or scope.
+    As in kube-proxy, both address attributes contain the address, and the message has no flags, label or scope.
     """
     family = next(family for family in Family if _SIZES[family] == size)
 

@@ -1,4 +1,4 @@
-"""The conntrack driver: deletes tracked flows to real servers that should no longer get these flows."""
+"""The conntrack driver: deletes tracked flows to real servers that should no longer receive these flows."""
 
 import contextlib
 import errno
@@ -32,10 +32,12 @@ _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
 
 def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
-    """Whether the kernel filters listings of connections; None if the kernel does not tell. Asks by one message.
+    """Whether the kernel filters listings of connections; None means that the kernel does not say.
 
-    A kernel that knows ``CTA_FILTER`` refuses the unknown flag in the message. An older kernel begins to list all flows, of which
-    only the first part is read.
+    The function finds out by sending one message.
+
+    A kernel that supports ``CTA_FILTER`` refuses the unknown flag in the message. An older kernel starts to list all flows, and
+    only the first part of that listing is read.
     """
     channel = netlink.Channel(NETLINK_NETFILTER, connect)
     with contextlib.closing(channel):
@@ -54,10 +56,10 @@ class _Stale(NamedTuple):
 
 
 class ConntrackDriver:
-    """Deletes flows in the network namespace of the thread that makes this object. Only that thread may use it.
+    """Deletes flows in the network namespace of the thread that creates this object. Only that thread may use the object.
 
-    The kernel lists flows in parts. The stale flows of each part are deleted, through a second socket, before the kernel makes
-    the next part. So the memory in use depends neither on the number of flows nor on the number of stale ones.
+    The kernel lists flows in parts. The stale flows of each part are deleted through a second socket before the kernel produces
+    the next part. Therefore the memory use depends neither on the number of flows nor on the number of stale flows.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -70,11 +72,12 @@ class ConntrackDriver:
         self._deleting.close()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Delete the flows of each ``FlowCleaning`` unless their replies come from a real server in its ``keep``.
+        """Delete the flows of each ``FlowCleaning``, except flows whose replies come from a real server in its ``keep``.
 
-        All operations of a family share one listing. Outcomes have the order of the operations, and count the deleted flows. A
-        flow that has ended in the meantime does not count, and is no error. A listing that breaks off, or that the kernel calls
-        inconsistent, starts again; flows that were deleted before count as well, because they were stale.
+        All operations on an IP family share one listing of flows. The outcomes have the order of the operations, and contain the
+        number of deleted flows. A flow that has ended in the meantime is not counted, and is no error. A listing that is
+        interrupted or that the kernel reports as inconsistent is started again; flows that were already deleted are counted, too,
+        because they were stale.
         """
         outcomes = list(map(Outcome, operations))
         for family in Family:
@@ -107,7 +110,7 @@ class ConntrackDriver:
                 start = header + message.NETFILTER_HEADER
                 values = layout.read(data, start, end)
                 position = frontends.get(values[:3]) if values else None
-                # The key of a real server is its address and port, in the form in which a flow contains them.
+                # The key of a real server is the bytes of its address and port, in the form in which a flow contains them.
                 if values and position is not None and values[3] + values[4] not in keeps[position]:
                     stale.append(_Stale(position, _deletion(head, data, start, end)))
             self._delete(stale, outcomes)
@@ -121,7 +124,7 @@ class ConntrackDriver:
             except KernelError as error:
                 if error.errno not in _REFUSALS:
                     raise
-                self._listing.gather(_query(family, []), action, delete_stale)  # the filter may be the reason
+                self._listing.gather(_query(family, []), action, delete_stale)  # the kernel may have refused the filter
         except KernelError as error:
             if error.errno in _REFUSALS:
                 detail = "the kernel cannot list connections: the module nf_conntrack_netlink is missing or cannot be loaded"
@@ -156,13 +159,13 @@ def _layout(family: Family) -> message.Layout:
 
 
 def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
-    """The request for a listing of a family.
+    """The request for a listing of the flows of an IP family.
 
-    Since Linux 5.8 the kernel leaves out most other flows; older kernels list all flows.
+    Since Linux 5.8, the kernel filters out most of the other flows; older kernels list all flows.
 
-    The filter has the protocol, port and address that all of ``flows`` share. The filter never has an IPv6 address, because the
-    kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
-    net/netfilter/nf_conntrack_netlink.c).
+    The filter contains the protocol, port and address, as far as all of ``flows`` have them in common. The filter never contains
+    an IPv6 address, because then the kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple``
+    in net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
     if len(protocols) > 1:
@@ -197,10 +200,10 @@ def _head(family: Family) -> bytes:
 def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
     """The message that deletes a listed flow.
 
-    The message repeats the flow's original tuple, and its zone if it has one, byte for byte.
+    The message contains a byte-for-byte copy of the flow's original tuple and, if the flow has a zone, of its zone.
 
-    Such a message works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows with
-    a tuple.
+    Such a message works for every protocol. A deletion without a tuple would delete all flows, so the layout only accepts flows
+    that have a tuple.
     """
     attributes = message.attributes(data, start, end)
     whole = bytearray(head)

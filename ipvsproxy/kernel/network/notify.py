@@ -1,9 +1,9 @@
-"""Notifications of other programs' changes of this host's interfaces, addresses, and local routes to service addresses.
+"""Notifications when other programs change this host's interfaces, addresses, or local routes to service addresses.
 
-Only addresses, interfaces and routes have notifications; changes of IPVS, ipsets and iptables are found by polls. Routes that the
-kernel itself removes with an address or an interface cause no notification, but the change of the address or interface does. The
-listener has a socket of its own, because an event carries the sequence number of the request that caused it, and could be
-mistaken for a reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
+The kernel notifies only about addresses, interfaces and routes; changes of IPVS, ipsets and iptables are found by polls. When the
+kernel removes routes together with an address or an interface, it sends no notification about these routes, but it sends one
+about the address or interface. The listener has its own socket, because a notification carries the sequence number of the request
+that caused it, and could be mistaken for a reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR = 16, 17, 18, 20, 21
 _NEWROUTE, _DELROUTE = 24, 25
 _REQUEST_DUMP = 0x1 | 0x300
 _LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
-_ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg: family, lengths, tos, table, protocol, scope, type, flags
+_ROUTE = struct.Struct("=BBBBBBBBI")  # the fields of rtmsg: family, lengths, tos, table, protocol, scope, type, flags
 _ROUTE_PROTOCOL = 5
 _UP = 0x1  # IFF_UP
 _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
@@ -37,10 +37,11 @@ _DATAGRAM = 1 << 16
 
 
 class Change(enum.Enum):
-    """What other programs have changed.
+    """The kinds of objects that other programs have changed.
 
-    OURS: our device, its addresses or our local routes, or they may have: ``lo`` went down or lost an address, or events were
-    lost. OTHER_ADDRESSES: addresses of another interface; IPv6 addresses whose lifetime or state changes count, too.
+    OURS: our device, its addresses or our local routes have or may have changed. They may have changed if ``lo`` went down or
+    lost an address, or if notifications were lost. OTHER_ADDRESSES: addresses of another interface; changes of the lifetime or
+    state of IPv6 addresses count, too.
     """
 
     OURS = enum.auto()
@@ -48,10 +49,10 @@ class Change(enum.Enum):
 
 
 def open_socket() -> socket.socket:
-    """A socket that receives events about interfaces, addresses and routes.
+    """A socket that receives notifications about interfaces, addresses and routes.
 
     Raises:
-        OSError: the kernel refused it.
+        OSError: the kernel refused the socket.
     """
     return sockets.open_event_socket(socket.NETLINK_ROUTE, _GROUPS, RECEIVE_BUFFER)
 
@@ -60,9 +61,9 @@ def open_socket() -> socket.socket:
 class ChangeListener:
     """A socket that becomes readable when an interface, an address or one of our routes changes.
 
-    The socket listens in the network namespace in which it was made. ``read`` never waits: an event loop should watch
-    ``fileno()``. Changes through sockets with a port id in ``own_ports`` are left out. ``route_protocol`` is the number of our
-    routes.
+    The socket listens in the network namespace in which the socket was created. ``read`` never waits, so an event loop should
+    watch ``fileno()``. Changes made through sockets with a port ID in ``own_ports`` are left out. ``route_protocol`` is the
+    protocol number of our routes.
     """
 
     own_ports: Collection[int] = ()
@@ -80,7 +81,7 @@ class ChangeListener:
         self._ask_for_names()
 
     def fileno(self) -> int:
-        """The descriptor to watch for reading."""
+        """The file descriptor to watch for reading."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class ChangeListener:
         return tuple(changes)
 
     def _ask_for_names(self) -> None:
-        # The answer comes through the same socket, in order with the events.
+        # The answer arrives on the same socket as the notifications, in the right order with them.
         length = message.HEADER.size + _LINK.size
         request = message.HEADER.pack(length, _GETLINK, _REQUEST_DUMP, 1, 0) + _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         try:
@@ -126,15 +127,15 @@ class ChangeListener:
             raise _broken(error) from error
 
     def _filter_own(self) -> None:
-        """Make the kernel leave out our own changes and other programs' routes.
+        """Make the kernel filter out notifications of our own changes and of other programs' routes.
 
-        Notifications that the kernel sent before are left out by ``read``.
+        Notifications that the kernel sent before the filter was attached are filtered out by ``read``.
 
-        With 10,000 Services, the filter spares 10,000 wake-ups of the event loop at a start, 0.5 s in the test kernel. A routing
-        daemon may change a million routes.
+        With 10,000 Services, the filter saves 10,000 wake-ups of the event loop during a start, which take 0.5 s in the test
+        kernel. A routing daemon may change a million routes.
         """
         self._filtered = len(self.own_ports)
-        with contextlib.suppress(OSError):  # the filter only makes it faster
+        with contextlib.suppress(OSError):  # the filter only saves time
             sockets.attach(self._socket, _filter_of(tuple(self.own_ports), self.route_protocol))
 
     def _decode(self, data: bytes) -> Iterator[Change]:
@@ -152,7 +153,7 @@ class ChangeListener:
                 ):
                     yield Change.OURS
         except OSError:
-            yield Change.OURS  # the content of the message is lost
+            yield Change.OURS  # it is unknown what the message was about
 
     def _link(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
         _, _, index, flags, changed = _LINK.unpack_from(data, body)
@@ -177,7 +178,7 @@ class ChangeListener:
                 yield Change.OURS
 
     def _name(self, index: int) -> str:
-        # The list of names comes in parts, and events may come between them.
+        # The list of names arrives in parts, and notifications may arrive between these parts.
         try:
             return self._names.get(index) or socket.if_indextoname(index)
         except OSError:
@@ -187,7 +188,8 @@ class ChangeListener:
 def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
     """A socket filter that drops some messages about addresses and routes, and passes all other messages.
 
-    The filter drops messages about addresses or routes with one of these port ids, and about routes with another protocol number.
+    The filter drops messages about addresses or routes that have one of these port IDs, and messages about routes with another
+    protocol number.
     """
     by_port = sockets.dropping(ports)
     return [

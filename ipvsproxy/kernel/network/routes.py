@@ -1,13 +1,13 @@
-"""The route driver: local routes on ``lo`` to service addresses.
+"""The route driver: manages local routes on ``lo`` to service addresses.
 
-A route is ours if it is in the table ``local``, of the type ``local``, on ``lo``, with our protocol number and our metric. The
-kernel's own route of an address has the protocol number 2 and the metric 0, so our route and the kernel's can exist side by side.
-Without the protocol number and the metric, a removal would hit the kernel's route.
+A route is ours if it is in the table ``local``, has the type ``local``, is on ``lo``, and has our protocol number and our metric.
+The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the kernel's route can exist
+side by side. If a removal did not name the protocol number and the metric, it would remove the kernel's route.
 
-The routes are on ``lo`` because a device that goes down or loses its last IPv4 address takes its routes along, without a
-notification. ``lo`` loses them only if 127.0.0.1 is deleted (IPv4) or ``lo`` goes down (IPv6).
+The routes are on ``lo``, because another device loses its routes without a notification when it goes down or loses its last IPv4
+address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
 
-Layouts: include/uapi/linux/rtnetlink.h; the order of checks is that of net/ipv4/fib_trie.c and net/ipv6/route.c.
+Layouts: include/uapi/linux/rtnetlink.h; the checks have the same order as in net/ipv4/fib_trie.c and net/ipv6/route.c.
 """
 
 import errno
@@ -44,14 +44,17 @@ _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket on which the kernel filters dumps of routes if it can. An older kernel dumps all routes."""
+    """A socket on which the kernel filters dumps of routes, if the kernel supports this. An older kernel dumps all routes."""
     opened = netlink.open_socket(protocol)
     ask_to_filter(opened)
     return opened
 
 
 def ask_to_filter(opened: socket.socket) -> bool:
-    """Ask for filtered dumps. Returns whether the kernel can filter dumps, as it can since Linux 4.20 (older: ENOPROTOOPT)."""
+    """Request filtered dumps from the kernel.
+
+    Returns whether the kernel can filter dumps; it can since Linux 4.20 (before: ENOPROTOOPT).
+    """
     try:
         opened.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
     except OSError:
@@ -60,10 +63,13 @@ def ask_to_filter(opened: socket.socket) -> bool:
 
 
 class RouteDriver:
-    """Reads and writes our routes in the network namespace of the thread that makes this object. Only that thread may use it."""
+    """Reads and writes our routes in the network namespace of the thread that creates this object.
+
+    Only that thread may use the object.
+    """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = open_socket, route_protocol: int = ROUTE_PROTOCOL) -> None:
-        """``route_protocol`` is the protocol number of our routes: 5 to 255."""
+        """``route_protocol`` is the protocol number of our routes, from 5 to 255."""
         self._protocol = route_protocol
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
         self._template = functools.cache(self._make_template)
@@ -75,7 +81,7 @@ class RouteDriver:
         self._channel.close()
 
     def observe(self) -> AbstractSet[Address]:
-        """The addresses that our routes lead to, read by one dump for each family.
+        """The destination addresses of our routes, read with one dump for each IP family.
 
         Raises:
             KernelError: a dump failed.
@@ -84,10 +90,10 @@ class RouteDriver:
         return self._read(self._dump())
 
     def observe_changed(self) -> AbstractSet[Address] | None:
-        """As ``observe``, but None if nothing has changed since the last call, and nothing was written or observed meanwhile.
+        """As ``observe``, but None if nothing has changed, been written or been observed since the last call.
 
         Raises:
-            KernelError: as for ``observe``.
+            KernelError: for the same reasons as in ``observe``.
         """
         replies = self._dump()
         digest = netlink.digest(replies)
@@ -100,7 +106,7 @@ class RouteDriver:
     def _dump(self) -> list[netlink.Reply]:
         replies: list[netlink.Reply] = []
         for family in Family:
-            with Tolerated(errno.ENOENT, errno.EAFNOSUPPORT):  # there is no such table, or no such family
+            with Tolerated(errno.ENOENT, errno.EAFNOSUPPORT):  # the table or the family does not exist
                 replies += self._channel.dump(self._query(family), f"list the {family.label} routes")
         return replies
 
@@ -117,19 +123,19 @@ class RouteDriver:
         return ours.keys()
 
     def _start(self, family: Family) -> bytes:
-        """The first bytes of a message about one of our routes: ``struct rtmsg`` up to its flags."""
+        """The common first bytes of messages about our routes: ``struct rtmsg`` without its flags."""
         return bytes((family, family.bits, 0, 0, TABLE, self._protocol, _SCOPES[family], _LOCAL))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add and remove routes, in the given order. Repeating an operation is no error.
+        """Add and remove local routes, in the given order. Repeating an operation is no error.
 
-        Outcomes have the order of the operations.
+        The outcomes have the order of the operations.
         """
         self._digest = b""
         single = list(one_by_one(operations))
         numbers = self._channel.run_all(self._encode(single), BATCH_SIZE)
         failed = {single[place]: number for place, number in numbers.items()}
-        # A present route may be another program's.
+        # A route that is already present may belong to another program.
         present = self._present() if errno.EEXIST in failed.values() else frozenset()
         return outcomes(operations, {one: _outcome(one, number, present) for one, number in failed.items()})
 
@@ -142,7 +148,7 @@ class RouteDriver:
         return messages
 
     def _present(self) -> AbstractSet[Address]:
-        """Our routes; none if they cannot be read, so that the operations count as failed, and are repeated."""
+        """Our routes; empty if they cannot be read, so that the operations are reported as failed and are repeated."""
         try:
             return self._read(self._dump())
         except KernelError:
@@ -160,7 +166,8 @@ class RouteDriver:
     def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - for ``functools.cache``
         """A message about a route.
 
-        The route has no preferred source: if that address were removed, the route would stay with a source that no longer exists.
+        The route has no preferred source address: if that address were removed, the route would remain with a source that no
+        longer exists.
         """
 
         def build(address: str) -> bytes:

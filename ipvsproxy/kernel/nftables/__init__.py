@@ -1,1 +1,1 @@
-"""Rules and sets of nftables in a table of our own, and the tables of other programs."""
+"""Rules and sets of nftables in our own table, and the tables of other programs."""

@@ -1,9 +1,9 @@
-"""Notifications of nf_tables: whether another program has changed our table.
+"""Notifications of nf_tables, which show whether another program has changed our table.
 
-The generation of nf_tables counts the changes of all tables of a network namespace. A notification names the table, so that
-another program's frequent changes do not make us read our sets again and again. Notifications also come at once. Layouts:
-nfnetlink.h and nf_tables.h of include/uapi/linux/netfilter; each message about a table or a part of it has the table's name as
-its first attribute.
+The generation of nf_tables changes with any table of a network namespace. A notification names the changed table, so frequent
+changes by another program in its own table do not make us read our sets again and again. Notifications also arrive immediately.
+Layouts: nfnetlink.h and nf_tables.h of include/uapi/linux/netfilter. The first attribute of each message about a table or its
+content is the table's name.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ def open_socket() -> socket.socket:
     """A socket that receives notifications of nf_tables, in the network namespace of the calling thread.
 
     Raises:
-        OSError: the kernel refused it.
+        OSError: the kernel refused the socket.
     """
     return sockets.open_event_socket(NETLINK_NETFILTER, (_GROUP,), RECEIVE_BUFFER)
 
 
 class NftChanges:
-    """Counts other programs' changes of our table. Different threads may call ``read`` and use ``count``.
+    """Counts changes that other programs make in our table. Different threads may call ``read`` and use ``count``.
 
-    ``count`` is None if the kernel sends no notifications, so that only the generation shows changes. ``own_ports`` are the port
-    ids of the sockets by which ipvsproxy changes the table; the collection may grow.
+    ``count`` is None if the kernel sends no notifications; then only the generation shows changes. ``own_ports`` are the port IDs
+    of the sockets through which ipvsproxy changes the table; more port IDs may be added later.
     """
 
     def __init__(self, own_ports: Collection[int], connect: Callable[[], socket.socket] = open_socket) -> None:
@@ -54,7 +54,7 @@ class NftChanges:
             self._give_up(error)
 
     def fileno(self) -> int | None:
-        """The descriptor to watch for reading; None without notifications."""
+        """The file descriptor to watch for reading; None means that the kernel sends no notifications."""
         return None if self._socket is None else self._socket.fileno()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class NftChanges:
             opened.close()
 
     def read(self) -> bool:
-        """Count the notifications that have arrived. Returns whether other programs have, or may have, changed our table.
+        """Count the notifications that have arrived. Returns true if other programs have, or may have, changed our table.
 
         Never waits.
         """
@@ -91,20 +91,20 @@ class NftChanges:
         self.count, self.reason = None, error.strerror or str(error)
 
     def _filter_own(self) -> None:
-        """Make the kernel drop notifications of our own changes: there is one for each entry of a set, rule, chain and set.
+        """Make the kernel drop notifications of our own changes: it sends one for each entry of a set, rule, chain and set.
 
-        This object leaves out the notifications that the kernel has sent before.
+        Notifications that the kernel sent before the filter was attached are ignored by this object.
         """
         self._filtered = len(self._own_ports)
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # the filter only makes it faster
+            with contextlib.suppress(OSError):  # the filter only saves time
                 sockets.attach(self._socket, sockets.dropping(self._own_ports))
 
     def _concerns_us(self, data: bytes) -> bool:
         try:
             return any(self._is_of_others(data, *header) for header in message.messages(data))
         except OSError:
-            return True  # the content of the message is lost
+            return True  # it is unknown what the message was about
 
     def _is_of_others(self, data: bytes, kind: int, _flags: int, _sequence: int, port: int, start: int, end: int) -> bool:
         if kind >> 8 != _SUBSYSTEM or port in self._own_ports or start == end or data[start] != nft.INET:

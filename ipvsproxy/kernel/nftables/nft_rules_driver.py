@@ -1,8 +1,8 @@
-"""The nftables driver of the rules: one transaction puts the rules of a family in force. The driver starts no process.
+"""The nftables driver for rules: one transaction programs all rules of an IP family. The driver starts no process.
 
-The rules of both families live in our table; the names of their chains contain family and table, as in
-``IPv4-nat-KUBE-SERVICES``. In each family, one base chain takes the place of each built-in chain of iptables that has one of our
-jumps. Every rule carries the text that iptables would print for it; ``nft list table inet ipvsproxy`` shows a short text as the
+The rules of both IP families are in our table; the names of their chains contain the family and the table, as in
+``IPv4-nat-KUBE-SERVICES``. In each family, a base chain replaces each built-in chain of iptables that has one of our jumps. Every
+rule carries the text that iptables would print for it; if the text is short, ``nft list table inet ipvsproxy`` shows it as the
 rule's comment.
 """
 
@@ -58,7 +58,7 @@ _Expressions = list[tuple[str, Mapping[tuple[int, ...], bytes]]]
 
 
 class _Printed(NamedTuple):
-    """One rule as the kernel prints it: the text that it carries, its expressions, and its number in the table."""
+    """One rule as read from the kernel: the text that the rule carries, its expressions, and its number in the table."""
 
     text: str
     expressions: _Expressions
@@ -66,9 +66,11 @@ class _Printed(NamedTuple):
 
 
 class TableListing(NamedTuple):
-    """Our table as the kernel prints it. ``hooks`` has every chain by name: with its place if it is a base chain, else None.
+    """Our table as read from the kernel.
 
-    ``generation`` is None if other programs kept changing tables: then it may be a mixture.
+    ``hooks`` maps the name of every chain to the place where the chain is attached, or to None if it is not a base chain.
+
+    ``generation`` is None if other programs kept changing tables; the listing may then be a mixture of several generations.
     """
 
     generation: int | None
@@ -78,10 +80,10 @@ class TableListing(NamedTuple):
 
 
 class NftRulesDriver:
-    """Reads and writes the rules of both families, in the network namespace of the thread that makes this object.
+    """Reads and writes the rules of both IP families, in the network namespace of the thread that creates this object.
 
-    Only ``chains`` and ``jumps`` count as ours. ``proc`` is the mount point of the kernel's process file system. Only one thread
-    may use this object.
+    Only the chains in ``chains`` and the jumps in ``jumps`` count as ours. ``proc`` is the mount point of the proc file system.
+    Only one thread may use this object.
     """
 
     def __init__(
@@ -104,13 +106,13 @@ class NftRulesDriver:
         self._channel.close()
 
     def known_program(self, _family: Family) -> Program:
-        """A ``Program`` that stands for the kernel, with the kernel's version."""
+        """A ``Program`` that represents the kernel, with the kernel's version as its version."""
         return self._program
 
     program = known_program
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why the kernel cannot have rules of this family; None if it can, as far as reading shows it."""
+        """The reason why the kernel cannot have rules of this IP family, as far as reading shows; None means that it can."""
         if reason := iptables.absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
         try:
@@ -121,9 +123,11 @@ class NftRulesDriver:
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why the kernel takes no rules of this family; None if it does. Nothing remains of the trial.
+        """The reason why the kernel accepts no rules of this IP family; None means that it accepts rules.
 
-        The trial is a transaction with every expression that rules consist of, which the kernel refuses at its end.
+        The trial leaves nothing behind.
+
+        The trial is a transaction that contains every kind of expression in our rules, and that the kernel refuses at its end.
         """
         if refusal := self.usable(family):
             return refusal
@@ -135,7 +139,7 @@ class NftRulesDriver:
         if failed == {last: errno.ENOENT}:
             return None
         is_certain = number in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
-        if is_certain and index in range(last):  # later messages fail for the same reason
+        if is_certain and index in range(last):  # later messages fail only as a consequence
             return Refusal(f"the nf_tables of this kernel has no {trial[index][1]}: {_HOLD_ELSEWHERE}", is_certain=True)
         return Refusal(f"the kernel refuses rules of nf_tables: {nft.explain(number)}", is_certain=is_certain)
 
@@ -154,15 +158,15 @@ class NftRulesDriver:
         ]
 
     def observe(self, family: Family) -> ObservedSkeleton:
-        """The observed rules of a family.
+        """The observed rules of an IP family.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the rules could not be read.
         """
         return self.observed(family, self.listing())
 
     def observed(self, family: Family, listing: TableListing) -> ObservedSkeleton:
-        """The rules of a family as they are in ``listing``."""
+        """The rules of an IP family, taken from ``listing``."""
         names = {key: nft_rule.chain_name(family, *key) for key in self._chains}
         chains = {
             key: _rules(listing.rules.get(name, ()), family, key.table, name)
@@ -185,7 +189,7 @@ class NftRulesDriver:
         )
 
     def meets_packets_as_written(self, family: Family, listing: TableListing) -> bool:
-        """Whether packets reach each existing base chain of a family, and meet only our jumps there."""
+        """Whether each existing base chain of a family receives packets, and contains only our jumps."""
         there = [base for base in self._bases() if nft_rule.chain_name(family, *base) in listing.hooks]
         return all(self._meets_packets(base, family, listing) and not self._split(base, family, listing)[1] for base in there)
 
@@ -193,7 +197,7 @@ class NftRulesDriver:
         return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
 
     def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[UnknownRule]]:
-        """Our jumps in a base chain, and all other rules there, including the second copy of a jump."""
+        """Our jumps in a base chain, and all other rules in the chain, including the second copy of a jump."""
         absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
         present: list[Jump] = []
         others: list[UnknownRule] = []
@@ -208,28 +212,31 @@ class NftRulesDriver:
         return present, others
 
     def _bases(self) -> list[ChainKey]:
-        """The built-in chains of iptables that base chains take the place of."""
+        """The built-in chains of iptables that our base chains replace."""
         return list(dict.fromkeys(ChainKey(jump.table, jump.source) for jump in self._jumps))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Put skeletons in force, or remove them, each as a whole or not at all. A repetition is no error."""
+        """Program or remove skeletons; each skeleton is programmed or removed either completely or not at all.
+
+        Repeating an operation is no error.
+        """
         return [self._apply(operation) for operation in operations]
 
     def messages(self, operation: Operation, listing: TableListing) -> list[Message]:
-        """The messages of an operation on a skeleton, given the table in ``listing``; none if there is nothing to remove.
+        """The messages of an operation on a skeleton, if the table is as in ``listing``; empty if there is nothing to remove.
 
         Raises:
             ValueError: a rule has no equivalent in nf_tables.
         """
         skeleton = operation.item
-        assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked
+        assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked the type
         if operation.verb is not Verb.REMOVE:
             return self._put(skeleton, listing)
         present = [name for name in self._names(skeleton.family) if name in listing.hooks]
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
     def flushing(self, families: Collection[Family], listing: TableListing) -> list[Message]:
-        """The messages that remove all rules of these families from the existing chains."""
+        """The messages that remove all rules of these IP families from the existing chains."""
         return [nft.flushing(name) for family in families for name in self._names(family) if name in listing.hooks]
 
     def _apply(self, operation: Operation) -> Outcome:
@@ -237,7 +244,7 @@ class NftRulesDriver:
             for attempt in range(nft_tables.ATTEMPTS):
                 listing = self._read_often()
                 messages = self.messages(operation, listing)
-                # The last attempt names no generation: it succeeds even if other programs change rules all the time.
+                # The last attempt names no generation, so it succeeds even if other programs change rules all the time.
                 generation = listing.generation if attempt < nft_tables.ATTEMPTS - 1 else None
                 failed = nft.run(self._channel, messages, generation) if messages else {}
                 if nft.STALE not in failed.values():
@@ -280,14 +287,14 @@ class NftRulesDriver:
         ]
 
     def _names(self, family: Family) -> list[str]:
-        """The names of all our chains, the base chains first."""
+        """The names of all our chains; the base chains come first."""
         return [nft_rule.chain_name(family, *key) for key in (*self._bases(), *self._chains)]
 
     def listing(self) -> TableListing:
-        """Our table as it is in one generation.
+        """Our table, as read within one generation.
 
         Raises:
-            KernelError: it could not be read, or changed during each attempt.
+            KernelError: our table could not be read, or tables changed during each attempt.
         """
         listing = self._read_often()
         if listing.generation is None:
@@ -321,14 +328,14 @@ class NftRulesDriver:
 
 
 def _as_open(chain: Chain) -> Hook | None:
-    """The place of a base chain; without its type if its policy drops packets, as no policy of our chains does."""
+    """Where a base chain is attached. The type is omitted if the chain's policy drops packets, because our chains never do."""
     return chain.hook._replace(kind="") if chain.hook and chain.drops else chain.hook
 
 
 def _describe(printed: _Printed, chain: str) -> str:
-    """A rule for people: its expressions, its comment, and how ``nft`` names it."""
+    """A readable description of a rule: its expressions, its comment, and the rule's name in ``nft``."""
     parts = ", ".join(nft_rule.decision(*one) for one in printed.expressions) or "no expression"
-    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program's text may contain any character
+    comment = f", with the comment {printed.text!r}" if printed.text else ""  # other programs may use any character
     return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
 
 
@@ -337,8 +344,12 @@ def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
 
 
 def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) -> tuple[ObservedRule, ...]:
-    """The rules of one of our chains. A rule whose expressions are not those of its text becomes an ``UnknownRule``."""
-    # One ``Rule`` may be several rules of nf_tables with the same text: if one of these is missing, the others are unknown.
+    """The rules of one of our chains.
+
+    If the expressions of a rule do not match the rule's text, the rule becomes an ``UnknownRule``.
+    """
+    # One ``Rule`` may become several rules of nf_tables with the same text: if one of them is missing, the remaining ones become
+    # ``UnknownRule``.
     expected = functools.cache(lambda text: _expected(text, family, table))
     rules: list[ObservedRule] = []
     position = 0
@@ -355,13 +366,13 @@ def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) 
 
 
 def _expected(text: str, family: Family, table: str) -> tuple[ObservedRule, Sequence[_Expressions]]:
-    """The rule of a text, and the expressions of its rules of nf_tables; an ``UnknownRule`` if nf_tables has no such rule."""
+    """The rule of a text, and the expressions of its rules in nf_tables; an ``UnknownRule`` if nf_tables cannot have the rule."""
     rule = iptables_syntax.parse(text, family) if text else UnknownRule("")
     if not isinstance(rule, Rule):
         return rule, ()
     try:
         return rule, [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
-    except (ValueError, LookupError, struct.error):  # the set has other fields than the text matches, or a number is too large
+    except (ValueError, LookupError, struct.error):  # the text does not fit the fields of the set, or a number is too large
         return UnknownRule(f"{text} (changed)"), ()
 
 
@@ -372,7 +383,7 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 
 
 def _trial(family: Family) -> list[tuple[Message, str]]:
-    """The messages of a set, and of base chains with one rule of each kind; each with what a kernel that refuses it lacks."""
+    """Messages for a set, and for base chains with one rule of each kind, each with the feature that the message needs."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]

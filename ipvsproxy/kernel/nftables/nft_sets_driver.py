@@ -1,9 +1,10 @@
-"""The nftables driver of the sets: sets of our table, with the names and entries of the ipsets that they replace.
+"""The nftables driver for sets: our table has sets with the names and entries of the ipsets that they replace.
 
-A set has no capacity, so it is never full. An address, a protocol and a port are fields of one key. Some sets map keys to marks.
+A set of nftables has no capacity, so it is never full. The address, the protocol and the port of an entry are fields of one key.
+Some sets map keys to marks.
 
-Entries of one run share messages, and messages share transactions. If the kernel refuses a message, it refuses the whole
-transaction, which is then repeated with the acceptable part of that message.
+Consecutive entries of the same set share messages, and messages share transactions. If the kernel refuses a message, it refuses
+the whole transaction; the transaction is then repeated with those entries of the message that are acceptable.
 """
 
 import errno
@@ -44,7 +45,7 @@ _NUMBER = struct.Struct("=I")
 
 
 class NftSetsDriver(SetsDriver):
-    """Reads and writes sets of our table, as ``SetsDriver``."""
+    """Reads and writes the sets of our table; a ``SetsDriver``."""
 
     def __init__(
         self,
@@ -53,9 +54,9 @@ class NftSetsDriver(SetsDriver):
         *,
         changes: NftChanges | None = None,
     ) -> None:
-        """``changes`` are other programs' changes of our table.
+        """``changes`` reports changes that other programs make in our table.
 
-        Without ``changes``, any change of nf_tables may concern our table.
+        If ``changes`` is not given, any change of nf_tables may concern our table.
         """
         super().__init__(connect)
         self._changes = changes
@@ -66,7 +67,7 @@ class NftSetsDriver(SetsDriver):
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
         """As in ``SetsDriver``.
 
-        If nf_tables has not changed, the call asks the kernel one question, or none if the kernel notifies us.
+        If nf_tables has not changed, the call sends a single query to the kernel, or none if the kernel sends notifications.
         """
         fingerprint = self._fingerprint()
         read = [name for name in names if self._fingerprints.get(name) != fingerprint or name not in self._digests]
@@ -75,17 +76,17 @@ class NftSetsDriver(SetsDriver):
         return changed
 
     def _fingerprint(self) -> object:
-        """A fingerprint that changes with every change of our table by another program."""
+        """A fingerprint that changes whenever another program changes our table."""
         if self._changes is not None and self._changes.count is not None:
             return "changes", self._changes.count
         return "generation", nft.generation(self._channel)
 
     def messages(self, operations: Sequence[Operation]) -> list[Message] | None:
-        """The messages of operations, in their order, for one transaction.
+        """The messages of operations, in the operations' order, for one transaction.
 
-        None if the transaction would be too large, if an entry cannot be encoded, or if a set is removed, because the table may
-        have to go with the set. Unlike ``apply``, the messages do not allow for repetitions: the kernel refuses the creation of a
-        set that exists, and the removal of an entry that does not.
+        None means that the transaction would be too large, that an entry cannot be encoded, or that a set is removed and its
+        table may have to be removed as well. Unlike with ``apply``, repetitions fail: the kernel refuses the creation of a set
+        that exists, and the removal of an entry that does not exist.
         """
         messages: list[Message] = []
         size = 0
@@ -108,7 +109,7 @@ class NftSetsDriver(SetsDriver):
         return messages if size <= TRANSACTION_LIMIT else None
 
     def shaped_as_ours(self, ip_sets: Iterable[IpSet]) -> Mapping[IpSet, bool]:
-        """Whether each existing set has our shape: another version or another program may have made it.
+        """Whether each existing set has the same parameters as ours: another version or another program may have created the set.
 
         Raises:
             KernelError: a set could not be read.
@@ -120,7 +121,7 @@ class NftSetsDriver(SetsDriver):
         return self._run([nft.table(), nft.new_set(ip_set.name, shape(ip_set), 1)])
 
     def _destroy(self, name: str) -> int:
-        """As in ``SetsDriver``. The table is removed with the last of its sets and chains."""
+        """As in ``SetsDriver``. Our table is removed together with the last of its sets and chains."""
         number = self._run([nft.set_removal(name)])
         if number in (0, errno.ENOENT):
             nft_tables.remove_empty(self._channel)
@@ -130,7 +131,7 @@ class NftSetsDriver(SetsDriver):
         return "the set is in use by a rule" if number == errno.EBUSY else nft.explain(number)
 
     def _run(self, messages: Sequence[Message]) -> int:
-        """Run a transaction. Returns 0, or its error number."""
+        """Run a transaction. Returns 0, or the error number of the removal."""
         failed = nft.run(self._channel, messages)
         return failed[min(failed)] if failed else 0
 
@@ -142,7 +143,7 @@ class NftSetsDriver(SetsDriver):
         return batch.reported
 
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
-        """The parameters of a set, then its elements."""
+        """The messages with the parameters of a set, then those with its elements."""
         action = f"list the set {name}"
         with Tolerated(errno.ENOENT):
             header = self._channel.ask(nft.set_query(name), action)
@@ -150,11 +151,12 @@ class NftSetsDriver(SetsDriver):
         return None
 
     def _elements(self, name: str, action: str) -> Sequence[netlink.Reply]:
-        """The elements of a set, in messages.
+        """The elements of a set, as messages of a dump.
 
-        For each message of a dump, the kernel counts elements from the beginning to find the next one (``nft_rhash_walk`` in
-        net/netfilter/nft_set_hash.c). While the kernel enlarges a set's hash table, as it does a moment after additions, elements
-        change their places, and a dump lacks some of them. Two dumps in the same order show that no element has moved.
+        To produce each message of a dump, the kernel counts elements from the beginning to find the next element
+        (``nft_rhash_walk`` in net/netfilter/nft_set_hash.c). While the kernel enlarges a set's hash table, which it does shortly
+        after additions, elements change their positions, and a dump misses some of them. Two dumps in the same order show that no
+        element has changed its position.
         """
         before = b""
         for pause_s in PAUSES_S:
@@ -173,7 +175,7 @@ class NftSetsDriver(SetsDriver):
         if observed != shape(ip_set):
             what = f"other keys ({observed.key_length} bytes)" if observed.is_plain else "flags or a size of its own"
             return ObservedSet(f"a set of nf_tables with {what}", None, 0, frozenset())
-        # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
+        # This is not a ``set``, because a ``set`` takes twice the memory, and no other thread runs while it grows.
         entries: dict[SetEntry, None] = {}
         action = f"list the set {name}"
         for part in parts[1:]:
@@ -188,7 +190,7 @@ class NftSetsDriver(SetsDriver):
 
 
 def _shape(header: netlink.Reply) -> SetShape:
-    """The parameters of a set."""
+    """The parameters of a set in nftables."""
     found = nft.read(header)
     flags = found.number(nft.NFTA_SET_FLAGS, 0)
     length = found.number(nft.NFTA_SET_DATA_LEN, 0) if flags & nft.IS_MAP else 0
@@ -202,7 +204,10 @@ def _shape(header: netlink.Reply) -> SetShape:
 
 
 class _Part(NamedTuple):
-    """The messages for some entries of a batch. ``repairs``: how often refused messages for them have been replaced."""
+    """The messages for some of the entries in a batch.
+
+    ``repairs`` is the number of times that refused messages for these entries have been replaced.
+    """
 
     verb: Verb
     entries: Sequence[SetEntry]
@@ -211,9 +216,9 @@ class _Part(NamedTuple):
 
 
 class ElementBatch:
-    """Entries for one transaction, and their outcomes.
+    """Entries to be sent in one transaction, and their outcomes.
 
-    ``reported`` has the outcomes of entries that failed, by the operation on that entry alone.
+    ``reported`` has the outcomes of entries that failed, by the operation on the single entry.
     """
 
     def __init__(self, channel: netlink.Channel) -> None:
@@ -223,7 +228,7 @@ class ElementBatch:
         self._size = 0
 
     def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Add entries of one set to the batch."""
+        """Add entries of one set to this batch."""
         ip_set = IP_SETS[entries[0].set]
         encoded: list[bytes] = []
         taken: list[SetEntry] = []
@@ -241,11 +246,11 @@ class ElementBatch:
                 self.flush()
 
     def flush(self) -> None:
-        """Send the batch to the kernel.
+        """Send this batch to the kernel.
 
-        A refused message is replaced, at its place, by a message that the kernel accepts, since later messages may depend on it.
-        Entries are not tried one by one: the kernel waits for all its processors before it answers a refused transaction, some 10
-        ms.
+        A refused message is replaced, in the same position, by a message that the kernel accepts, because later messages may
+        depend on it. Entries are not tried one by one, because before the kernel answers a refused transaction, it waits for all
+        its processors, which takes about 10 ms.
         """
         pending, self._pending, self._size = self._pending, [], 0
         while pending:
@@ -253,7 +258,7 @@ class ElementBatch:
             if not failed:
                 break
             numbers = dict(_by_part(pending, failed))
-            if not numbers:  # the transaction failed as a whole: fewer entries would fail as well
+            if not numbers:  # no message is to blame, so fewer entries would fail as well
                 numbers, pending = (
                     dict.fromkeys(range(len(pending)), failed[min(failed)]),
                     [part._replace(repairs=REPAIRS) for part in pending],
@@ -262,7 +267,10 @@ class ElementBatch:
             pending = [part for part in repaired if part is not None]
 
     def _repair(self, part: _Part, number: int) -> _Part | None:
-        """The acceptable part of a refused message; None if there is none. All other entries are reported."""
+        """A part with the acceptable entries of a refused part; None means that no entry is acceptable.
+
+        The remaining entries are reported as failed.
+        """
         ip_set = IP_SETS[part.entries[0].set]
         is_unclear = number in ((errno.EEXIST, errno.ENOENT) if ip_set.gives_marks else (errno.ENOENT,))
         if part.repairs >= REPAIRS or not is_unclear or (part.verb is Verb.ADD and not ip_set.gives_marks):
@@ -272,7 +280,7 @@ class ElementBatch:
         present = self._present(ip_set, part.entries)
         if part.verb is Verb.REMOVE:
             return self._without_absent(ip_set, part, present)
-        # The addition of marks, after the removal of the marks that the set has for the same keys.
+        # First remove the marks that the set already has for the same keys, then add the new marks.
         removed = b"".join(bare(ip_set, entry) for entry in present)
         removal = [message_of(ip_set, removed, Verb.REMOVE)] if removed else []
         return _Part(part.verb, part.entries, [*removal, part.messages[-1]], part.repairs + 1)
@@ -285,7 +293,10 @@ class ElementBatch:
         return _Part(part.verb, present, [message_of(ip_set, encoded, part.verb)], part.repairs + 1) if present else None
 
     def _present(self, ip_set: IpSet, entries: Sequence[SetEntry]) -> list[SetEntry]:
-        """The entries whose keys the set has, or may have. Each entry is asked for by itself, because a dump may lack entries."""
+        """The entries whose keys are present, or may be present, in the set.
+
+        Each entry is queried separately, because a dump may miss entries.
+        """
         present: list[SetEntry] = []
         for first in range(0, len(entries), self._channel.limit):
             asked = entries[first : first + self._channel.limit]
@@ -303,7 +314,7 @@ class ElementBatch:
 
 
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """The number of each part with a refused message, and the error number of its first refused message."""
+    """The index of each part with a refused message, and the error number of the part's first refused message."""
     first = 0
     for at, part in enumerate(parts):
         numbers = [failed[index] for index in range(first, first + len(part.messages)) if index in failed]
@@ -315,14 +326,15 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
 def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
     """One message.
 
-    An entry that gives a mark is refused while its set has an entry with the same key, because the masks may differ.
+    The kernel refuses an entry that assigns a mark while its set has an entry with the same key, because the marks' masks may
+    differ.
     """
     is_removal = verb is Verb.REMOVE
     return nft.elements(ip_set.name, encoded, is_removal=is_removal, is_exclusive=ip_set.gives_marks)
 
 
 def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
-    """Elements of one set for several messages: for each message, the slice of elements in it, and their bytes."""
+    """Elements of one set, divided into messages: for each message, the slice of ``encoded`` in it, and the bytes."""
     step = nft.ELEMENTS_LIMIT // max(map(len, encoded), default=nft.ELEMENTS_LIMIT)
     for first in range(0, len(encoded), step):
         part = slice(first, first + step)
@@ -330,7 +342,7 @@ def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
 
 
 def shape(ip_set: IpSet) -> SetShape:
-    """The parameters of one of our sets. Each field of a key takes a multiple of four bytes."""
+    """The parameters of one of our sets. Each field of a key is padded to a multiple of four bytes."""
     address, size = _ADDRESS_TYPES[ip_set.family], ip_set.family.bits // 8
     fields: Mapping[SetType, tuple[tuple[int, int], ...]] = {
         SetType.ADDRESS: ((address, size),),
@@ -351,7 +363,7 @@ def shape(ip_set: IpSet) -> SetShape:
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry as an element. A ``ForeignElement`` can only be encoded for its removal.
+    """An entry, encoded as an element. A ``ForeignElement`` can only be encoded for its removal.
 
     Raises:
         ValueError: an address is missing or not of the set's family, or a number does not fit its field.
@@ -361,15 +373,16 @@ def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
     key = _key(ip_set, entry)
     if not isinstance(entry, MarkedEntry):
         return nft.element(key)
-    # The rule that looks up the mark writes the whole mark. The mask only shows which bits the entry was made for.
+    # The rule that looks up the mark ignores the mask and writes the whole mark. The mask is stored only to show for which bits
+    # the entry was made.
     return nft.element(key, _NUMBER.pack(entry.mark), f"{_MASK}{entry.mask:#x}")
 
 
 def bare(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry as an element without its mapped value.
+    """An entry, encoded as an element without its mapped value.
 
     Raises:
-        ValueError: as in ``encode``.
+        ValueError: for the same reasons as in ``encode``.
     """
     return encode(ip_set, entry) if isinstance(entry, ForeignElement) else nft.element(_key(ip_set, entry))
 
@@ -404,13 +417,13 @@ def _address(ip_set: IpSet, address: Address | None) -> bytes:
 
 
 def _network(address: bytes, prefix_length: int) -> bytes:
-    """The first address of a range: an element holds this address and the prefix length."""
+    """The first address of a range: an element contains this address and the prefix length."""
     shift = len(address) * 8 - prefix_length
     return (int.from_bytes(address, "big") >> shift << shift).to_bytes(len(address), "big")
 
 
 def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
-    """The entry of an element: the entry that ``encode`` turns into this key, or a ``ForeignElement`` if there is none."""
+    """The entry of an element: the entry that ``encode`` turns into this key, or a ``ForeignElement`` if no entry does."""
     if ip_set.type is SetType.PORT:
         return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
     address = Address(key[: ip_set.family.bits // 8])
@@ -420,7 +433,7 @@ def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
 
 
 def _of_service(ip_set: IpSet, address: Address, key: bytes, data: bytes, comment: str) -> SetEntry | None:
-    """The entry with an address, a protocol and a port; None if no entry of ours can have this key."""
+    """The entry with this address, protocol and port; None means that no entry of ours can have this key."""
     name, size = ip_set.name, len(address)
     protocol, port = _PROTOCOLS.get(key[size]), int.from_bytes(key[size + 4 : size + 6], "big")
     if protocol is None or any(key[size + 1 : size + 4]) or any(key[size + 6 : size + 8]):

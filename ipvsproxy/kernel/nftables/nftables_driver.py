@@ -1,8 +1,9 @@
-"""The nftables driver of rules and sets: consecutive operations of a plan become one transaction.
+"""The nftables driver for rules and sets: consecutive operations of a plan become one transaction.
 
-So no packet meets a rule without its sets, or a set with half of a change. IPVS is no part of nf_tables, and its operations come
-between additions and removals: a sync with additions and removals takes two transactions. Source ranges and second scopes take
-one or two more, because their entries come before and after a virtual server.
+Therefore no packet meets a rule whose sets are missing, or a set to which only half of a change has been applied. IPVS is not
+part of nf_tables, and its operations are between the additions and the removals: a sync that has both additions and removals
+takes two transactions. Source ranges and second scopes take one or two more transactions, because their entries are written
+before and after a virtual server.
 """
 
 import itertools
@@ -27,10 +28,11 @@ from ipvsproxy.model.sets import IpSet, SetEntries
 
 
 class NftDriver:
-    """Writes rules and sets of both families; ``rules`` and ``sets`` read them, each with a socket of its own.
+    """Writes rules and sets of both IP families; ``rules`` and ``sets`` read them, each through its own socket.
 
-    The arguments are those of ``NftRulesDriver``. With ``listen``, ``changes`` are other programs' changes of our table, and sets
-    are only read again after such a change. Only the thread that makes this object may use it, except for ``changes``.
+    The arguments are the same as those of ``NftRulesDriver``. With ``listen``, ``changes`` reports changes that other programs
+    make in our table, and sets are read again only after such a change. Only the thread that creates this object may use it, with
+    the exception of ``changes``.
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class NftDriver:
             one.close()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply all operations that the kernel accepts, with one outcome for each operation. A repetition is no error.
+        """Apply all operations that the kernel accepts, and return one outcome for each operation.
 
-        If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object has an
-        outcome of its own.
+        Repeating an operation is no error.
+
+        If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object has its
+        own outcome.
         """
         self._replace_unlike(operations)
         if len(operations) > 1 and self._apply_as_one(operations):
@@ -69,11 +73,13 @@ class NftDriver:
         return outcomes
 
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
-        """Replace sets with the name of a set to create but another shape, made by another version or by a file loaded by nft.
+        """Replace sets that have the name of a set to create but other parameters.
 
-        Rules that look up such a set keep it in use. So the rules of its family are written again in the same transaction: the
-        desired rules if the operations have any, else the present rules. If the transaction fails, the later creation of the set
-        reports why.
+        Another version, or a file loaded by nft, made these sets.
+
+        Such a set is in use by the rules that look it up. Therefore the rules of the set's family are written again in the same
+        transaction: the desired rules if the operations contain rules, otherwise the present rules. If the transaction fails, the
+        creation of the set, which follows, reports the reason.
         """
         created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
         if not created:
@@ -88,15 +94,16 @@ class NftDriver:
                 if nft.STALE not in nft.run(self._channel, messages, listing.generation).values():
                     break
         except (KernelError, ValueError):
-            return  # the later creation reports the same error
+            return  # the creation that follows reports the same error
         self.sets.written(new)
 
     def _replacement(
         self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation], listing: TableListing
     ) -> Sequence[Message]:
-        """The messages that replace sets.
+        """The messages that replace these sets.
 
-        ``new`` creates all absent or unlike sets of the operations, as rules may look up any of them.
+        ``new`` creates all sets of the operations that are absent or have other parameters, because rules may look up any of
+        them.
         """
         names = {ip_set.name for ip_set in unlike}
         entries = [one for one in operations if isinstance(one.item, SetEntries) and one.item.set in names]
@@ -111,11 +118,11 @@ class NftDriver:
         return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
 
     def _as_they_are(self, family: Family, listing: TableListing) -> list[Operation]:
-        """The operation that writes the present rules of a family again; empty if the family has no rules.
+        """The operation that writes the present rules of an IP family again; empty if the family has no rules.
 
         Raises:
-            ValueError: a rule is not ours, or a base chain is not as it was written. Writing the
-                remaining rules without it might let packets pass that are to be dropped.
+            ValueError: a rule is not ours, or a base chain has been changed. Writing the rules without this rule or chain might
+            accept packets that are to be dropped.
         """
         observed = self.rules.observed(family, listing)
         chains = {
@@ -130,7 +137,7 @@ class NftDriver:
         return [Operation(Verb.SET, Skeleton(family=family, chains=chains, jumps=tuple(sorted(observed.jumps))))]
 
     def _apply_as_one(self, operations: Sequence[Operation]) -> bool:
-        """Apply all operations by one transaction. Returns whether all of them are in force."""
+        """Apply all operations in one transaction. Returns true if all operations have been applied."""
         of_sets = [operation for operation in operations if not isinstance(operation.item, Skeleton)]
         of_rules = [operation for operation in operations if isinstance(operation.item, Skeleton)]
         encoded = self.sets.messages(of_sets)
@@ -144,16 +151,16 @@ class NftDriver:
                 failed = nft.run(self._channel, messages, generation)
                 if nft.STALE not in failed.values():
                     break
-        except (KernelError, ValueError):  # applying the operations in parts reports the same error
+        except (KernelError, ValueError):  # applying the operations in parts will report this error
             return False
         self.sets.written(of_sets)
         return not failed
 
     def _with_rules(self, of_sets: Sequence[Message], of_rules: Sequence[Operation]) -> tuple[Sequence[Message], int | None]:
-        """The transaction, and the generation that it depends on; None if it depends on no generation, as without rules."""
+        """The transaction, and the generation on which it depends; None for no generation, as in a transaction without rules."""
         if not of_rules:
             return of_sets, None
         listing = self.rules.listing()
         written = [message for operation in of_rules for message in self.rules.messages(operation, listing)]
-        # Sets are created before a rule names them, and no rule names the sets that are removed.
+        # Sets are created before rules refer to them, and no rule refers to the sets that are removed.
         return [*of_sets, *written], listing.generation

@@ -1,21 +1,22 @@
-"""One rule as expressions of nf_tables, with the same effect on a packet as in iptables.
+"""Translates one rule into expressions of nf_tables that have the same effect on a packet as the rule in iptables.
 
-Most rules become one rule of nf_tables; a match on one of three protocols, or on a set of ranges, becomes several. Expressions
-cannot be translated back into a rule. So each rule of nf_tables carries the text of its rule, and a reader compares its
-expressions with those that this module makes of the text.
+Most rules become one rule of nf_tables; a rule that matches one of three protocols, or a set of ranges, becomes several.
+Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule, and a
+reading compares the rule's expressions with the expressions that this module makes from the text.
 
-The differences from iptables, and why they make no difference to packets:
+The differences from iptables, and why they do not matter to packets:
 
-* nf_tables has no equivalent of ``physdev``. Our rules only use it to accept a packet that the next rule accepts as well.
-* ``ACCEPT`` in ``nat`` would not end the search of other tables. Instead, the packet is translated to its own destination, which
-  ends that search.
-* nf_tables has no equivalent of ``xt_ipvs``. Connection tracking knows the destination of a connection's first packet, and the
-  direction of each packet.
-* A set of marks writes the whole mark, and only to packets without a mark, because kernels before 6.13 cannot combine two
-  registers.
+* nf_tables has no equivalent of ``physdev``. Our rules use ``physdev`` only to accept a packet that the next rule accepts as
+  well.
+* ``ACCEPT`` in ``nat`` would not prevent that other tables translate the packet. Instead, the rule translates the packet to its
+  own destination address, which ends the search for a translation.
+* nf_tables has no equivalent of ``xt_ipvs``. Instead, rules use connection tracking, which knows the destination of a
+  connection's first packet and the direction of each packet.
+* A rule with a set of marks writes the whole mark, and only to packets without a mark, because kernels before 6.13 cannot combine
+  two registers.
 
-The program ``nft`` can load again what it prints of these rules, so that a saved ruleset with our table can be restored. ``nft``
-takes no constant within a key, and knows a port of connection tracking only where a rule has matched the protocol.
+The program ``nft`` can load its own output of these rules again, so a saved ruleset with our table can be restored. ``nft`` does
+not allow a constant in a key, and accepts a port of connection tracking only if the rule has matched the protocol before.
 """
 
 import enum
@@ -51,7 +52,7 @@ _VERDICT_REGISTER = 0
 
 
 class Base(enum.IntEnum):
-    """The header of a packet from whose start ``payload`` counts."""
+    """The packet header from whose start the offset of ``payload`` is counted."""
 
     NETWORK = 1
     TRANSPORT = 2
@@ -95,15 +96,15 @@ _VERDICTS: Mapping[Verdict, VerdictCode] = {
 
 
 def chain_name(family: Family, table: str, chain: str) -> str:
-    """The name in our table of a chain that iptables has in ``table``."""
+    """The name that a chain in the iptables table ``table`` has in our table."""
     return f"{family.label}-{table}-{chain}"
 
 
 def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
-    """The rules of nf_tables for one rule of a chain of ``table``, in their order.
+    """The rules of nf_tables, in order, that replace one rule of a chain in the iptables table ``table``.
 
     Raises:
-        ValueError: a set is unknown, or a match does not fit its type.
+        ValueError: a set is unknown, or a match does not fit the type of its set.
     """
     matches = (*_of_family(family), *_matches(rule, family))
     looked_up = rule.set
@@ -115,17 +116,20 @@ def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
 
 
 def jump(to: Jump, family: Family) -> Expressions:
-    """The rule that leads packets of a family from a base chain to one of our chains."""
+    """The rule by which packets of an IP family jump from a base chain to one of our chains."""
     return (*_of_family(family), verdict(VerdictCode.JUMP, chain_name(family, to.table, to.target)))
 
 
 def _of_family(family: Family) -> Expressions:
-    """The match on a family. Jumps need it; in all other rules it only tells programs how to print what follows."""
+    """The match on an IP family.
+
+    Jumps need this match; in all other rules it only tells programs how to print the rest of the rule.
+    """
     return meta(Meta.FAMILY), compare(bytes([family]))
 
 
 def _matches(rule: Rule, family: Family) -> Iterator[bytes]:
-    """The matches of a rule, except the match on a set."""
+    """The matches of a rule, except the match against a set."""
     if rule.source:
         yield from _network(rule.source, Side.SOURCE)
     if rule.not_source:
@@ -211,7 +215,7 @@ def _marks(rule: Rule) -> Iterator[bytes]:
 
 
 def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iterator[Expressions]:
-    """The alternative look-ups that together match a packet against a set."""
+    """Alternative sequences of expressions that together match a packet against a set."""
     ip_set = IP_SETS.get(match.set)
     if ip_set is None or ip_set.family is not family:
         raise ValueError(f"no set {match.set} of {family.label}")
@@ -238,26 +242,26 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
         yield (*key, other, find)
         return
-    for prefix_length in range(family.bits, 0, -1):  # as in ipset: one look-up for each prefix length, the longest first
+    for prefix_length in range(family.bits, 0, -1):  # as in ipset, one look-up for each prefix length, longest first
         mask = bitwise(_mask(family, prefix_length), bytes(size), words + 2)
         yield (*key, other, *(() if prefix_length == family.bits else (mask,)), *_constant(prefix_length, 2 * words + 2), find)
 
 
 def _constant(number: int, register: int) -> Iterator[bytes]:
-    """Load a constant: as the mark of the packet, all bits of which are replaced."""
+    """Load a constant, by loading the packet's mark and replacing all of its bits."""
     yield meta(Meta.MARK, register)
     yield bitwise(bytes(4), struct.pack("=I", number), register)
 
 
 def _address(side: Side, family: Family, register: int) -> bytes:
-    """Load an address of a packet, or of its connection."""
+    """Load an address of a packet, or of the packet's connection."""
     if side is Side.ORIGINAL_DESTINATION:
         return original_destination(family, register)
     return payload(Base.NETWORK, _OFFSETS[family][side], family.bits // 8, register)
 
 
 def _port(side: Side, register: int) -> bytes:
-    """Load a port of a packet, or of its connection."""
+    """Load a port of a packet, or of the packet's connection."""
     if side is Side.ORIGINAL_DESTINATION:
         return original_port(register)
     return payload(Base.TRANSPORT, _PORTS[side], 2, register)
@@ -271,7 +275,7 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
             yield payload(Base.NETWORK, _OFFSETS[family][Side.DESTINATION], family.bits // 8)
             yield _expression(
                 "nat", integer(1, 1), integer(2, family), integer(3, _register())
-            )  # the address in the first registers
+            )  # the address is in the first registers
         case Verdict():
             yield verdict(_VERDICTS[target])
         case JumpTo(chain):
@@ -283,7 +287,7 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
         case InvertMark(bits):
             yield from _change_mark(_ALL, bits)
         case TakeMark():
-            yield meta_set(Meta.MARK)  # the look-up has loaded the mark
+            yield meta_set(Meta.MARK)  # the look-up in the set has loaded the mark
         case LimitSegments(size):
             yield _expression("immediate", integer(1, _register()), nested(2, _value(struct.pack(">H", size))))
             yield segment_size()
@@ -301,9 +305,9 @@ def _change_mark(mask: int, inverted: int) -> Iterator[bytes]:
 
 
 def _register(place: int = 0) -> int:
-    """The kernel's number of one of sixteen registers of four bytes.
+    """The number by which the kernel identifies one of the sixteen registers of four bytes.
 
-    The kernel prints every fourth one with the number of a register of 16 bytes.
+    The kernel reports every fourth register by the number of the 16-byte register at the same position.
     """
     return 1 + place // 4 if place % 4 == 0 else 8 + place
 
@@ -313,34 +317,34 @@ def _expression(name: str, *attributes: bytes) -> bytes:
 
 
 def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
-    """Load bytes of the packet."""
+    """Load some bytes of the packet."""
     place = integer(2, base) + integer(3, offset) + integer(4, length)
     return _expression("payload", integer(1, _register(register)), place)
 
 
 def meta(key: Meta, register: int = 0) -> bytes:
-    """Load a property of the packet in host byte order."""
+    """Load a property of the packet, in host byte order."""
     return _expression("meta", integer(1, _register(register)), integer(2, key))
 
 
 def meta_set(key: Meta, register: int = 0) -> bytes:
-    """Set a property of the packet."""
+    """Set a property of the packet from a register."""
     return _expression("meta", integer(2, key), integer(3, _register(register)))
 
 
 def connection_state() -> bytes:
-    """Load the bit of the packet's class in connection tracking, in host byte order."""
+    """Load the bit for the packet's state in connection tracking, in host byte order."""
     return _expression("ct", integer(1, _register()), integer(2, 0))
 
 
 def original_destination(family: Family, register: int = 0) -> bytes:
-    """Load the destination of the connection's first packet on its arrival."""
+    """Load the destination address that the connection's first packet had on arrival."""
     key = 20 if family is Family.IPV4 else 22  # NFT_CT_DST_IP, NFT_CT_DST_IP6
     return _expression("ct", integer(1, _register(register)), integer(2, key), attribute(3, b"\0"))
 
 
 def original_port(register: int = 0) -> bytes:
-    """Load the destination port of the connection's first packet on its arrival."""
+    """Load the destination port that the connection's first packet had on arrival."""
     return _expression("ct", integer(1, _register(register)), integer(2, 12), attribute(3, b"\0"))
 
 
@@ -359,12 +363,12 @@ def _value(value: bytes) -> bytes:
 
 
 def compare(value: bytes, *, equal: bool = True) -> bytes:
-    """Go on to the next expression if the first registers hold this value; unless ``equal``, if they do not."""
+    """Continue the rule if the first registers hold this value or, if ``equal`` is false, if they do not."""
     return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
 
 
 def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
-    """Keep the bits of ``mask``, then invert the bits of ``inverted``."""
+    """Keep the bits of ``mask`` in a register, then invert the bits of ``inverted``."""
     registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
     return _expression("bitwise", registers, nested(4, _value(mask)), nested(5, _value(inverted)))
 
@@ -376,31 +380,35 @@ def verdict(code: VerdictCode, target: str = "") -> bytes:
 
 
 def lookup(name: str, *, maps_to: int | None = None) -> bytes:
-    """Go on to the next expression if a set has the key in the first registers. If the set is a map, load the mapped value."""
+    """Continue the rule if a set has the key that is in the first registers.
+
+    If the set is a map, load the value to which it maps the key.
+    """
     destination = integer(3, _register(maps_to)) if maps_to is not None else b""
     return _expression("lookup", string(1, name), integer(2, _register()), destination)
 
 
 def reject() -> bytes:
-    """Answer with "port unreachable" of the packet's family."""
+    """Reject the packet with the "port unreachable" message of its IP family."""
     return _expression("reject", integer(1, 2), attribute(2, b"\1"))  # NFT_REJECT_ICMPX_UNREACH, NFT_REJECT_ICMPX_PORT_UNREACH
 
 
 def masquerade(*, fully_random: bool) -> bytes:
-    """Replace the source address."""
+    """Replace the packet's source address (masquerade)."""
     return _expression("masq", integer(1, 1 << 4) if fully_random else b"")
 
 
 def segment_size() -> bytes:
-    """Set the announced size of TCP segments to the number in the first register, unless it is smaller."""
+    """Set the maximum segment size that a TCP packet announces to the first register's number, unless it is already smaller."""
     option = attribute(2, b"\2") + integer(3, 2) + integer(4, 2) + integer(6, 1)  # TCPOPT_MSS, its value, NFT_EXTHDR_OP_TCPOPT
     return _expression("exthdr", option, integer(7, _register()))
 
 
 def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
-    """The expressions of a sent or read rule: the name of each, and its attributes' payloads by the numbers on the path to them.
+    """The expressions of a rule that is sent or read: each name, and the payloads of attributes by the path of their numbers.
 
-    Additions of the kernel to a printed rule are left out: attributes that are 0, and the register of a target address's end.
+    Additions that the kernel makes to a rule that is read are left out: attributes that are 0, and the register for the end of a
+    target address range.
     """
     found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
     for _, first, last in message.walk(data, 0, len(data)):
@@ -427,12 +435,12 @@ def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) 
 
 
 def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
-    """The verdict of an expression as ``nft`` names it, with the chain that it leads to; else the name of the expression."""
+    """The verdict of an expression as ``nft`` writes it, with the chain of a jump; otherwise the name of the expression."""
     if name != "immediate" or (2, nft.NFTA_DATA_VALUE) in values:
         return name
     code = int.from_bytes(
         values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CODE), b""), "big", signed=True
-    )  # expressions that are read leave out a 0
+    )  # the kernel leaves out attributes of 0
     chain = values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
     return f"{_VERDICT_NAMES.get(code, name)} {chain}".rstrip()
 

@@ -1,14 +1,16 @@
-"""Reads tables of nf_tables, including other programs' tables, and removes those that kube-proxy has left. Starts no process.
+"""Reads the tables of nf_tables, including tables of other programs, and removes tables that kube-proxy has left behind.
 
-For ``doctor`` this module also tells which chains of other programs refuse packets of Services unless one of their own rules
-accepts them. nf_tables is read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy are read
-from what its program prints. A chain is included even if no packet reaches it.
+Starts no process.
 
-Rule 1: an unreadable table is an error, never an absent one.
-Rule 2: a table is removed only in the generation in which it was recognised. If the generation has changed, the table is read
-again.
-Rule 3: nf_tables is not loaded for a reading, unless the files of this host's modules are not visible. A kernel that could not
-load it is not asked again until the module appears.
+For ``doctor``, this module also finds chains of other programs that refuse packets of Services by default, that is, if no rule of
+the chain accepts them. nf_tables is read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy
+are read from the output of its program. A chain is included even if packets never reach it.
+
+Rule 1: if a table cannot be read, that is an error; the table never counts as absent.
+Rule 2: a table is removed only in the same generation in which it was recognised as a leftover. If the generation has changed,
+the table is read again.
+Rule 3: a reading does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
+load it. If the kernel could not load nf_tables, it is not asked again until the module appears.
 """
 
 import contextlib
@@ -35,7 +37,7 @@ from ipvsproxy.model.sets import IP_SETS
 T = TypeVar("T")
 
 VARIANT = "nftables"
-"""The label of nftables where metrics name the variant of iptables."""
+"""The value for nftables of the metric label that otherwise gives the variant of iptables."""
 ATTEMPTS = 5
 """How often a reading or a transaction is repeated while other programs change tables."""
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
@@ -51,9 +53,9 @@ ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUP
 
 
 class TableContent(NamedTuple):
-    """Our table: the names of our own chains and sets, and whether other programs have chains or sets in it.
+    """Our table: the names of our own chains and sets in the table, and whether other programs have chains or sets in it.
 
-    The names tell which chains and sets are ours.
+    The name of a chain or set shows whether it is ours.
     """
 
     chains: Sequence[str]
@@ -62,22 +64,22 @@ class TableContent(NamedTuple):
 
     @property
     def has_ours(self) -> bool:
-        """Whether the table has a chain or set of ours. An empty table counts as ours."""
+        """Whether our table has a chain or set of ours. An empty table also counts as ours."""
         return bool(self.chains or self.sets) or not self.has_others
 
     def removal(self) -> list[Message]:
-        """The messages that remove the table, or only our chains and sets if other programs use the table."""
+        """Messages that remove the table or, if other programs use the table, only our chains and sets."""
         if not self.has_others:
             return [nft.table_removal()]
         return [*self.emptying(), *map(nft.chain_removal, self.chains), *map(nft.set_removal, self.sets)]
 
     def emptying(self) -> list[Message]:
-        """The messages that remove all rules of our chains."""
+        """The messages that remove all rules from our chains."""
         return list(map(nft.flushing, self.chains))
 
 
 class TableName(NamedTuple):
-    """A table: its family by number, its name, and its comment."""
+    """A table: its family as a number, its name, and its comment."""
 
     family: int
     name: str
@@ -97,7 +99,7 @@ def names(channel: netlink.Channel) -> list[TableName]:
 
 
 def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | None]:
-    """What ``read`` returns, and the generation that it is of; None if tables have changed during each attempt.
+    """The result of ``read``, and the generation in which it was read; None if tables have changed during each attempt.
 
     Raises:
         KernelError: the generation could not be read.
@@ -111,9 +113,9 @@ def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | N
 
 
 def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
-    """A table as it is in this generation; None if there is none.
+    """The content of a table in this generation; None means that the table does not exist.
 
-    It is complete only if the generation has not changed meanwhile.
+    The content is complete only if the generation has not changed during the reading.
 
     Raises:
         KernelError: the table could not be read.
@@ -143,23 +145,25 @@ def _answer(channel: netlink.Channel, family: int, name: str) -> netlink.Reply |
 
 
 def has_own_table() -> bool:
-    """Whether there is a table ``inet ipvsproxy``.
+    """Whether the table ``inet ipvsproxy`` exists.
 
     Raises:
-        KernelError: the kernel did not tell.
+        KernelError: the kernel did not say whether the table exists.
     """
     with _channel() as channel:
         return _answer(channel, nft.INET, nft.TABLE) is not None
 
 
 def own_table(channel: netlink.Channel) -> TableContent | None:
-    """The content of our table; None if there is none. It is complete only if the generation has not changed meanwhile.
+    """The content of our table; None means that the table does not exist.
+
+    It is complete only if the generation has not changed meanwhile.
 
     Raises:
         KernelError: the table could not be read.
     """
     action = f"read the table inet {nft.TABLE}"
-    with Tolerated(*ABSENT), netlink.parsing(action):  # the table may be removed meanwhile
+    with Tolerated(*ABSENT), netlink.parsing(action):  # another program may remove the table during the reading
         if listed := table(channel, nft.INET, nft.TABLE):
             found = [nft.read(part) for part in channel.dump(nft.sets_query(), action)]
             sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
@@ -170,9 +174,9 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
 
 
 def remove_empty(channel: netlink.Channel) -> None:
-    """Remove our table if it has neither sets nor chains.
+    """Remove our table if it contains neither sets nor chains.
 
-    If any program changes tables meanwhile, the kernel refuses the removal.
+    If any program changes tables during the call, the kernel refuses the removal.
 
     Raises:
         KernelError: the table could not be read.
@@ -183,14 +187,14 @@ def remove_empty(channel: netlink.Channel) -> None:
 
 
 def family_name(family: int) -> str:
-    """The name that nft gives a family."""
+    """The name by which nft calls an IP family."""
     return _FAMILIES.get(family, str(family))
 
 
 class Chain(NamedTuple):
-    """A chain of nf_tables. ``drops``: the policy of the chain is to drop a packet.
+    """A chain in a table of nf_tables. ``drops`` means that the policy of the chain is to drop packets.
 
-    ``hook`` is None for a chain that is no base chain.
+    ``hook`` is None if the chain is not a base chain.
     """
 
     table: str
@@ -200,10 +204,10 @@ class Chain(NamedTuple):
 
 
 def chain_of(part: netlink.Reply) -> Chain:
-    """The chain that a message of an answer describes.
+    """The chain that a message describes.
 
     Raises:
-        KeyError: the message lacks an attribute.
+        KeyError: an attribute is missing in the message.
     """
     found, hook = nft.read(part), None
     if nft.NFTA_CHAIN_HOOK in found:
@@ -240,16 +244,16 @@ Expression = tuple[str, Mapping[tuple[int, ...], bytes]]
 _UNCONDITIONAL = frozenset({"counter", "log"})
 """Expressions that let every packet pass on to the next expression."""
 _VERDICT_CODE, _VALUE = (2, 2, 1), (2, 1)
-_NAME = (1,)  # of a target of iptables
+_NAME = (1,)  # the attribute with the name of an iptables target
 
 _LEGACY_CHAIN = re.compile(r":(\S+) (ACCEPT|DROP) ")
 _LEGACY_REFUSAL = re.compile(r"-A (\S+)(?: -m comment --comment \S+)? -j (?:DROP|REJECT)\b")
 
 
 def read_tables() -> tuple[NftTable, ...]:
-    """All tables of nf_tables, with what their rules mean.
+    """All tables of nf_tables, with the meaning of their rules.
 
-    Our own table is included only if it has chains of other programs, and only with these.
+    Our own table is included only if other programs have chains in it, and then only with these chains.
 
     Raises:
         KernelError: the tables could not be read.
@@ -271,7 +275,7 @@ def _without_our_chains(table: NftTable) -> NftTable:
 
 
 def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
-    """A table with what its rules mean; None if the table is gone.
+    """A table with the meaning of its rules; None means that the table no longer exists.
 
     Raises:
         KernelError: the table could not be read.
@@ -291,12 +295,12 @@ def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
 
 
 def _is_closed(place: BaseChain | None, last_rule: Sequence[Expression]) -> bool:
-    """Whether a base chain of type ``filter`` refuses every packet that no rule accepts before."""
+    """Whether a base chain of type ``filter`` refuses every packet that no rule has accepted before."""
     return place is not None and place.kind == "filter" and (place.drops or _refuses_all(last_rule))
 
 
 def _refuses_all(rule: Sequence[Expression]) -> bool:
-    """Whether no packet passes a rule."""
+    """Whether a rule lets no packet pass."""
     deciding = [one for one in rule if one[0] not in _UNCONDITIONAL]
     if len(deciding) != 1:
         return False
@@ -311,7 +315,7 @@ def _text(values: Mapping[tuple[int, ...], bytes]) -> str:
 
 
 def rules() -> list[tuple[str, Sequence[Expression]]]:
-    """The rules of all tables of nf_tables but our own, each with the words for its table and chain.
+    """The rules of all tables of nf_tables except our own, each with a text that names its table and chain.
 
     Raises:
         KernelError: the rules could not be read.
@@ -331,7 +335,7 @@ def rules() -> list[tuple[str, Sequence[Expression]]]:
 
 
 def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
-    """The table ``filter`` in what ``<program>-save`` of iptables-legacy has printed, as if it were a table of nf_tables."""
+    """The table ``filter`` in the output of ``<program>-save`` of iptables-legacy, in the form of a table of nf_tables."""
     lines = saved.partition("*filter\n")[2].partition("COMMIT")[0].splitlines()
     places = {
         found[1]: BaseChain("filter", found[1].lower(), 0, drops=found[2] == "DROP")
@@ -345,24 +349,24 @@ def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
 
 
 class TablePlace(NamedTuple):
-    """The table of a family: ``ip kube-proxy`` or ``ip6 kube-proxy``."""
+    """The table of kube-proxy for an IP family: ``ip kube-proxy`` or ``ip6 kube-proxy``."""
 
     family: Family
     name: str
 
     @property
     def variant(self) -> str:
-        """The label of nftables where metrics name the variant of iptables."""
+        """The value for nftables of the metric label that otherwise gives the variant of iptables."""
         return VARIANT
 
     @property
     def where(self) -> str:
-        """The name of the place for people, without the family."""
+        """The readable name of the table, without the IP family."""
         return f"the table {self.table}"
 
     @property
     def table(self) -> str:
-        """Family and name, as the program ``nft`` takes them."""
+        """The family and the name of the table, as the program ``nft`` expects them."""
         return f"{family_name(self.family)} {self.name}"
 
     def __str__(self) -> str:
@@ -370,13 +374,13 @@ class TablePlace(NamedTuple):
 
 
 class LeftoverTables:
-    """Reads and removes tables in the network namespace of the calling thread. Calls may come from different threads."""
+    """Reads and removes tables in the network namespace of the calling thread. Different threads may call the methods."""
 
     def __init__(self, root: pathlib.Path = pathlib.Path("/")) -> None:
         self._root = root
 
     def fingerprint(self, _place: TablePlace) -> object:
-        """A fingerprint that changes with any table; None if the kernel does not show one."""
+        """A fingerprint that changes when any table changes; None means that the kernel does not show one."""
         if not modules.may_have_nf_tables(self._root):
             return NO_SUBSYSTEM
         try:
@@ -389,10 +393,10 @@ class LeftoverTables:
             return NO_SUBSYSTEM
 
     def read(self, place: TablePlace) -> NftTable | None:
-        """The table; None if there is none.
+        """The content of the table; None means that the table does not exist.
 
         Raises:
-            KernelError: the table could not be read this time.
+            KernelError: the table could not be read at this time.
         """
         if self.fingerprint(place) == NO_SUBSYSTEM:
             return None
@@ -400,10 +404,10 @@ class LeftoverTables:
             return _read(channel, place)[1]
 
     def remove(self, place: TablePlace, is_left: Callable[[NftTable], bool]) -> None:
-        """Remove the table with its contents, if ``is_left`` is still true of the table.
+        """Remove the table and its contents if ``is_left`` still returns true for the table.
 
         Raises:
-            KernelError: the table exists, and was not removed.
+            KernelError: the table exists and could not be removed.
         """
         action = f"remove the table {place.table}"
         with _channel() as channel:
@@ -425,10 +429,10 @@ def _channel() -> "contextlib.closing[netlink.Channel]":
 
 
 def _read(channel: netlink.Channel, place: TablePlace) -> tuple[int, NftTable | None]:
-    """The table, and the generation in which it was read.
+    """A table, and the generation in which it was read.
 
     Raises:
-        KernelError: the table could not be read, or other tables changed during each attempt.
+        KernelError: the table could not be read, or tables changed during each attempt.
     """
     found, generation = settled(channel, lambda: table(channel, place.family, place.name))
     if generation is None:
