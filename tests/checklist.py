@@ -1,8 +1,8 @@
-"""The cases that kube-proxy's own tests assert, in our words, with our tests of each.
+"""The cases that kube-proxy's own tests assert, in this project's words, each with the tests of this project that cover it.
 
-A test names its cases with ``@pytest.mark.checklist(13)``. The numbers come from a reading of pkg/proxy/ipvs and pkg/proxy in
-kubernetes/kubernetes v1.36.2; their only purpose is to show missing cases. ``scripts/checklist`` prints all
-cases with their tests; its exit status is 1 if a case has no test, or a test names a case that does not exist.
+A test names its cases with ``@pytest.mark.checklist(13)``. The numbers come from reading pkg/proxy/ipvs and pkg/proxy in
+kubernetes/kubernetes v1.36.2; their only purpose is to show missing cases. ``scripts/checklist`` prints all cases with their
+tests; its exit status is 1 if a case has no test, or a test names a case that does not exist.
 """
 
 import collections

@@ -1,7 +1,7 @@
-"""Fixtures and marks that concern the kernel.
+"""Pytest fixtures and marks for tests that need the kernel.
 
-Tests marked ``kernel`` need ip_vs and root. ``scripts/test`` runs them all on a kernel from ``scripts/kernel``; a kernel without
-ip_vs is a failure there. A plain ``pytest`` without ip_vs skips them and says so.
+Tests marked ``kernel`` need ip_vs and root. ``scripts/test`` runs all of these tests on a kernel from ``scripts/kernel``, where a
+missing ip_vs is a failure. On a host without ip_vs, a plain ``pytest`` skips these tests and says so.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import pytest
 from tests.support import forked, old_kernel, patience
 from tests.support.program import OLD_KERNEL
 
-# The duration of an example depends more on the load of the machine than on the code.
+# Hypothesis has no deadline here, because the duration of an example depends more on the load of the machine than on the code.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
@@ -58,13 +58,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def new_network_namespace() -> Iterator[Callable[[], None]]:
-    """Each call moves the thread of the test to a fresh network namespace, with lo up and nothing else.
+    """Each call moves the thread of the test to a fresh network namespace, which has only the interface lo, in state up.
 
-    Namespaces belong to threads: threads and processes that the test starts inherit this one; earlier threads, such as those of a
-    session-wide fixture, stay in theirs, as do their sockets. ``/proc/sys/net`` shows the namespace of the
-    thread that reads, ``/proc/net`` that of the process's main thread; ``/proc/thread-self/net`` is always right.
-    ``/sys/class/net`` keeps showing the old one. A namespace vanishes with all its contents after its last process, thread and
-    socket.
+    A namespace belongs to a thread: threads and processes that the test starts afterwards are in the new namespace. Threads that
+    already run, such as those of a session-wide fixture, stay in the old namespace, and so do their sockets. ``/proc/sys/net``
+    shows the namespace of the thread that reads it, and ``/proc/net`` that of the process's main thread;
+    ``/proc/thread-self/net`` always shows the namespace of the reading thread. ``/sys/class/net`` still shows the interfaces of
+    the old namespace. When its last process, thread and socket are gone, a namespace is deleted with all its contents.
     """
     if os.geteuid() != 0:
         _refuse("a network namespace needs root")
@@ -80,7 +80,7 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
     finally:
         returned = _libc.setns(before, _CLONE_NEWNET)
         os.close(before)
-        if returned != 0:  # the next tests would run in the wrong namespace
+        if returned != 0:  # otherwise the next tests would run in the wrong namespace
             pytest.exit(f"cannot return from a network namespace: {os.strerror(ctypes.get_errno())}", returncode=3)
 
 

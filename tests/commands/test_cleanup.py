@@ -1,4 +1,6 @@
-"""Cleaning a node: on a kernel in memory what is removed, reported and left; on a real one that nothing of kube-proxy is left.
+"""The clean-up of a node: the objects that it removes, reports and keeps.
+
+Most tests use an in-memory kernel. On a real kernel, a test shows that nothing of kube-proxy remains.
 
 The command line is in ``tests/test_cli.py``.
 """
@@ -49,7 +51,7 @@ CLUSTER_IP = builders.frontend(builders.CLUSTER_IP, 80)
 
 @pytest.fixture
 def kernel() -> FakeKernel:
-    """A kernel that an ipvsproxy has programmed, with a virtual server of another program."""
+    """A kernel that ipvsproxy has programmed, and that also has a virtual server of another program."""
     node = memory_node.MemoryNode()
 
     async def serve() -> None:
@@ -86,7 +88,7 @@ def clean_node(node: cleanup.NodeToClean, *, dry_run: bool = False, excluded: Se
     return result
 
 
-def test_a_cleanup_removes_all_our_objects_and_leaves_the_rest(kernel: FakeKernel) -> None:
+def test_a_cleanup_removes_all_our_objects_and_keeps_those_of_other_programs(kernel: FakeKernel) -> None:
     result = clean(kernel)
     assert result.is_fine
     assert set(kernel.virtual_servers) == {FOREIGN}
@@ -96,7 +98,7 @@ def test_a_cleanup_removes_all_our_objects_and_leaves_the_rest(kernel: FakeKerne
     assert cleanup.render_text(result, dry_run=False) == "removed: 1 virtual server, 34 sets, 1 device, IPv4 rules, IPv6 rules\n"
 
 
-def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
+def test_a_second_cleanup_finds_nothing_to_remove(kernel: FakeKernel) -> None:
     clean(kernel)
     kernel.forget()
     result = clean(kernel)
@@ -106,21 +108,21 @@ def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
     assert cleanup.render_text(result, dry_run=True) == "would remove: nothing, there is nothing of ours\n"
 
 
-def test_the_summary_counts_each_route_of_an_operation() -> None:
+def test_the_summary_counts_each_local_route_of_one_operation() -> None:
     result = cleanup.Result()
     result.add([Outcome(Operation(Verb.REMOVE, LocalRoutes.of(*map(parse_address, ("10.96.0.1", "10.96.0.2")))))])
     assert cleanup.render_text(result, dry_run=False) == "removed: 2 local routes\n"
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_cleanup_that_could_not_read_the_kernel_reports_only_its_problem(*, dry_run: bool) -> None:
+def test_a_cleanup_that_could_not_read_the_kernel_reports_only_that_problem(*, dry_run: bool) -> None:
     result = cleanup.Result(problems=["another ipvsproxy is running"])
     problem, removed = cleanup.render_text(result, dry_run=dry_run).splitlines()
     assert removed == ("would remove: not known" if dry_run else "removed: nothing")
     assert problem == "problem: another ipvsproxy is running"
 
 
-def test_a_dry_run_names_everything_and_changes_nothing(kernel: FakeKernel) -> None:
+def test_a_dry_run_of_the_cleanup_lists_all_objects_and_changes_nothing(kernel: FakeKernel) -> None:
     before = memory_node.contents(kernel)
     result = clean(kernel, dry_run=True)
     assert memory_node.contents(kernel) == before
@@ -134,14 +136,14 @@ def test_a_dry_run_names_everything_and_changes_nothing(kernel: FakeKernel) -> N
     assert json.loads(cleanup.render_json(clean(kernel), dry_run=False))["clean"]
 
 
-def test_excluded_ranges_keep_their_virtual_servers_and_say_so(kernel: FakeKernel) -> None:
+def test_virtual_servers_in_excluded_ranges_are_kept_and_reported(kernel: FakeKernel) -> None:
     result = clean(kernel, excluded=["10.96.0.0/16"])
     assert set(kernel.virtual_servers) == {FOREIGN, CLUSTER_IP}
     assert result.is_fine
     assert result.notes == ["virtual servers in excluded ranges: 1 stay"]
 
 
-def test_the_witness_of_our_virtual_server_stays_while_the_virtual_server_cannot_be_removed(kernel: FakeKernel) -> None:
+def test_a_witness_stays_while_its_virtual_server_cannot_be_removed(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
     result = clean(kernel)
     assert [one.operation.item for one in result.outcomes.values() if one.error] == [
@@ -157,7 +159,7 @@ def test_the_witness_of_our_virtual_server_stays_while_the_virtual_server_cannot
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "addresses", "interface_addresses", "sets"])
-def test_an_unreadable_part_is_a_problem_and_removes_no_witness(kernel: FakeKernel, part: str) -> None:
+def test_an_unreadable_part_of_the_kernel_is_a_problem_and_no_witness_is_removed(kernel: FakeKernel, part: str) -> None:
     kernel.unreadable = {part}
     result = clean(kernel)
     assert f"{part} cannot be read" in result.problems
@@ -165,7 +167,7 @@ def test_an_unreadable_part_is_a_problem_and_removes_no_witness(kernel: FakeKern
     assert kernel.device
 
 
-def test_a_set_that_a_foreign_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
+def test_a_set_that_a_foreign_rule_uses_is_reported_with_the_rule(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
     users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
     result = clean_node(cleanup.NodeToClean(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}))
@@ -174,7 +176,7 @@ def test_a_set_that_a_foreign_rule_uses_is_named_with_the_rule(kernel: FakeKerne
     assert not kernel.device, "one failure does not stop the rest"
 
 
-def test_a_set_that_stays_in_one_backend_is_a_failure_although_the_other_backend_has_removed_its_own(kernel: FakeKernel) -> None:
+def test_a_set_that_one_backend_cannot_remove_is_a_failure_although_the_other_backend_removed_its_set(kernel: FakeKernel) -> None:
     result = clean(kernel)
     removal = Operation(Verb.REMOVE, IpSet(SetKind.CLUSTER_IP, Family.IPV4))
     assert not result.outcomes[str(removal)].error
@@ -183,7 +185,7 @@ def test_a_set_that_stays_in_one_backend_is_a_failure_although_the_other_backend
     assert result.failures == ["the set is in use"]
 
 
-def test_the_copy_that_a_kill_during_an_enlargement_left_is_named_and_goes(kernel: FakeKernel) -> None:
+def test_a_set_copy_left_by_a_kill_during_resizing_is_reported_and_removed(kernel: FakeKernel) -> None:
     kernel.set_copy = True
     assert "would remove set KUBE-IPVSPROXY-LARGER\n" in cleanup.render_text(clean(kernel, dry_run=True), dry_run=True)
     assert clean(kernel).is_fine
@@ -194,7 +196,7 @@ OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
 MODE_RULES = LeftRules(chains={CHAIN: 2})
 
 
-def test_our_rules_in_the_other_variant_and_rules_of_the_iptables_mode_are_removed_as_well(kernel: FakeKernel) -> None:
+def test_our_rules_in_the_other_iptables_variant_and_rules_of_the_iptables_mode_are_also_removed(kernel: FakeKernel) -> None:
     left = Tables()
     left.put(OTHER, OTHER_RULES)
     left.put(USED, MODE_RULES)
@@ -215,7 +217,7 @@ def test_our_rules_in_the_other_variant_and_rules_of_the_iptables_mode_are_remov
     assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in legacy", "error": ""} in document["operations"]
 
 
-def test_a_node_with_only_leftover_rules_is_not_clean() -> None:
+def test_a_node_with_nothing_but_leftover_rules_is_not_clean() -> None:
     left = Tables()
     left.put(USED, MODE_RULES)
     document = json.loads(cleanup.render_json(clean(FakeKernel(), left, dry_run=True), dry_run=True))
@@ -223,7 +225,7 @@ def test_a_node_with_only_leftover_rules_is_not_clean() -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "remove"])
-def test_leftover_rules_that_cannot_be_read_or_removed_are_a_problem_and_the_rest_is_removed(
+def test_leftover_rules_that_cannot_be_read_or_removed_are_a_problem_and_all_other_rules_are_removed(
     kernel: FakeKernel, step: str
 ) -> None:
     left = Tables()
@@ -237,7 +239,7 @@ def test_leftover_rules_that_cannot_be_read_or_removed_are_a_problem_and_the_res
     assert not kernel.device
 
 
-def test_a_leftover_chain_that_a_foreign_rule_jumps_to_is_named_with_the_rule(kernel: FakeKernel) -> None:
+def test_a_leftover_chain_that_a_foreign_rule_jumps_to_is_reported_with_the_rule(kernel: FakeKernel) -> None:
     left = Tables()
     reference = Reference(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
     left.put(USED, LeftRules(chains={CHAIN: 2}, references=(reference,)))
@@ -247,14 +249,14 @@ def test_a_leftover_chain_that_a_foreign_rule_jumps_to_is_named_with_the_rule(ke
     )
 
 
-def test_a_table_that_iptables_cannot_show_is_a_problem(kernel: FakeKernel) -> None:
+def test_a_table_that_iptables_cannot_print_is_a_problem(kernel: FakeKernel) -> None:
     left = Tables()
     left.put(OTHER, LeftRules(hidden=frozenset({"nat"})))
     (problem,) = clean(kernel, left).problems
     assert "table nat holds rules of nft" in problem
 
 
-def test_a_cleanup_whose_objects_come_back_names_the_program_that_still_runs(kernel: FakeKernel) -> None:
+def test_a_cleanup_whose_removed_objects_come_back_names_the_program_that_still_runs(kernel: FakeKernel) -> None:
     class Restless(FakeKernel):
         def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
             outcomes = super().apply(operations)
@@ -265,7 +267,7 @@ def test_a_cleanup_whose_objects_come_back_names_the_program_that_still_runs(ker
     assert result.problems == ["kube-ipvs0 is back: is a kube-proxy or ipvsproxy still running here?"]
 
 
-# On a real kernel.
+# These tests use a real kernel.
 
 
 def run_program(*arguments: str) -> Ended:
@@ -285,18 +287,18 @@ def shell(*lines: str) -> None:
 
 
 def shown(command: str) -> list[str]:
-    """What a tool prints, without comments."""
+    """The output of a tool, without its comments."""
     done = subprocess.run(command.split(), check=True, capture_output=True, text=True)
     return [line.strip() for line in done.stdout.splitlines() if not line.startswith("#")]
 
 
-def test_sets_with_our_names_are_removed_whatever_their_shape(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_with_our_names_are_removed_whatever_their_type(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     there = IpSet(SetKind.LOAD_BALANCER, Family.IPV6)
     kernel.apply([Operation(Verb.ADD, there)])
     observe = kernel.observe
 
     def without(names: Sequence[str], *others: Any) -> Observation:
-        """The sets as a node observes them, without sets of another shape."""
+        """The sets that a node observes, without the set whose type differs from ours."""
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)
@@ -330,7 +332,7 @@ STRANGE = (
 
 
 def rules(program: str) -> set[str]:
-    """All rules and all chains that are not built in."""
+    """All rules, and all chains that are not built in."""
     return {line.removesuffix(" [0:0]") for line in shown(f"{program}-save") if line.startswith("-A") or " - [" in line}
 
 
@@ -365,7 +367,7 @@ def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> 
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_the_copy_of_a_set_left_by_a_kill_is_removed_and_the_node_is_not_clean_before() -> None:
+def test_a_set_copy_left_by_a_kill_makes_a_node_unclean_until_the_cleanup_removes_it() -> None:
     shell("ipset create KUBE-IPVSPROXY-LARGER hash:ip,port maxelem 131072")
     planned = run_program("cleanup", "--dry-run", "--output=json")
     assert not json.loads(planned.output)["clean"]
@@ -375,7 +377,7 @@ def test_the_copy_of_a_set_left_by_a_kill_is_removed_and_the_node_is_not_clean_b
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_a_set_in_use_by_a_foreign_rule_stays_and_the_rule_is_named() -> None:
+def test_a_set_in_use_by_a_foreign_rule_is_kept_and_the_rule_is_reported() -> None:
     shell(
         "ipset create KUBE-CLUSTER-IP hash:ip,port",
         "ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet6",
@@ -393,7 +395,7 @@ def test_a_set_in_use_by_a_foreign_rule_stays_and_the_rule_is_named() -> None:
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_line_names_it() -> None:
+def test_the_cleanup_refuses_to_clean_or_list_while_ipvsproxy_runs_and_its_first_line_says_so() -> None:
     shell("iptables -N KUBE-FORWARD")
     with contextlib.closing(Instance()):
         cases = (
@@ -412,7 +414,7 @@ def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_l
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_only_own_leaves_rules_that_kube_proxy_knows_and_removes_those_in_nftables_and_local_routes() -> None:
+def test_only_own_keeps_rules_that_kube_proxy_knows_and_removes_nftables_rules_and_local_routes() -> None:
     settings = Settings(backend=Backend.NFTABLES)
     every = [skeleton.build_skeleton(family, settings, builders.node_view(), set(SetKind), []) for family in Family]
     with (
@@ -442,7 +444,7 @@ def test_only_own_leaves_rules_that_kube_proxy_knows_and_removes_those_in_nftabl
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_a_dry_run_does_not_keep_an_ipvsproxy_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ipvsproxy_can_start_during_a_dry_run_of_the_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object) -> tuple[()]:
         Instance().close()
         return ()
@@ -455,7 +457,7 @@ def test_a_dry_run_does_not_keep_an_ipvsproxy_from_starting(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_rules_of_the_iptables_mode_are_named_and_removed_and_foreign_rules_stay(variant: Variant) -> None:
+def test_rules_of_the_iptables_mode_are_listed_and_removed_and_foreign_rules_stay(variant: Variant) -> None:
     families = commands(variant)
     for family, program in families.items():
         run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
@@ -468,7 +470,7 @@ def test_rules_of_the_iptables_mode_are_named_and_removed_and_foreign_rules_stay
     assert run_program("--cleanup").output.splitlines()[-1] == "removed: nothing, there was nothing of ours"
 
 
-def test_a_table_of_kube_proxys_nftables_mode_goes_and_is_listed(kernel: FakeKernel) -> None:
+def test_a_table_of_kube_proxys_nftables_mode_is_listed_and_removed(kernel: FakeKernel) -> None:
     tables = MemoryTables({IPV4: LEFT})
     planned = clean(kernel, tables=tables, dry_run=True)
     assert tables.held == {IPV4: LEFT}
@@ -485,7 +487,7 @@ def test_a_table_of_kube_proxys_nftables_mode_goes_and_is_listed(kernel: FakeKer
     )
 
 
-def test_a_table_of_kube_proxy_that_resists_is_a_failure(kernel: FakeKernel) -> None:
+def test_a_table_of_kube_proxy_that_cannot_be_removed_is_a_failure(kernel: FakeKernel) -> None:
     tables = MemoryTables({IPV4: LEFT})
     tables.failing = {("remove", IPV4)}
     (failure,) = clean(kernel, tables=tables).failures
@@ -496,7 +498,7 @@ def test_a_table_of_kube_proxy_that_resists_is_a_failure(kernel: FakeKernel) -> 
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_table_that_only_has_kube_proxys_name_is_left_alone_and_reported(kernel: FakeKernel, *, dry_run: bool) -> None:
+def test_a_table_with_kube_proxys_name_and_other_contents_is_kept_and_reported(kernel: FakeKernel, *, dry_run: bool) -> None:
     foreign = dataclasses.replace(LEFT, maps=frozenset())
     tables = MemoryTables({IPV4: foreign})
     result = clean(kernel, tables=tables, dry_run=dry_run)
@@ -507,7 +509,7 @@ def test_a_table_that_only_has_kube_proxys_name_is_left_alone_and_reported(kerne
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_on_a_real_kernel_kube_proxys_nftables_tables_go_without_the_program_nft(tmp_path: pathlib.Path) -> None:
+def test_kube_proxys_nftables_tables_are_removed_from_a_real_kernel_without_the_nft_program(tmp_path: pathlib.Path) -> None:
     programs = {name: shutil.which(name) for name in ("nft", "iptables")}
     if programs["nft"] is None:
         pytest.skip("nft is not installed")
@@ -534,7 +536,7 @@ def test_on_a_real_kernel_kube_proxys_nftables_tables_go_without_the_program_nft
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -> None:
+def test_rules_of_both_iptables_variants_are_removed_where_the_kernel_has_both(variant: Variant) -> None:
     drivers = [IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=commands(one)) for one in Variant]
     if refusal := next(filter(None, (driver.try_writing(Family.IPV4) for driver in drivers)), None):
         pytest.skip(f"this kernel does not do both: {refusal.reason}")

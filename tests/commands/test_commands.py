@@ -1,6 +1,7 @@
-"""The commands that only inspect, on a real kernel, beside a running ipvsproxy and after it.
+"""The commands that only inspect a node, on a real kernel, while ipvsproxy runs and after it has stopped.
 
-Covers that the commands agree with the kernel and leave it alone; the output of each command has tests of its own.
+Covers that the commands' output agrees with the kernel and that they change nothing in it; each command's output has tests of its
+own.
 """
 
 import json
@@ -72,7 +73,7 @@ def _state() -> list[str]:
 
 
 @pytest.mark.usefixtures("_node")
-def test_no_command_changes_an_empty_node() -> None:
+def test_no_inspecting_command_changes_an_empty_node() -> None:
     before = _state()
     *looked, doctor = _run("plan", "verify", "explain demo/web", "explain demo/none", "doctor")
     assert [answer.status for answer in looked] == [0, 1, 0, 1], looked
@@ -81,7 +82,7 @@ def test_no_command_changes_an_empty_node() -> None:
 
 
 @pytest.mark.usefixtures("_node")
-def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Path) -> None:
+def test_plan_and_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Path) -> None:
     (planned,) = _json("plan")
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()
@@ -89,7 +90,7 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
     held = [line.split() for line in _shown("ipvsadm", "-Sn").splitlines() if line.startswith("-A")]
     assert {name.split()[1] for name in servers} == {words[2] for words in held}
 
-    # A network namespace may not change the size of the connection table; a host may.
+    # The size of the connection table can be changed only on the host, not in a network namespace.
     verified, planned = _json("verify", "plan")
     assert {one["object"] for one in verified["differences"]} <= UNWRITABLE
     assert {one["kind"] for one in planned["operations"]} <= {"flow", "sysctl"}
@@ -108,13 +109,13 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
 
 
 def _sorted(lines: list[str]) -> list[str]:
-    """Virtual servers with their rows, sorted by text: ipvsadm's own comparison of addresses overflows."""
+    """Virtual servers with their rows, sorted by text, because ipvsadm's own comparison of addresses overflows."""
     virtual_servers = "\n".join(lines[3:]).replace("\n  ->", "\0  ->").split("\n")
     return [*lines[:3], *(row for one in sorted(virtual_servers) for row in one.split("\0"))]
 
 
 @pytest.mark.usefixtures("_node")
-def test_list_prints_the_rows_of_ipvsadm_with_names_beside_them(tmp_path: Path) -> None:
+def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_them(tmp_path: Path) -> None:
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()
     for command in ("-A -f 7 -s wlc", "-a -f 7 -r 10.9.9.9 -m", "-A -t 192.0.2.1:80 -s rr -p 60"):
@@ -149,7 +150,7 @@ def test_list_prints_the_rows_of_ipvsadm_with_names_beside_them(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("_node")
-def test_top_shows_the_daemon_of_the_node_on_a_terminal(tmp_path: Path) -> None:
+def test_top_on_a_terminal_shows_the_running_ipvsproxy_of_the_node(tmp_path: Path) -> None:
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()
         command = (sys.executable, "-m", "ipvsproxy", "top", "--interval=500ms", "--sort=name")
@@ -168,7 +169,7 @@ def test_top_shows_the_daemon_of_the_node_on_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_node")
-def test_an_address_that_run_refuses_to_protect_api_servers_is_no_difference(tmp_path: Path) -> None:
+def test_verify_reports_no_difference_for_an_address_of_an_api_server_that_run_refuses_to_serve(tmp_path: Path) -> None:
     manifests = tmp_path / "manifests"
     shutil.copytree(MANIFESTS, manifests)
     (manifests / "api-servers.yaml").write_text(API_SERVERS)

@@ -1,4 +1,4 @@
-"""Commands and ``run`` have the same desired state, table by table, on kernels that ``run`` has programmed."""
+"""The inspecting commands and ``run`` compute the same desired state, table by table, on kernels that ``run`` has programmed."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ State = Sequence[ApiObject]
 
 
 def api_servers(own_address: str) -> State:
-    """The API servers, one of them on this node, and Services that may not use the addresses or ports of API servers."""
+    """API servers, one of which runs on this node, and Services that must not use the addresses or ports of API servers."""
     return (
         builders.service("kubernetes", builders.service_port(443, name="https"), cluster=["10.96.0.1"]),
         builders.endpoint_slice(
@@ -61,13 +61,13 @@ def with_api_servers(objects: Iterable[ApiObject], own_address: str) -> State:
 
 
 def scenario(path: pathlib.Path) -> list[State]:
-    """The phases of a scenario, with the API servers in each."""
+    """The phases of a scenario, and the API servers of each phase."""
     states = read_states(path)
     return [with_api_servers((put.object for put in state.values()), builders.NODE_ADDRESS) for state in states]
 
 
 def golden(directory: pathlib.Path) -> Iterator[State]:
-    """The recorded fixtures, phase after phase."""
+    """The states of the recorded fixtures, one for each phase."""
     world = golden_fixtures.World(directory)
     for phase in PHASES:
         world.apply(phase)
@@ -82,7 +82,7 @@ def golden(directory: pathlib.Path) -> Iterator[State]:
 
 
 def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
-    """Every table except tracked flows, which no command reads."""
+    """The desired state of every table except that of tracked flows, which no command reads."""
     return {
         **{f"entries of {name}": table.desired for name, table in tables.entries.items()},
         "virtual servers": tables.virtual_servers.desired,
@@ -96,7 +96,7 @@ def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
 
 
 async def tell(node: MemoryNode, before: State, after: State) -> None:
-    """Change the API's objects from one state to the next, and let the node put them in force."""
+    """Replace the API objects of one state by those of the next state, and let the node program the change."""
     kept = {memory_node.key_of(item) for item in after}
     node.put(*(item for item in after if item not in before))
     node.remove(*(item for item in before if memory_node.key_of(item) not in kept))
@@ -106,7 +106,7 @@ async def tell(node: MemoryNode, before: State, after: State) -> None:
 async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     seen = inspected(node.kernel, *objects, translation=node.settings)
     comparison = Comparison(seen)
-    for _ in range(2):  # the second reading of a command must find the same as its first one
+    for _ in range(2):  # the second reading of a command must find the same as the first
         await comparison.read()
         assert list(map(str, comparison.differences())) == []
         found, wanted = desired(comparison._reconciler._tables), desired(node.engine._reconciler._tables)
@@ -129,7 +129,7 @@ async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) ->
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_after_each_phase_of_a_scenario_commands_desire_what_run_desires(path: pathlib.Path) -> None:
+async def test_after_each_phase_of_a_scenario_commands_and_run_desire_the_same_state(path: pathlib.Path) -> None:
     await assert_all_agree_through(scenario(path), MemoryNode(settings=SETTINGS))
 
 
@@ -144,7 +144,7 @@ async def test_after_each_phase_of_a_scenario_commands_desire_what_run_desires(p
     ids=["default", "masquerade-all and mh", "nodeport-primary", "one family"],
 )
 @in_virtual_time
-async def test_after_each_phase_of_the_recordings_commands_desire_what_run_desires(
+async def test_after_each_phase_of_the_recordings_commands_and_run_desire_the_same_state(
     settings: Settings, tmp_path: pathlib.Path
 ) -> None:
     node = MemoryNode(settings=settings)
@@ -154,7 +154,7 @@ async def test_after_each_phase_of_the_recordings_commands_desire_what_run_desir
     await assert_all_agree_through(list(golden(tmp_path)), node)
 
 
-async def test_addresses_of_api_servers_are_refused_and_returned_with_their_changes() -> None:
+async def test_commands_follow_run_when_addresses_of_api_servers_become_refused_or_allowed_again() -> None:
     objects = (builders.node(), *api_servers(builders.NODE_ADDRESS))
     comparison = Comparison(inspected(memory_node.new_kernel(), *objects))
     changes = await comparison.read()
@@ -171,7 +171,7 @@ async def test_addresses_of_api_servers_are_refused_and_returned_with_their_chan
 
 
 @in_virtual_time
-async def test_an_entry_to_be_removed_makes_no_rule_desired_in_any_inspection() -> None:
+async def test_a_set_entry_that_is_about_to_be_removed_makes_no_inspecting_command_desire_a_rule() -> None:
     restricted = builders.service("web", load_balancer=["192.0.2.1"], source_ranges=["198.51.100.0/24"])
     node = MemoryNode()
     node.begin_with(builders.node(), restricted)

@@ -1,4 +1,4 @@
-"""The findings of ``doctor``: each question has an answer, and each fault has a remedy."""
+"""The findings of ``doctor``: each check has a result, and each fault has a remedy."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def _config(*flags: str) -> Config:
 
 
 def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
-    """The findings that are not ``ok``, and not the reminder that is true of each node."""
+    """The findings whose level is not ``ok``, except the reminder that applies to every node."""
     found = dataclasses.replace(FINE, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
     return [one for one in doctor.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK and not _reminds(one)]
 
@@ -172,7 +172,7 @@ def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
         ({"timeouts": Timeouts(90000, 120, 300)}, Level.WARN, "timeouts", "IPVS keeps idle TCP connections for 90000 s"),
     ],
 )
-def test_faults_are_shown_with_their_remedy(facts: dict[str, Any], level: Level, topic: str, text: str) -> None:
+def test_doctor_reports_each_fault_with_its_remedy(facts: dict[str, Any], level: Level, topic: str, text: str) -> None:
     (finding,) = _judge(**facts)
     assert (finding.level, finding.topic) == (level, topic)
     assert text in finding.text
@@ -205,7 +205,7 @@ TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still 
         ),
     ],
 )
-def test_objects_of_the_other_backend_are_reported_with_the_flag_that_chose_it(
+def test_doctor_reports_objects_of_the_other_backend_with_the_flag_that_chose_the_backend(
     flags: list[str], used: Backend, why: str, left: str, expected: str
 ) -> None:
     (found,) = _judge(*flags, backend=BackendChoice(used, why), other_backend=left)
@@ -228,7 +228,7 @@ LEGACY = {"iptables_choice": VariantChoice({}, Variant.LEGACY, "it is the varian
         (NFTABLES | {"iptables_choice": None}, "ip", True),
     ],
 )
-def test_a_forward_policy_matters_unless_our_own_iptables_accepts_before_it(
+def test_doctor_reports_a_dropping_forward_policy_unless_our_own_iptables_rules_accept_the_packets_first(
     facts: dict[str, Any], family: str, *, is_told: bool
 ) -> None:
     found = _judge(**facts, tables=(dataclasses.replace(DOCKER, family=family),))
@@ -236,14 +236,14 @@ def test_a_forward_policy_matters_unless_our_own_iptables_accepts_before_it(
     assert not is_told or f"the chain FORWARD of the table {family} filter (hook forward) refuses what pods send" in found[0].text
 
 
-def test_an_input_policy_always_matters_since_none_of_our_rules_accepts_service_traffic_there() -> None:
+def test_doctor_always_reports_a_dropping_input_policy_because_our_rules_accept_no_service_traffic_there() -> None:
     chains = {"INPUT": BaseChain("filter", "input", 0, drops=True)}
     (finding,) = _judge(tables=(NftTable(family="ip", name="filter", chains=chains, closed=("INPUT",)),))
     assert "hook input" in finding.text
     assert "accept them there" in finding.remedy
 
 
-def test_tables_that_could_not_be_read_do_not_count_as_absent() -> None:
+def test_doctor_does_not_report_unreadable_nftables_tables_as_absent() -> None:
     reason = "list the chains: the data changed during each attempt"
     found = list(doctor.judge(dataclasses.replace(FINE, unread_tables=(reason,)), WANTED, _config()))
     (told,) = [one for one in found if one.topic in ("firewall", "kube-proxy")]
@@ -254,7 +254,7 @@ def test_tables_that_could_not_be_read_do_not_count_as_absent() -> None:
     assert [one.level for one in told_of_legacy] == [Level.WARN, Level.WARN], "what is known is told all the same"
 
 
-def test_another_backend_that_could_not_be_read_does_not_count_as_empty() -> None:
+def test_doctor_does_not_report_an_unreadable_backend_as_empty() -> None:
     reason = "read the table inet ipvsproxy: the answer is incomplete"
     (told,) = _judge(unread_backend=reason)
     assert (told.topic, told.level) == ("rules", Level.WARN)
@@ -267,19 +267,19 @@ def test_without_privileges_doctor_reports_only_the_missing_privileges() -> None
     assert {one.topic for one in found} == {"privileges"}
 
 
-def test_the_chains_of_kube_proxys_nftables_mode_are_no_firewall_of_others() -> None:
+def test_doctor_does_not_report_the_chains_of_kube_proxys_nftables_mode_as_a_foreign_firewall() -> None:
     table = dataclasses.replace(left_tables.LEFT, closed=("filter-input",))
     assert [one.topic for one in _judge(tables=(table,))] == ["kube-proxy"]
 
 
-def test_the_choice_of_nftables_is_logged_with_its_reason_and_iptables_is_not_required() -> None:
+def test_the_automatic_choice_of_nftables_is_logged_with_its_reason_and_does_not_require_iptables() -> None:
     choice = BackendChoice(Backend.NFTABLES, "it is configured")
     found = dataclasses.replace(FINE, iptables_choice=None, backend=choice)
     told = [one for one in doctor.judge(found, WANTED, _config("--rules-backend=nftables")) if one.topic in ("rules", "iptables")]
     assert told == [ok("rules", "the configuration of this command chooses nftables (--rules-backend=nftables)")]
 
 
-def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:
+def test_doctor_finds_no_fault_on_a_fresh_node_whose_modules_can_be_loaded() -> None:
     no_ipvs = (Missing("this kernel has no IPVS", "modprobe ip_vs"),)
     fresh = dataclasses.replace(
         FINE,
@@ -304,9 +304,7 @@ def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:
         ({"sysctls": {"net/ipv6/conf/lo/disable_ipv6": "1"}}, Level.WARN, "net/ipv6/conf/lo/disable_ipv6 is not 0"),
     ],
 )
-def test_doctor_reports_what_prevents_local_routes_where_they_are_configured(
-    facts: dict[str, Any], level: Level, said: str
-) -> None:
+def test_doctor_reports_what_prevents_local_routes_if_they_are_configured(facts: dict[str, Any], level: Level, said: str) -> None:
     (finding,) = _judge("--ipvs-vip-binding=routes", **facts)
     assert (finding.level, finding.topic) == (level, "binding")
     assert said in finding.text
@@ -314,7 +312,7 @@ def test_doctor_reports_what_prevents_local_routes_where_they_are_configured(
     assert _judge(**facts) == []
 
 
-def test_local_routes_that_stay_are_fine_and_leftover_local_routes_are_reported() -> None:
+def test_doctor_accepts_configured_local_routes_that_nothing_removes_and_reports_leftover_local_routes() -> None:
     left = dataclasses.replace(SEEN, routes=frozenset(builders.addresses("10.96.0.1")))
     for loopback in (Loopback(), Loopback(networkd="unmanaged")):
         assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []
@@ -323,14 +321,14 @@ def test_local_routes_that_stay_are_fine_and_leftover_local_routes_are_reported(
     assert "kube-proxy would leave them" in finding.remedy
 
 
-def test_a_field_that_leaves_out_a_served_family_is_named() -> None:
+def test_doctor_reports_a_field_whose_addresses_do_not_cover_a_served_family() -> None:
     assert _judge("--nodeport-addresses=primary,localhost") == []
     (finding,) = _judge("--nodeport-addresses=localhost,10.0.0.0/8", unserved={})
     assert finding.text == "nodePortAddresses has only loopback addresses of IPv6, where IPVS serves no node ports"
     assert _judge("--nodeport-addresses=10.0.0.0/8", unserved={Family.IPV6: "no tables"})[0].topic != "configuration"
 
 
-def test_doctor_warns_a_host_with_bridges_that_br_netfilter_is_not_loaded() -> None:
+def test_doctor_warns_if_a_host_has_bridges_and_br_netfilter_is_not_loaded() -> None:
     settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
     for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):
         facts = dataclasses.replace(FINE, sysctls=settings, bridges=bridges)
@@ -340,23 +338,23 @@ def test_doctor_warns_a_host_with_bridges_that_br_netfilter_is_not_loaded() -> N
         assert all("modprobe br_netfilter" in one.remedy for one in findings)
 
 
-def test_a_setting_that_cannot_be_written_fails_unless_it_is_right_already() -> None:
+def test_a_kernel_setting_that_cannot_be_written_is_a_failure_unless_it_already_has_the_desired_value() -> None:
     assert _judge(sysctls_writable=False) == []
     (finding,) = _judge(sysctls_writable=False, sysctls={"net/ipv4/ip_forward": "0"})
     assert finding.level is Level.FAIL
 
 
-def test_ipv6_without_forwarding_fails_where_pods_have_ipv6() -> None:
+def test_disabled_ipv6_forwarding_is_a_failure_if_pods_have_ipv6_addresses() -> None:
     (finding,) = _judge("--cluster-cidr=10.0.0.0/8,fd00::/48", sysctls={"net/ipv6/conf/all/forwarding": "0"})
     assert finding.level is Level.FAIL
 
 
-def test_forwarding_of_ipv6_does_not_matter_on_a_host_without_ipv6() -> None:
+def test_disabled_ipv6_forwarding_is_ignored_on_a_host_without_ipv6() -> None:
     seen = dataclasses.replace(SEEN, interface_addresses=SEEN.interface_addresses and SEEN.interface_addresses[:1])
     assert _judge(observation=seen, sysctls={"net/ipv6/conf/all/forwarding": "0"}) == []
 
 
-def test_virtual_servers_of_other_programs_are_named() -> None:
+def test_doctor_reports_virtual_servers_of_other_programs() -> None:
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     seen = dataclasses.replace(SEEN, virtual_servers={builders.frontend("192.0.2.1", 80): server}, foreign_virtual_servers=1)
     (finding,) = _judge(observation=seen)
@@ -368,7 +366,7 @@ def test_virtual_servers_of_other_programs_are_named() -> None:
     assert _judge(observation=ours) == []
 
 
-def test_our_node_port_on_an_address_that_the_node_lost_is_pointed_out() -> None:
+def test_doctor_reports_a_virtual_server_of_our_node_port_on_an_address_that_the_node_lost() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}
@@ -378,7 +376,7 @@ def test_our_node_port_on_an_address_that_the_node_lost_is_pointed_out() -> None
     assert second.text.startswith("2 virtual servers of other programs")
 
 
-def test_a_scheduler_that_is_in_use_is_there_whatever_its_module_file_says() -> None:
+def test_doctor_treats_a_scheduler_in_use_as_available_whatever_the_module_files_show() -> None:
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     seen = dataclasses.replace(
         SEEN, virtual_servers={builders.frontend("10.96.0.1", 80): server}, addresses=frozenset(builders.addresses("10.96.0.1"))
@@ -386,11 +384,11 @@ def test_a_scheduler_that_is_in_use_is_there_whatever_its_module_file_says() -> 
     assert _judge(observation=seen, modules={"ip_vs_rr": ModuleState.UNKNOWN}) == []
 
 
-def test_our_own_process_may_hold_our_ports() -> None:
+def test_doctor_does_not_report_ports_that_our_own_process_holds() -> None:
     assert _judge(listeners={10256: "ipvsproxy (process 7)", 10249: "ipvsproxy (process 7)"}) == []
 
 
-def test_people_see_what_is_lacking_and_what_to_do_and_notes_apart_and_of_the_rest_the_topics() -> None:
+def test_text_shows_faults_with_remedies_then_notes_and_only_the_topics_of_all_other_findings() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),
@@ -410,7 +408,7 @@ def test_people_see_what_is_lacking_and_what_to_do_and_notes_apart_and_of_the_re
     ]
 
 
-def test_of_many_modules_and_settings_there_is_one_finding_each() -> None:
+def test_many_missing_modules_or_wrong_settings_are_one_finding_for_each_kind() -> None:
     names = [f"ip_set_{number}" for number in range(33)]
     (found,) = _judge(modules=dict.fromkeys(names, ModuleState.UNKNOWN))
     assert found.text == "it is unknown whether this kernel has 33 modules (ip_set_0, ip_set_1, ip_set_2, …)"
@@ -454,17 +452,17 @@ SAME_BITS = MarkRule("-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmas
         ((OTHER_BITS,) * 9, Level.WARN, f"{OTHER_BITS.text}; 6 more"),
     ],
 )
-def test_rules_that_write_marks_before_ipvs_are_named(rules: tuple[MarkRule, ...], level: Level, text: str) -> None:
+def test_doctor_reports_rules_that_set_packet_marks_before_ipvs(rules: tuple[MarkRule, ...], level: Level, text: str) -> None:
     facts = dataclasses.replace(FINE, mark_rules=rules)
     (found,) = (one for one in doctor.judge(facts, WANTED, _config("--ipvs-traffic-scopes=api")) if one.topic == "marks")
     assert (found.level, text in found.text) == (level, True)
 
 
-def test_doctor_says_nothing_about_marks_without_second_scopes() -> None:
+def test_doctor_does_not_report_rules_that_set_marks_if_there_are_no_second_scopes() -> None:
     assert not [one for one in _judge("--ipvs-traffic-scopes=kube-proxy", mark_rules=(SAME_BITS,)) if one.topic == "marks"]
 
 
-def test_pods_on_bridges_are_told_that_large_datagrams_do_not_reach_services_of_ipv6() -> None:
+def test_doctor_warns_that_large_datagrams_from_pods_on_bridges_do_not_reach_ipv6_services() -> None:
     (found,) = _judge(bridges=("cni0", "docker0"))
     assert (found.level, found.topic) == (Level.WARN, "mtu")
     assert (
@@ -489,7 +487,7 @@ def test_pods_on_bridges_are_told_that_large_datagrams_do_not_reach_services_of_
         ((), "1", NO_IPV6, ""),
     ],
 )
-def test_the_host_is_told_which_large_datagrams_its_programs_lose(
+def test_doctor_notes_which_large_datagrams_of_the_hosts_own_programs_are_lost(
     flags: tuple[str, ...], discovery: str, unserved: Mapping[Family, str], text: str
 ) -> None:
     sysctls = {**SYSCTLS, "net/ipv4/ip_no_pmtu_disc": discovery}

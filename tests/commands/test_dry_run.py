@@ -1,4 +1,4 @@
-"""The dry run: it reads and reports, and leaves the kernel and kube-proxy's ports alone."""
+"""The dry run: it reads and reports, does not change the kernel, and does not listen on kube-proxy's ports."""
 
 import asyncio
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ CLUSTER, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("1
 
 
 class Shadowed:
-    """A dry run on a kernel in memory, and the series that it exports."""
+    """A dry run on an in-memory kernel, and the metrics that it exports."""
 
     def __init__(self, kernel: FakeKernel) -> None:
         self.node: Inspected = inspected(kernel, *WEB)
@@ -42,7 +42,7 @@ class Shadowed:
         return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}
 
 
-async def test_a_node_in_the_desired_state_has_no_differences_of_any_kind() -> None:
+async def test_a_dry_run_finds_no_differences_on_a_node_in_the_desired_state() -> None:
     compared = Shadowed(await synced_kernel(*WEB))
     assert await compared.differences() == {}, "before the first look nobody knows"
     await compared.dry_run.compare()
@@ -52,7 +52,7 @@ async def test_a_node_in_the_desired_state_has_no_differences_of_any_kind() -> N
     assert compared.status.is_healthy
 
 
-async def test_differences_are_logged_once_and_exported_as_long_as_they_last() -> None:
+async def test_each_difference_is_logged_once_and_exported_while_it_lasts() -> None:
     kernel = await synced_kernel(*WEB)
     del kernel.virtual_servers[CLUSTER].real_servers[THERE]
     compared = Shadowed(kernel)
@@ -67,7 +67,7 @@ async def test_differences_are_logged_once_and_exported_as_long_as_they_last() -
     assert kernel.applied == []
 
 
-async def test_a_stale_set_entry_makes_no_rule_desired() -> None:
+async def test_a_stale_set_entry_does_not_make_the_dry_run_desire_a_rule() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.sets["KUBE-EXTERNAL-IP"].entries.add(SetEntry("KUBE-EXTERNAL-IP", parse_address("192.0.2.1"), Protocol.TCP, 80))
     compared = Shadowed(kernel)
@@ -76,7 +76,7 @@ async def test_a_stale_set_entry_makes_no_rule_desired() -> None:
     assert {kind for kind, count in (await compared.differences()).items() if count} == {"set_entry"}
 
 
-async def test_a_change_that_the_other_proxy_has_not_programmed_is_a_difference() -> None:
+async def test_a_change_that_the_other_proxy_has_not_programmed_is_reported_as_a_difference() -> None:
     compared = Shadowed(await synced_kernel(*WEB))
     await compared.dry_run.compare()
     compared.node.store.deliver([memory_node.put(builders.endpoint_slice(builders.endpoint("10.244.0.1")))], 0)
@@ -84,7 +84,7 @@ async def test_a_change_that_the_other_proxy_has_not_programmed_is_a_difference(
     assert (await compared.differences())["real_server"] == 1
 
 
-async def test_an_unreadable_value_leaves_the_last_figure() -> None:
+async def test_the_dry_run_keeps_its_last_counts_while_the_kernel_cannot_be_read() -> None:
     kernel = await synced_kernel(*WEB)
     compared = Shadowed(kernel)
     await compared.dry_run.compare()
@@ -96,7 +96,9 @@ async def test_an_unreadable_value_leaves_the_last_figure() -> None:
     assert set((await compared.differences()).values()) == {0.0}
 
 
-async def test_a_change_is_compared_after_the_other_proxy_had_time_to_program_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_dry_run_compares_a_change_only_after_the_other_proxy_had_time_to_program_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dry_run, "PATIENCE_S", 0.01)
     compared = Shadowed(await synced_kernel(*WEB))
     looks = asyncio.Semaphore(0)
@@ -110,12 +112,12 @@ async def test_a_change_is_compared_after_the_other_proxy_had_time_to_program_it
     running = asyncio.create_task(compared.dry_run.run())
     await asyncio.wait_for(looks.acquire(), 10)
     compared.dry_run.changed()
-    await asyncio.wait_for(looks.acquire(), 10)  # long before the interval
+    await asyncio.wait_for(looks.acquire(), 10)  # long before the interval has passed
     running.cancel()
     assert compared.status.node == WEB[0]
 
 
 @pytest.mark.parametrize(("port", "other"), [(10256, 10356), (10249, 10349), (9000, 9000)])
-def test_kube_proxy_keeps_its_own_ports(port: int, other: int) -> None:
+def test_the_dry_run_does_not_use_kube_proxys_default_ports(port: int, other: int) -> None:
     address = parse_address("127.0.0.1")
     assert dry_run.beside_kube_proxy(ListenAddress(address, port)) == ListenAddress(address, other)

@@ -1,4 +1,4 @@
-"""``explain``: its subject, its document, and its text."""
+"""``explain``: the subject that it takes, its JSON document, and its text."""
 
 import copy
 from collections.abc import Collection
@@ -62,12 +62,12 @@ def test_a_subject_of_explain_is_a_service_or_an_address(text: str, shown: str) 
 
 
 @pytest.mark.parametrize("text", ["", "a/b/c", "10.96.0.1:x", "10.96.0:1:2:3:4", "1.2.3:80", "[fd00::g]:1", "/web"])
-def test_explain_refuses_anything_but_a_service_or_an_address(text: str) -> None:
+def test_explain_refuses_a_subject_that_is_neither_a_service_nor_an_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|is none of"):
         explain.parse_subject(text)
 
 
-async def test_a_service_is_explained_with_its_endpoints_and_the_objects_in_the_kernel() -> None:
+async def test_explain_shows_a_service_with_its_endpoints_and_its_kernel_objects() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = ConnectionCounts(3, 12)
     lines = await _text(kernel, "default/web", *WEB)
@@ -81,13 +81,13 @@ async def test_a_service_is_explained_with_its_endpoints_and_the_objects_in_the_
     assert kernel.applied == []
 
 
-async def test_an_address_shows_only_its_own_virtual_servers() -> None:
+async def test_explaining_an_address_shows_only_the_virtual_servers_of_that_address() -> None:
     document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
     (service,) = document["services"]
     assert [one["virtualServer"] for port in service["ports"] for one in port["virtualServers"]] == ["TCP 192.168.0.10:30080"]
 
 
-async def test_external_addresses_that_the_gate_turns_off_are_named_with_their_field() -> None:
+async def test_explain_reports_external_addresses_that_the_feature_gate_disables_with_their_field() -> None:
     objects = (WEB[0], builders.service("web", external=["203.0.113.9"]))
     gate = Settings(external_addresses=False)
     kernel = await synced_kernel(*objects, translation=gate)
@@ -115,21 +115,21 @@ async def test_explain_shows_collisions_with_a_service() -> None:
     assert set(asked) == {(Protocol.TCP, 80), (Protocol.TCP, 30080)}
 
 
-async def test_endpoints_and_real_servers_have_the_names_of_their_pods_before_their_addresses() -> None:
+async def test_endpoints_and_real_servers_are_shown_with_pod_names_before_their_addresses() -> None:
     lines = await _text(await synced_kernel(*WEB), "default/web", *WEB, targets=PODS)
     assert "        -> 10.244.0.1:8080 (default/web-a) weight 1, connections: 0 active, 0 inactive" in lines
     assert "      default/web-a 10.244.0.1 port 8080 on node-a: in" in lines
     assert "      10.244.1.1 port 8080 on node-b: in" in lines
 
 
-async def test_an_endpoint_is_shown_with_its_zone() -> None:
+async def test_explain_shows_an_endpoint_with_its_zone() -> None:
     zoned = builders.endpoint_slice(endpoint("10.244.0.1", zone="zone-a"))
     assert "      10.244.0.1 port 8080 on node-a in zone-a: in" in await _text(
         await synced_kernel(*WEB[:2], zoned), "default/web", *WEB[:2], zoned
     )
 
 
-async def test_a_bare_name_is_searched_for_in_all_namespaces() -> None:
+async def test_explain_searches_for_a_name_without_a_namespace_in_all_namespaces() -> None:
     other = builders.service("web", namespace="other", cluster=["10.96.0.11"])
     lines = await _text(await synced_kernel(*WEB, other), "web", *WEB, other)
     assert [line for line in lines if line.startswith("Service ")] == [
@@ -140,7 +140,7 @@ async def test_a_bare_name_is_searched_for_in_all_namespaces() -> None:
 
 
 @pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
-async def test_a_pod_is_found_by_name_and_address_with_the_services_that_it_serves_and_why_not(subject: str) -> None:
+async def test_explain_finds_a_pod_by_name_or_address_and_says_which_services_use_it_and_why_others_do_not(subject: str) -> None:
     lines = await _text(await synced_kernel(*WEB), subject, *WEB, targets=PODS)
     assert lines[0] == "endpoint default/web-b (10.244.0.2) on node-a"
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")
@@ -148,27 +148,27 @@ async def test_a_pod_is_found_by_name_and_address_with_the_services_that_it_serv
     assert (await _text(await synced_kernel(*WEB), "web-a", *WEB, targets=PODS))[1] == "  default/web port TCP 80, IPv4: in"
 
 
-async def test_a_pod_without_a_name_is_found_by_its_address() -> None:
+async def test_explain_finds_a_pod_without_a_name_by_its_address() -> None:
     assert await _text(await synced_kernel(*WEB), "10.244.1.1", *WEB) == [
         "endpoint 10.244.1.1 on node-b",
         "  default/web port TCP 80, IPv4: in",
     ]
 
 
-async def test_the_verdicts_of_a_pod_are_told_apart_where_traffic_differs() -> None:
+async def test_explain_shows_separate_verdicts_for_a_pod_if_they_differ_between_kinds_of_traffic() -> None:
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
     lines = await _text(await synced_kernel(WEB[0], local, WEB[2]), "10.244.1.1", WEB[0], local, WEB[2])
     assert lines[1].startswith("  default/web port TCP 80, IPv4: in for traffic to the cluster IP; OUT: it is on another node")
     assert lines[1].endswith("for traffic to all other addresses")
 
 
-async def test_a_pod_of_a_family_that_its_service_lacks_serves_it_not() -> None:
+async def test_a_pod_is_shown_as_out_if_its_service_has_no_cluster_ip_of_the_same_family() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     lines = await _text(await synced_kernel(*WEB), "fd00::1", *WEB, stray)
     assert lines == ["endpoint fd00::1", "  default/web: OUT: the Service has no cluster IP of IPv6"]
 
 
-async def test_a_service_without_a_cluster_ip_is_named_with_the_field() -> None:
+async def test_explain_reports_a_service_without_a_cluster_ip_with_its_field() -> None:
     headless = builders.with_options(
         builders.service("web", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
     )
@@ -186,7 +186,7 @@ async def test_a_service_without_a_cluster_ip_is_named_with_the_field() -> None:
     assert lines == ["Service default/web (ClusterIP)", "  not used: Service default/web spec.clusterIP: headless"]
 
 
-async def test_an_unknown_name_is_answered_with_the_other_services() -> None:
+async def test_explain_answers_an_unknown_name_with_the_names_of_other_services() -> None:
     lines = await _text(FakeKernel(), "default/none", WEB[0])
     assert lines[0] == "default/none: no Service or endpoint of this name, and no virtual server or endpoint at this address"
     assert "spec.clusterIP None" in lines[1]
@@ -200,7 +200,7 @@ async def test_an_unknown_name_is_answered_with_the_other_services() -> None:
         ("[::1]:30080", "[fd00:168::10]:30080"),
     ],
 )
-async def test_a_node_port_on_loopback_is_explained_with_the_addresses_that_answer(subject: str, instead: str) -> None:
+async def test_explain_shows_the_answering_addresses_for_a_node_port_on_loopback(subject: str, instead: str) -> None:
     (line,) = await _text(await synced_kernel(*WEB), subject, *WEB)
     assert line.startswith(
         f"  not used: {explain.parse_subject(subject)}: node port 30080 of default/web: IPVS serves no node port"
@@ -208,12 +208,12 @@ async def test_a_node_port_on_loopback_is_explained_with_the_addresses_that_answ
     assert line.endswith(f"; use {instead}")
 
 
-async def test_a_loopback_port_that_is_no_node_port_is_unknown() -> None:
+async def test_a_loopback_port_that_is_not_a_node_port_is_unknown() -> None:
     (line,) = await _text(await synced_kernel(*WEB), "127.0.0.1:80", *WEB)
     assert line == "127.0.0.1:80: no Service or endpoint of this name, and no virtual server or endpoint at this address"
 
 
-async def test_masquerading_names_rule_and_set() -> None:
+async def test_explain_names_the_rule_and_the_set_that_masquerade() -> None:
     document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
     ways = document["services"][0]["ports"][0]["virtualServers"][0]["masquerade"]
     assert [way["masqueraded"] for way in ways] == [True, True, True]
@@ -221,7 +221,7 @@ async def test_masquerading_names_rule_and_set() -> None:
     assert ways[0]["rules"][-1].endswith("-j KUBE-MARK-MASQ")
 
 
-async def test_endpoints_of_two_kinds_of_traffic_are_told_apart_where_they_differ() -> None:
+async def test_explain_lists_endpoints_separately_for_two_kinds_of_traffic_if_they_differ() -> None:
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
     lines = await _text(await synced_kernel(WEB[0], local, WEB[2]), "default/web", WEB[0], local, WEB[2])
     at = lines.index("    endpoints for traffic to all other addresses:")
@@ -229,7 +229,7 @@ async def test_endpoints_of_two_kinds_of_traffic_are_told_apart_where_they_diffe
     assert lines[at + 3].startswith("      10.244.1.1 port 8080 on node-b: OUT: it is on another node")
 
 
-async def test_explain_shows_which_service_has_an_address_and_which_waits() -> None:
+async def test_explain_shows_which_service_has_a_contested_address_and_which_service_waits_for_it() -> None:
     younger = builders.service("younger", created_s=builders.CREATED_S + 1)
     objects = (*WEB, younger)
     kernel = await synced_kernel(*objects)
@@ -239,7 +239,7 @@ async def test_explain_shows_which_service_has_an_address_and_which_waits() -> N
     assert "      NOT SERVED for this Service: default/web is older and has it" in lines
 
 
-async def test_a_cluster_ip_wins_over_an_older_external_ip_and_the_reason_is_shown() -> None:
+async def test_a_cluster_ip_takes_precedence_over_an_older_external_ip_and_explain_shows_the_reason() -> None:
     older = builders.service("older", cluster=["10.96.0.99"], external=[builders.CLUSTER_IP], created_s=builders.CREATED_S - 1)
     objects = (*WEB, older)
     kernel = await synced_kernel(*objects)
@@ -249,7 +249,7 @@ async def test_a_cluster_ip_wins_over_an_older_external_ip_and_the_reason_is_sho
     assert "      NOT SERVED for this Service: default/web has it as its cluster IP" in lines
 
 
-async def test_source_ranges_that_leave_this_node_out_are_reported() -> None:
+async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> None:
     service = builders.service(
         kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], source_ranges=["203.0.113.0/24"], affinity_timeout_s=60
     )
@@ -262,13 +262,13 @@ async def test_source_ranges_that_leave_this_node_out_are_reported() -> None:
     assert "    endpoints: none" in lines
 
 
-async def test_unused_parts_are_shown_with_their_reason() -> None:
+async def test_explain_shows_unused_objects_and_fields_with_the_reason() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     lines = await _text(await synced_kernel(*WEB), "default/web", *WEB, stray)
     assert "  not used: EndpointSlice default/web-v6: the Service has no cluster IP of IPv6" in lines
 
 
-async def test_hints_that_point_elsewhere_are_named() -> None:
+async def test_explain_reports_topology_hints_for_other_zones() -> None:
     objects = (
         builders.node(),
         builders.service(),
@@ -278,7 +278,7 @@ async def test_hints_that_point_elsewhere_are_named() -> None:
     assert "      10.244.1.1 port 8080 on node-b: OUT: its hints are for other zones (zone-b)" in lines
 
 
-async def test_explain_shows_that_the_kernel_lacks_a_virtual_server() -> None:
+async def test_explain_shows_a_virtual_server_that_is_missing_from_the_kernel() -> None:
     assert "      kernel: NOT THERE" in await _text(memory_node.new_kernel(), "default/web", *WEB)
 
 
@@ -294,7 +294,7 @@ async def test_missing_and_draining_real_servers_are_shown() -> None:
     assert "        -> 10.244.9.9:8080 weight 0, connections: 0 active, 0 inactive, draining" in lines
 
 
-async def test_virtual_servers_that_no_service_desires_are_stale_or_foreign() -> None:
+async def test_explain_shows_virtual_servers_that_no_service_desires_as_stale_or_foreign() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {})
     ((foreign, _),) = [await _text(kernel, "192.0.2.1:80", *WEB)]
@@ -312,7 +312,7 @@ async def test_virtual_servers_that_no_service_desires_are_stale_or_foreign() ->
     assert "lost its address" not in port[0]
 
 
-async def test_a_node_port_on_an_address_that_the_node_lost_is_removed_after_its_grace() -> None:
+async def test_explain_says_that_run_removes_a_node_port_on_a_lost_address_after_the_grace() -> None:
     kernel = await synced_kernel(*WEB)
     (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
     kernel.virtual_servers[builders.frontend("172.16.0.9", 30080)] = copy.deepcopy(kernel.virtual_servers[kept])
@@ -328,7 +328,7 @@ async def test_explain_reports_an_unknown_name_or_address() -> None:
     ]
 
 
-def test_a_service_name_is_taken_as_it_is() -> None:
+def test_explain_uses_a_service_name_without_changing_it() -> None:
     assert explain.parse_subject("kube-system/kube-dns") == ServiceName("kube-system", "kube-dns")
 
 
@@ -343,7 +343,7 @@ BOTH_SCOPES = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scop
 
 
 @pytest.mark.parametrize("has_bridge", [True, False], ids=["a bridge shows which pods are here", "nothing shows it"])
-async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clients(*, has_bridge: bool) -> None:
+async def test_explain_shows_both_scopes_of_an_address_with_their_endpoints_and_clients(*, has_bridge: bool) -> None:
     kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
     if has_bridge:
         kernel.host_addresses.append(InterfaceAddress("cni0", parse_address("10.244.0.1"), 24))
@@ -360,7 +360,7 @@ async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clie
     assert "from outside of the cluster: the source address is kept" in text
 
 
-async def test_clients_outside_of_an_address_without_local_endpoints_are_dropped() -> None:
+async def test_explain_says_that_external_clients_of_an_address_without_local_endpoints_are_dropped() -> None:
     objects = (*SHOP[:2], builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), service="shop"))
     kernel = await synced_kernel(*objects, translation=BOTH_SCOPES)
     document = await explain.describe(inspected(kernel, *objects, translation=BOTH_SCOPES), explain.parse_subject("192.0.2.7:80"))
@@ -369,7 +369,7 @@ async def test_clients_outside_of_an_address_without_local_endpoints_are_dropped
     assert "  -> 10.244.1.1:8080 weight 1" in text
 
 
-async def test_settings_that_a_service_chooses_are_explained() -> None:
+async def test_explain_shows_the_settings_that_a_service_chooses_by_annotations() -> None:
     given = ServiceAnnotations(
         given=ALL_ANNOTATIONS,
         scheduler="mh",

@@ -1,6 +1,8 @@
-"""``fleet`` against an API server with 1,000 pods, of which some are silent and some hostile; its verdicts, text and statuses.
+"""``fleet`` against an API server with 1,000 pods, some of which are silent and some hostile.
 
-Bounds are of bytes and of requests at a time. No test bounds the time of a well node.
+Covers the verdicts, the text and the exit statuses.
+
+The tests assert limits on bytes and on parallel requests. No test asserts how fast a healthy node is queried.
 """
 
 import asyncio
@@ -48,7 +50,7 @@ def _other_logs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def healthz(*, healthy: bool = True, eligible: bool = True, me: Mapping[str, object] | None = None, **more: Any) -> Handler:
-    """The answer of a node's own health server."""
+    """The answer of the health server on a node."""
     updated_s = NOW_S if healthy else NOW_S - 120
     family = FamilyHealth(updated_s=updated_s, is_healthy=healthy)
     health = Health(now_s=NOW_S, is_healthy=healthy, is_eligible=eligible, families={Family.IPV4: family}, **more)
@@ -96,7 +98,10 @@ WELL = healthz()
 
 
 class Cluster:
-    """An API server with one pod for each handler, on nodes of the same names. ``paths`` are all requests, in order."""
+    """An API server with one pod for each handler; each pod runs on a node that has the handler's name.
+
+    ``paths`` lists the paths of all requests, in order.
+    """
 
     def __init__(self, handlers: Mapping[str, Handler], *, forbidden: bool = False) -> None:
         self.handlers = handlers
@@ -165,7 +170,7 @@ def rows(document: Mapping[str, Any]) -> dict[str, list[str]]:
     return {one["node"]: [row["problem"] for row in one["problems"]] for one in document["nodes"] if one["problems"]}
 
 
-async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones_are_named() -> None:
+async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones_are_reported() -> None:
     well = {f"n{number:03}": WELL for number in range(959)}
     cluster = Cluster({})
 
@@ -218,13 +223,13 @@ async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones
     assert cluster.most_open <= fleet.PARALLEL
 
 
-async def test_silent_and_slow_nodes_end_after_the_bound_though_they_are_more_than_are_asked_at_once() -> None:
+async def test_silent_and_slow_nodes_are_given_up_after_the_timeout_even_if_there_are_more_than_parallel_requests() -> None:
     handlers = {f"n{number}": silent if number % 2 else slow for number in range(fleet.PARALLEL * 2)}
     nodes = await asked(Cluster(handlers), timeout_s=0.2)
     assert {node.troubles for node in nodes.values()} == {((Fault.NO_ANSWER, "no whole answer within 0.2 s"),)}
 
 
-async def test_pods_that_do_not_run_are_reported_unless_another_one_has_their_node() -> None:
+async def test_a_pod_that_does_not_run_is_reported_unless_another_pod_runs_on_its_node() -> None:
     cluster = Cluster({"n1": WELL, "n2": WELL})
     cluster.more_pods = [
         pod("leaving", node="n1", deletionTimestamp="2026-11-21T10:00:00Z"),
@@ -243,7 +248,7 @@ async def test_pods_that_do_not_run_are_reported_unless_another_one_has_their_no
     }
 
 
-async def test_the_pods_are_those_with_the_labels_and_the_path_is_the_pod_proxy_s() -> None:
+async def test_pods_are_selected_by_their_labels_and_requested_through_the_pod_proxy_path() -> None:
     cluster = Cluster({"n1": WELL})
     await asked(cluster)
     assert cluster.paths == [
@@ -271,16 +276,16 @@ async def test_the_pods_are_those_with_the_labels_and_the_path_is_the_pod_proxy_
         ),
     ],
 )
-async def test_each_fault_that_a_node_tells_is_named(handler: Handler, expected: tuple[Fault, str]) -> None:
+async def test_each_fault_in_the_health_answer_of_a_node_is_reported(handler: Handler, expected: tuple[Fault, str]) -> None:
     assert (await asked(Cluster({"n1": handler})))["n1"].troubles == (expected,)
 
 
-async def test_drift_of_the_past_is_no_problem() -> None:
+async def test_drift_of_more_than_ten_minutes_ago_is_not_a_fault() -> None:
     nodes = await asked(Cluster({"n1": healthz(me={"lastDrift": routes.render_time(NOW_S - 601)})}))
     assert nodes["n1"].troubles == ()
 
 
-async def test_what_the_health_server_of_an_ipvsproxy_answers_is_understood() -> None:
+async def test_fleet_understands_the_real_health_answer_of_ipvsproxy() -> None:
     config = loading.from_flags("--ipvs-scheduler=wrr")
     health = Health(now_s=NOW_S, is_healthy=True, is_eligible=True, families={})
     server = routes.health_server(lambda: config, lambda: health, lambda _: None, lambda _: None)
@@ -289,7 +294,7 @@ async def test_what_the_health_server_of_an_ipvsproxy_answers_is_understood() ->
     assert node == ("n1", "n1", importlib.metadata.version("ipvsproxy"), file.digest(config), ())
 
 
-def test_configurations_are_compared_among_nodes_of_one_version() -> None:
+def test_configurations_are_compared_only_among_nodes_of_the_same_version() -> None:
     nodes = [
         FleetNode("a", "a", "1", "x"),
         FleetNode("b", "b", "1", "x"),
@@ -301,7 +306,7 @@ def test_configurations_are_compared_among_nodes_of_one_version() -> None:
     assert document["usual"] == {"version": "1", "configuration": "x"}
 
 
-def test_text_has_a_line_for_each_problem_and_a_verdict() -> None:
+def test_the_text_has_a_line_for_each_problem_and_ends_with_a_verdict() -> None:
     nodes = [FleetNode("node-1", "p1", "1.0", "aa"), FleetNode("node-20", "p2", troubles=((Fault.NO_ANSWER, "silence"),))]
     assert list(fleet.render(fleet.describe("kube-system", nodes))) == [
         "NODE     PROBLEM    DETAIL",
@@ -322,7 +327,7 @@ async def _run(cluster: Cluster, path: pathlib.Path, *flags: str, by_environment
         return await asyncio.to_thread(cli.main, ["fleet", *(() if by_environment else (f"--kubeconfig={kubeconfig}",)), *flags])
 
 
-async def test_status_tells_whether_nodes_differ(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_exit_status_shows_whether_nodes_differ(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await _run(Cluster({"n1": WELL, "n2": WELL}), tmp_path) == 0
     assert capsys.readouterr().out == "2 nodes: all in force and alike; version 1.0.0, configuration 0123456789ab\n"
     assert await _run(Cluster({"n1": WELL, "n2": healthz(healthy=False)}), tmp_path, "--output=json") == 1
@@ -330,7 +335,7 @@ async def test_status_tells_whether_nodes_differ(tmp_path: pathlib.Path, capsys:
     assert (document["command"], document["differing"], rows(document)) == ("fleet", 1, {"n2": ["late"]})
 
 
-async def test_the_kubeconfig_of_the_environment_is_used_as_kubectl_does(
+async def test_fleet_uses_the_kubeconfig_of_the_environment_variable_as_kubectl_does(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'kubeconfig'}:/nothing")
@@ -357,7 +362,7 @@ async def test_the_kubeconfig_of_the_environment_is_used_as_kubectl_does(
         (Cluster({}), ["--healthz-port=0"], ["needs an API server, and the port"]),
     ],
 )
-async def test_status_is_2_if_the_nodes_cannot_be_asked(
+async def test_the_exit_status_is_2_if_the_nodes_cannot_be_queried(
     cluster: Cluster,
     flags: Sequence[str],
     reasons: Sequence[str],

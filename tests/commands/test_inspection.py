@@ -1,4 +1,4 @@
-"""The inputs of inspecting commands: they choose and doubt as ``run`` does."""
+"""The inputs of inspecting commands: schedulers are chosen and first lists are doubted as in ``run``."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -35,7 +35,7 @@ WEB = (
 
 async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     config = loading.from_flags(f"--hostname-override={builders.THIS_NODE}", *flags)
-    as_real: NodeKernel = cast("NodeKernel", kernel)  # it is asked for no more than the kernel in memory has
+    as_real: NodeKernel = cast("NodeKernel", kernel)  # only methods of the in-memory kernel are called
     return await inspection.inspect(config, KernelThread(memory_node.InlineExecutor(), as_real), EmptySource())
 
 
@@ -43,7 +43,7 @@ async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     ("state", "used"),
     [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
 )
-async def test_a_scheduler_that_the_kernel_lacks_is_replaced_as_run_does(
+async def test_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_kernel_as_run_does(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
 ) -> None:
     asked: list[str] = []
@@ -61,7 +61,7 @@ async def test_a_scheduler_that_the_kernel_lacks_is_replaced_as_run_does(
 
 
 class EmptySource(Source):
-    """An API server that has just come up: it has nothing."""
+    """An API server that has just started and still has no objects."""
 
     def __init__(self) -> None:
         self.asked_again: dict[ObjectKind, float] = {}
@@ -92,13 +92,13 @@ async def test_an_empty_first_list_is_requested_again_and_no_command_relies_on_i
     assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []
 
 
-async def test_a_directory_without_objects_needs_no_confirmation() -> None:
+async def test_an_empty_manifest_directory_needs_no_confirmation() -> None:
     node = await inspected(FakeKernel(), "--manifests=/nowhere")
     async with inspection.following(EmptySource(), node.store):
         assert not node.store.may_lack_all
 
 
-async def test_a_dry_run_compares_nothing_while_a_list_is_doubted() -> None:
+async def test_a_dry_run_compares_nothing_while_a_first_list_is_doubted() -> None:
     node, clock = await inspected(await synced_kernel(*WEB)), Clock()
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(EmptySource(), node.store):

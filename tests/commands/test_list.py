@@ -1,4 +1,4 @@
-"""``list``: the names beside the rows of the IPVS table, and a table whose names are not known.
+"""``list``: the Service names beside the rows of the IPVS table, and a table without Service names.
 
 ``tests/kernel/ipvs/test_rows.py`` shows that the rows equal those of ipvsadm.
 """
@@ -41,7 +41,7 @@ TARGETS: Targets = {
 
 
 def _rows(kernel: FakeKernel) -> IpvsTable:
-    """The table of a kernel as ``ipvs.rows`` reads it."""
+    """The table of a kernel in the form that ``ipvs.rows`` reads."""
     return IpvsTable("1.2.1", 4096, tuple(_virtual_servers(kernel)))
 
 
@@ -64,7 +64,7 @@ async def _lines(kernel: FakeKernel, *objects: ApiObject, targets: Targets = TAR
     return list(listing.render(await _list(kernel, *objects, targets=targets)))
 
 
-async def test_each_row_has_its_name_beside_it_in_one_column() -> None:
+async def test_list_shows_a_service_name_beside_each_row_in_one_column() -> None:
     kernel = await synced_kernel(*WEB)
     assert await _lines(kernel, *WEB) == [
         "IP Virtual Server version 1.2.1 (size=4096)",
@@ -80,13 +80,13 @@ async def test_each_row_has_its_name_beside_it_in_one_column() -> None:
     assert kernel.applied == []
 
 
-async def test_a_port_without_a_name_has_its_number() -> None:
+async def test_list_shows_the_number_of_a_port_without_a_name() -> None:
     objects = (builders.node(), builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)))
     lines = await _lines(await synced_kernel(*objects), *objects)
     assert [line[72:] for line in lines[3:]] == ["default/dns:53 (no real servers)"] * 2
 
 
-async def test_a_node_port_of_the_number_of_another_port_is_not_mistaken_for_it() -> None:
+async def test_a_node_port_with_the_number_of_another_port_is_not_shown_as_that_port() -> None:
     ports = (builders.service_port(30080, name="high"), builders.service_port(80, name="low", node_port=30080))
     objects = (builders.node(), builders.service("web", *ports, kind=ServiceType.NODE_PORT))
     document = await _list(await synced_kernel(*objects), *objects)
@@ -97,8 +97,8 @@ async def test_a_node_port_of_the_number_of_another_port_is_not_mistaken_for_it(
     }
 
 
-async def test_a_node_port_at_an_address_that_is_also_the_load_balancers_has_its_ports_name() -> None:
-    """As k3s ServiceLB makes it: the status of a load balancer has the node's own address."""
+async def test_a_node_port_on_an_address_that_the_load_balancer_also_has_is_shown_with_its_port_name() -> None:
+    """This is the Service that k3s ServiceLB produces: the load balancer's status has the node's own address."""
     port = builders.service_port(80, name="http", node_port=30080)
     objects = (builders.node(), builders.service("web", port, load_balancer=[builders.NODE_ADDRESS]))
     document = await _list(await synced_kernel(*objects), *objects)
@@ -106,7 +106,7 @@ async def test_a_node_port_at_an_address_that_is_also_the_load_balancers_has_its
     assert names["TCP 192.168.0.10:80"] == names["TCP 192.168.0.10:30080"] == "http"
 
 
-async def test_rows_of_other_programs_are_foreign_and_stale_rows_have_no_service() -> None:
+async def test_list_marks_rows_of_other_programs_as_foreign_and_stale_rows_have_no_service() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = KernelVirtualServer(
         VirtualServerSettings("wlc"), {builders.backend("10.9.9.9"): 1}
@@ -120,7 +120,7 @@ async def test_rows_of_other_programs_are_foreign_and_stale_rows_have_no_service
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_a_row_that_vanished_meanwhile_has_no_owner() -> None:
+async def test_a_row_that_vanishes_during_the_reading_has_no_owner() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -165,7 +165,7 @@ OTHERS = (
         ("problems:only type:clusterip namespace:default", ["api"]),
     ],
 )
-async def test_list_shows_only_rows_of_services_that_a_filter_leaves(text: str, found: list[str | None]) -> None:
+async def test_list_shows_only_rows_of_services_that_match_the_filter(text: str, found: list[str | None]) -> None:
     kernel = await synced_kernel(*WEB, *OTHERS)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 30081)] = KernelVirtualServer(VirtualServerSettings("wlc"), {})
     stale = builders.frontend("10.96.0.99", 30082)
@@ -184,7 +184,7 @@ async def test_list_says_which_endpoints_are_missing() -> None:
     assert "default/web:http (10.244.1.1:8080 is missing)" in [line[72:] for line in listing.render(document)]
 
 
-async def test_a_second_scope_is_the_row_of_its_mark() -> None:
+async def test_list_shows_a_second_scope_at_the_row_of_its_mark() -> None:
     objects = (
         builders.node(),
         builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.7"], external_local=True),
@@ -197,11 +197,11 @@ async def test_a_second_scope_is_the_row_of_its_mark() -> None:
     assert line.split(maxsplit=3) == ["FWM", "16383", "rr", "default/shop:80 (second scope)"]
 
 
-async def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_list_prints_hostile_names_as_escaped_text(capsys: pytest.CaptureFixture[str]) -> None:
     kernel = await synced_kernel(*WEB)
     hostile = {key: Target("default/\x1b[31m[red]\nTCP", "node\x07\u202e") for key in TARGETS}
     document = await _list(kernel, *WEB, targets=hostile)
-    capsys.readouterr()  # the log of the sync
+    capsys.readouterr()  # the log lines of the sync
     inspection.show(document, listing.render(document), as_json=False)
     output = capsys.readouterr().out
     assert "default/\\x1b[31m[red]\\nTCP on node\\x07\\u202e" in output
@@ -209,7 +209,7 @@ async def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> No
     assert all(character.isprintable() for character in output.replace("\n", ""))
 
 
-async def test_without_names_list_shows_a_bare_table_and_says_so_in_json() -> None:
+async def test_list_without_service_names_prints_the_bare_table_and_json_says_that_names_are_missing() -> None:
     rows = _rows(await synced_kernel(*WEB))
     document = listing.table("node-a", rows)
     assert not document["named"]
@@ -221,7 +221,7 @@ async def test_without_names_list_shows_a_bare_table_and_says_so_in_json() -> No
 
 
 def test_a_kernel_that_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # other tests have their own log
+    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # other tests have set up their own log
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())
     assert listing.run(loading.from_flags("--manifests=.")) == 2

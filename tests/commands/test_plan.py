@@ -30,7 +30,7 @@ def _lines(document: Document) -> list[str]:
     return [f"{one['verb']} {one['kind']} {one['object']}" for one in document["operations"]]
 
 
-async def test_the_plan_is_what_the_loop_then_does_in_its_order() -> None:
+async def test_the_plan_has_the_operations_of_the_next_sync_in_the_same_order() -> None:
     planned = _lines(await _plan(memory_node.new_kernel(), *WEB))
     node = memory_node.MemoryNode()
     node.begin_with(*WEB)
@@ -39,7 +39,7 @@ async def test_the_plan_is_what_the_loop_then_does_in_its_order() -> None:
     assert planned == node.done
 
 
-async def test_nothing_is_done_to_the_kernel() -> None:
+async def test_plan_changes_nothing_in_the_kernel() -> None:
     kernel = memory_node.new_kernel()
     before = memory_node.contents(kernel)
     await _plan(kernel, *WEB)
@@ -47,17 +47,17 @@ async def test_nothing_is_done_to_the_kernel() -> None:
     assert memory_node.contents(kernel) == before
 
 
-async def test_there_is_nothing_to_do_where_all_is_in_force() -> None:
+async def test_the_plan_is_empty_if_everything_is_programmed() -> None:
     assert _lines(await _plan(await synced_kernel(*WEB), *WEB)) == []
 
 
-async def test_a_foreign_catch_all_element_is_removed() -> None:
+async def test_plan_removes_a_catch_all_set_element_that_another_program_added() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.sets["KUBE-CLUSTER-IP"].entries.add(ForeignElement("KUBE-CLUSTER-IP"))
     assert _lines(await _plan(kernel, *WEB)) == ["remove set_entry KUBE-CLUSTER-IP *"]
 
 
-async def test_every_operation_names_the_service_that_it_is_for() -> None:
+async def test_plan_names_for_every_operation_the_service_that_needs_it() -> None:
     document = await _plan(memory_node.new_kernel(), *WEB)
     services = {(one["kind"], one["service"]) for one in document["operations"]}
     assert {kind for kind, service in services if service == "default/web"} == {
@@ -69,7 +69,7 @@ async def test_every_operation_names_the_service_that_it_is_for() -> None:
     assert ("sysctl", None) in services
 
 
-async def test_plan_removes_undesired_objects_and_names_no_service_for_them() -> None:
+async def test_plan_removes_undesired_objects_without_naming_a_service() -> None:
     document = await _plan(await synced_kernel(*WEB), builders.node())
     removed = [one for one in document["operations"] if one["verb"] == "remove" and one["kind"] == "virtual_server"]
     assert {one["object"] for one in removed} == {"TCP 10.96.0.10:80", "TCP 192.168.0.10:30080"}
@@ -77,7 +77,9 @@ async def test_plan_removes_undesired_objects_and_names_no_service_for_them() ->
 
 
 @pytest.mark.parametrize(("active", "verbs"), [(0, ["set", "remove"]), (3, ["set"])])
-async def test_a_real_server_with_connections_is_only_emptied(active: int, verbs: list[str]) -> None:
+async def test_plan_sets_weight_0_for_a_real_server_with_connections_and_does_not_remove_it(
+    active: int, verbs: list[str]
+) -> None:
     kernel = await synced_kernel(*WEB)
     cluster, gone = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.1.1")
     kernel.connection_counts[cluster, gone] = ConnectionCounts(active, 0)
@@ -94,7 +96,7 @@ async def test_plan_refuses_to_plan_from_an_incomplete_reading() -> None:
         await _plan(kernel, *WEB)
 
 
-async def test_people_see_what_is_done_together_with_counts_and_real_servers_below_their_virtual_server() -> None:
+async def test_the_text_of_a_plan_has_counts_and_shows_real_servers_below_their_virtual_server() -> None:
     document = await _plan(memory_node.new_kernel(), *WEB)
     lines = list(plan.render(document))
     assert lines[0].startswith(f"node-a: {len(document['operations'])} operations (")
@@ -114,7 +116,7 @@ async def test_an_empty_plan_is_one_line() -> None:
     ]
 
 
-async def test_settings_that_a_service_chooses_are_shown() -> None:
+async def test_plan_shows_the_settings_that_a_service_chooses_by_annotations() -> None:
     kernel = await synced_kernel(*WEB)
     rules = WeightRules({builders.OTHER_NODE: 0}, {}, 5)
     given = ServiceAnnotations(given=ALL_ANNOTATIONS, scheduler="wrr", weights=rules, thresholds=Thresholds(10, 5))

@@ -1,4 +1,4 @@
-"""Checks of Services by ``doctor``: faults of this node although each Service is served as it should be."""
+"""Checks of Services by ``doctor``: it reports faults of this node even if each Service is programmed correctly."""
 
 import dataclasses
 import socket
@@ -32,7 +32,7 @@ def _judge(services: Collection[Service], settings: Settings) -> list[Finding]:
     return [one for one in service_checks.judge(services, settings, ()) if one.topic == "cluster-cidr"]
 
 
-def test_a_service_range_inside_the_cluster_cidr_is_named() -> None:
+def test_doctor_reports_a_service_range_inside_the_cluster_cidr() -> None:
     (found,) = _judge(SERVICES, _settings("10.244.0.0/16", "fd00:244::/56"))
     assert (found.level, found.topic) == (Level.WARN, "cluster-cidr")
     assert found.text.startswith(
@@ -46,7 +46,7 @@ def test_a_cluster_cidr_that_contains_only_pods_is_accepted(ranges: tuple[str, .
     assert found.level is Level.OK
 
 
-def test_where_packets_are_masqueraded_anyway_the_range_does_not_matter() -> None:
+def test_doctor_accepts_a_service_range_inside_the_cluster_cidr_if_all_packets_are_masqueraded() -> None:
     assert not (_judge(SERVICES, _settings("10.244.0.0/16", masquerade_all=True)))
     assert not (_judge(SERVICES, _settings("10.244.0.0/16", mode=LocalMode.NODE_CIDR)))
     assert not (_judge(SERVICES, _settings()))
@@ -60,7 +60,7 @@ def test_where_packets_are_masqueraded_anyway_the_range_does_not_matter() -> Non
         (("10.244.1.0/24", "fd00:244:0:1::/64"), ("172.18.0.2", "10.244.1.1", "fd00:244:0:1::1"), []),
     ],
 )
-def test_scopes_whose_pods_no_range_shows_to_be_here_are_named(
+def test_doctor_warns_about_second_scopes_of_a_family_if_no_range_identifies_the_local_pods(
     networks: tuple[str, ...], node_addresses: tuple[str, ...], expected: list[str]
 ) -> None:
     settings = dataclasses.replace(_settings("10.244.0.0/16", "fd00:244::/56"), scopes=TrafficScopes.API)
@@ -114,7 +114,7 @@ def test_rules_of_other_programs_are_read_with_their_ports_and_destinations() ->
     assert (docker.destination, docker.ports) == (None, (range(8080, 8091), range(9000, 9001)))
 
 
-def test_rules_that_take_packets_of_services_are_named() -> None:
+def test_doctor_reports_foreign_rules_that_take_packets_of_services() -> None:
     rules = tuple(port_rules(SAVED))
     untracked, redirected = _collisions(DNS, WEB, rules=rules)
     assert untracked.startswith("dns: a rule exempts packets to UDP 10.96.0.53:53 from connection tracking, so")
@@ -137,21 +137,21 @@ def test_rules_that_take_packets_of_services_are_named() -> None:
         ("0.0.0.0", 22, ""),
     ],
 )
-def test_programs_that_listen_where_a_service_is_served_are_named(address: str, port: int, named: str) -> None:
+def test_doctor_reports_programs_that_listen_on_an_address_and_port_of_a_service(address: str, port: int, named: str) -> None:
     listening = BoundSocket(Protocol.TCP, parse_address(address), port, "nginx (process 7)")
     found = _collisions(WEB, DNS, sockets=(listening,))
     expected = [f"web: nginx (process 7) listens at {named}, too, and is out of reach there: the packets go to the Service"]
     assert found == (expected if named else [])
 
 
-def test_an_interface_that_has_a_cluster_ip_is_named() -> None:
+def test_doctor_reports_an_interface_that_has_a_cluster_ip() -> None:
     addresses = (*ADDRESSES, builders.interface_address("nodelocaldns", "10.96.0.53"))
     ports = (builders.service_port(53, Protocol.UDP, name="dns"), builders.service_port(53, name="dns-tcp"))
     (found,) = _collisions(builders.service("dns", *ports, cluster=["10.96.0.53"]), WEB, addresses=addresses)
     assert found.startswith("dns: the interface nodelocaldns has the cluster IP 10.96.0.53, too, and")
 
 
-def test_another_nodes_address_is_named_with_the_ways_out() -> None:
+def test_doctor_reports_a_service_address_that_belongs_to_another_node_with_the_possible_remedies() -> None:
     other = parse_address("192.168.0.11")
     view = dataclasses.replace(VIEW, other_nodes={other: "node-b"})
     external = builders.service("web", external=[str(other)])
@@ -165,7 +165,7 @@ def test_another_nodes_address_is_named_with_the_ways_out() -> None:
     assert not list(service_checks.collisions([external], view, ADDRESSES, Rivals(), Settings(external_addresses=False)))
 
 
-def test_collisions_are_findings_and_none_is_one_as_well() -> None:
+def test_doctor_reports_each_collision_and_reports_ok_if_there_is_none() -> None:
     one = service_checks.Collision(WEB.name, "a rule", "remove it")
     (finding,) = service_checks.judge([WEB], Settings(), [one])
     assert finding == (Level.WARN, "collisions", "default/web: a rule", "remove it")
@@ -176,7 +176,7 @@ def test_collisions_are_findings_and_none_is_one_as_well() -> None:
     assert more.text == "5 more of them"
 
 
-def test_sockets_are_read_with_their_addresses() -> None:
+def test_listening_sockets_are_read_with_their_addresses() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         tcp.bind(("127.0.0.1", 0))
         udp.bind(("127.0.0.1", 0))

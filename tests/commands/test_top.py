@@ -1,4 +1,4 @@
-"""``top`` without a screen: once as text, as JSON, and one sentence for each reason why it shows nothing."""
+"""``top`` without a screen: a single picture as text or as JSON, and one sentence for each reason why it has nothing to show."""
 
 import asyncio
 import contextlib
@@ -59,14 +59,14 @@ async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pyte
     assert dns.startswith("default/dns  it has no endpoints  ClusterIP ")
 
 
-async def test_a_filter_and_an_order_also_apply_to_a_single_picture(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_filter_and_a_sort_order_also_apply_to_top_once(capsys: pytest.CaptureFixture[str]) -> None:
     async with _node().showing() as port:
         capsys.readouterr()
         assert await _main("--once", "--filter=10.244.0.", "--sort=name", f"--server=http://127.0.0.1:{port}") == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-1:]] == ["default/web"]
 
 
-async def test_json_has_the_documents_of_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_prints_the_documents_of_the_running_ipvsproxy_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     async with _node().showing() as port:
         capsys.readouterr()
         assert await _main("-o", "json", f"--server=http://127.0.0.1:{port}") == 0
@@ -76,13 +76,13 @@ async def test_json_has_the_documents_of_the_daemon(capsys: pytest.CaptureFixtur
     assert document["services"]["names"] == ["default/web", "default/dns"]
 
 
-def test_without_a_daemon_there_is_one_sentence_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_without_a_running_ipvsproxy_prints_one_sentence_and_returns_a_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["top", "--once", NOWHERE]) == CANNOT_TELL
     output, error = capsys.readouterr()
     assert (output, error) == ("", "ipvsproxy: no ipvsproxy answers on http://127.0.0.1:9: Connection refused\n")
 
 
-def test_a_metrics_server_that_is_turned_off_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_logs_that_the_metrics_server_is_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert top.run(loading.from_flags("--metrics-port=0")) == CANNOT_TELL
     assert "turns the metrics server off: name one by --server" in capsys.readouterr().err
 
@@ -99,7 +99,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_terminal")
-async def test_without_textual_one_sentence_says_how_to_install_it(
+async def test_top_without_the_textual_package_says_in_one_sentence_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "ipvsproxy.commands.top_screen", raising=False)
@@ -111,7 +111,7 @@ async def test_without_textual_one_sentence_says_how_to_install_it(
 
 
 @pytest.mark.usefixtures("_terminal")
-async def test_a_missing_module_of_ipvsproxy_is_not_reported_as_a_missing_textual(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_top_does_not_report_a_missing_module_of_ipvsproxy_as_missing_textual(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 
@@ -131,7 +131,7 @@ async def test_a_missing_module_of_ipvsproxy_is_not_reported_as_a_missing_textua
         (Question(sort=Sort.BYTES, is_reversed=True), "asc"),
     ],
 )
-async def test_the_busiest_services_come_first_and_names_are_sorted_alphabetically(question: Question, order: str) -> None:
+async def test_busy_services_come_first_and_names_are_sorted_alphabetically(question: Question, order: str) -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         orders.append(query.get("order"))
         return {}
@@ -147,14 +147,14 @@ def _daemon(get: Callable[..., object]) -> Daemon:
     return daemon
 
 
-async def test_explain_finds_no_service_of_an_unknown_name() -> None:
+async def test_top_gets_no_details_of_a_service_with_an_unknown_name() -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         raise NotThereError(what)
 
     assert await _daemon(get).details("default/none") is None
 
 
-async def test_documents_of_another_version_are_reported() -> None:
+async def test_top_reports_documents_of_another_ipvsproxy_version() -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         return {"names": [], "services": []}
 
@@ -165,7 +165,7 @@ async def test_documents_of_another_version_are_reported() -> None:
         await daemon.details("default/web")
 
 
-async def test_characters_that_the_locale_lacks_are_printed_escaped() -> None:
+async def test_characters_that_the_locale_cannot_encode_are_printed_escaped() -> None:
     node = _node()
     node.put(builders.service("w\N{LATIN SMALL LETTER E WITH ACUTE}b", cluster=["10.96.0.67"]))
     async with node.showing() as port:
@@ -189,7 +189,7 @@ LOOPBACK = parse_address("127.0.0.1")
 
 @contextlib.asynccontextmanager
 async def _answering(answer: Answer, asked: list[Request] | None = None) -> AsyncIterator[str]:
-    """The URL of a test server that gives this answer."""
+    """The URL of a test server that sends this answer."""
 
     async def handle(request: Request) -> Answer:
         if asked is not None:
@@ -205,7 +205,7 @@ async def _answering(answer: Answer, asked: list[Request] | None = None) -> Asyn
 
 @contextlib.asynccontextmanager
 async def _saying(data: bytes | None) -> AsyncIterator[str]:
-    """The URL of a server that answers every client with these bytes, or with nothing."""
+    """The URL of a server that sends these bytes, or nothing, to every client."""
     silence = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -224,7 +224,7 @@ async def _saying(data: bytes | None) -> AsyncIterator[str]:
             silence.set()
 
 
-async def test_a_document_is_requested_with_its_parameters() -> None:
+async def test_top_requests_a_document_with_its_parameters() -> None:
     asked: list[Request] = []
     document = {"services": ["x" * 100_000]}
     body = json.dumps(document).encode()
@@ -235,40 +235,40 @@ async def test_a_document_is_requested_with_its_parameters() -> None:
     assert dict(request.query) == {"filter": "demo/web & co", "limit": "5"}
 
 
-async def test_a_kube_proxy_is_recognised() -> None:
+async def test_top_recognises_a_kube_proxy() -> None:
     async with _answering(server.NOT_FOUND_PAGE) as url:
         with pytest.raises(NoAnswerError, match="with status 404: it is kube-proxy, or an ipvsproxy that is older or runs with"):
             await Daemon(url).get("node")
 
 
-async def test_an_unexpected_http_status_is_named() -> None:
+async def test_top_reports_an_unexpected_http_status() -> None:
     async with _answering(server.FAILED) as url:
         with pytest.raises(NoAnswerError, match=r"answers /ui/api/node.json with status 500$"):
             await Daemon(url).get("node")
 
 
 @pytest.mark.parametrize("body", [b"ok", b"[]", b'{"a": ', b"\xff"])
-async def test_an_answer_from_another_program_is_reported(body: bytes) -> None:
+async def test_top_reports_an_answer_from_another_program(body: bytes) -> None:
     async with _answering(Answer(200, body, server.JSON)) as url:
         with pytest.raises(NoAnswerError, match="but not as an ipvsproxy"):
             await Daemon(url).get("node")
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.0", b"SSH-2.0-OpenSSH_9 200\r\n"])
-async def test_an_answer_that_is_not_http_is_reported(said: bytes) -> None:
+async def test_top_reports_an_answer_that_is_not_http(said: bytes) -> None:
     async with _saying(said) as url:
         with pytest.raises(NoAnswerError, match="the answer is not HTTP"):
             await Daemon(url).get("node")
 
 
-async def test_an_endless_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_top_does_not_read_an_endless_answer_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "MOST_BYTES", 100)
     async with _saying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 100) as url:
         with pytest.raises(NoAnswerError, match="an answer of more than 100 bytes"):
             await Daemon(url).get("node")
 
 
-async def test_a_silent_server_is_given_up() -> None:
+async def test_top_gives_up_a_silent_server() -> None:
     async with _saying(None) as url:
         with pytest.raises(NoAnswerError, match="no answer in time"):
             await Daemon(url, timeout_s=0.05).get("node")
@@ -283,5 +283,5 @@ async def test_a_silent_server_is_given_up() -> None:
         ("fd00::1", "http://[fd00::1]:10249"),
     ],
 )
-def test_the_configured_address_is_reached_from_this_host(address: str, url: str) -> None:
+def test_top_connects_from_this_host_to_the_configured_address(address: str, url: str) -> None:
     assert top.url_of(ListenAddress(parse_address(address), 10249)) == url

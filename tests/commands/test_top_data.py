@@ -1,4 +1,4 @@
-"""Figures, columns and lines of ``top``."""
+"""Numbers, columns and lines that ``top`` prints."""
 
 import copy
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ from tests.support.top_pictures import service
         (5e15, "5000T"),
     ],
 )
-def test_a_printed_figure_has_few_digits(value: float | None, text: str) -> None:
+def test_a_number_is_printed_with_few_digits(value: float | None, text: str) -> None:
     assert top_data.count(value) == text
 
 
@@ -52,18 +52,18 @@ def test_a_printed_figure_has_few_digits(value: float | None, text: str) -> None
         (864_000, "10 d"),
     ],
 )
-def test_a_time_span_is_printed_for_people(value: float | None, text: str) -> None:
+def test_a_time_span_is_printed_in_readable_units(value: float | None, text: str) -> None:
     assert top_data.seconds(value) == text
 
 
-def test_endpoints_are_counted_by_whether_and_how_they_are_used() -> None:
+def test_endpoints_are_counted_by_whether_and_for_which_traffic_they_are_used() -> None:
     column = next(one for one in top_data.SERVICE_COLUMNS if one.title == "Ends")
     counts = ((3, 1, 2), (3, 0, 2), (3, 0, 0))
     rows = [{"endpoints": dict(zip(("ready", "draining", "unused"), one, strict=True))} for one in counts]
     assert list(map(column.text, rows)) == ["3+1d-2", "3-2", "3"]
 
 
-def test_the_node_takes_as_many_lines_as_its_width_needs() -> None:
+def test_the_summary_of_the_node_is_split_into_as_many_lines_as_the_width_requires() -> None:
     parts = (
         "pending 0  failed 0  drifted 0",
         "draining 1",
@@ -77,7 +77,7 @@ def test_the_node_takes_as_many_lines_as_its_width_needs() -> None:
     assert next(lines) == "demo-node: NOT IN FORCE: 2 operations failed; no API server"
 
 
-def test_a_table_in_plain_text_is_as_wide_as_it_has_to_be() -> None:
+def test_a_plain_text_table_is_as_wide_as_its_contents() -> None:
     rows = [
         service("demo/web", problems=["a", "b"]),
         {**service("demo/much-longer", connections_s=None), "addresses": [], "addressCount": 0},
@@ -97,7 +97,7 @@ def test_a_table_in_plain_text_is_as_wide_as_it_has_to_be() -> None:
         (120, [one.title for one in top_data.SERVICE_COLUMNS]),
     ],
 )
-def test_a_narrow_terminal_has_fewer_columns(width: int, titles: list[str]) -> None:
+def test_a_narrow_terminal_shows_fewer_columns(width: int, titles: list[str]) -> None:
     columns, _ = top_data.fitting(top_data.SERVICE_COLUMNS, (), width)
     assert [one.title for one in columns] == titles
 
@@ -110,31 +110,33 @@ def _texts(width: int, *rows: dict[str, Any]) -> list[list[str]]:
     return top_data.fitting(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).services, width)[1]
 
 
-def test_a_name_is_cut_where_the_columns_behind_it_would_not_be_seen() -> None:
+def test_a_name_is_shortened_if_the_columns_after_it_would_not_fit() -> None:
     assert _cells(40, "demo/web", "demo/" + "x" * 40) == [["demo/web", "", "1.5"], ["demo/" + "x" * 13 + "…", "", "1.5"]]
     assert _cells(40, "demo/" + "x" * 10)[0][0] == "demo/" + "x" * 10
     assert _cells(20, "demo/" + "x" * 40)[0][0] == "demo/" + "x" * 10 + "…", "not less than this"
 
 
 @pytest.mark.parametrize(("width", "name", "problem"), [(40, 18, 8), (80, 25, 11), (140, 25, 37)])
-def test_a_problem_gives_way_before_the_name_and_can_be_seen_in_each_width(width: int, name: int, problem: int) -> None:
+def test_the_problem_column_is_shortened_before_the_name_and_is_visible_at_every_width(
+    width: int, name: int, problem: int
+) -> None:
     row = service("demo/" + "x" * 20, problems=["why " * 40, "more"])
     (texts,) = _texts(width, row)
     assert (len(texts[0]), len(texts[1])) == (name, problem)
     assert sum(map(len, texts)) + top_data.PADDING * len(texts) + top_data.SCROLL_BAR <= width
 
 
-def test_the_last_column_needs_not_be_seen_whole() -> None:
+def test_the_last_column_may_be_wider_than_the_screen() -> None:
     row = top_pictures.endpoint("10.244.0.1:8080", reason="why " * 40)
     _, ((*_, state),) = top_data.fitting(top_data.ENDPOINT_COLUMNS, (row,), 80)
     assert state == "out: " + "why " * 40
 
 
-def test_control_characters_are_escaped_before_a_text_is_cut() -> None:
+def test_control_characters_are_escaped_before_a_text_is_shortened() -> None:
     assert _cells(200, "demo/\x1b[31m\n")[0][0] == "demo/\\x1b[31m\\n"
 
 
-def test_a_table_without_rows_has_no_texts() -> None:
+def test_a_table_without_rows_has_no_cells() -> None:
     assert _cells(40) == []
 
 
@@ -149,7 +151,7 @@ def test_a_table_without_rows_has_no_texts() -> None:
         ("type:x problems:no node:", {"query": "type:x problems:no node:"}),
     ],
 )
-def test_words_of_a_filter_are_parameters_of_the_daemon(text: str, asked: dict[str, str]) -> None:
+def test_words_of_a_filter_become_parameters_of_the_request(text: str, asked: dict[str, str]) -> None:
     assert top_data.parameters(text) == asked
 
 
@@ -184,7 +186,7 @@ def _states(details: Details) -> dict[str, str]:
     return {one.texts[2]: one.texts[-1] for one in details.endpoints}
 
 
-async def test_a_picture_has_the_node_and_the_rows_in_their_order(node: PageNode) -> None:
+async def test_a_picture_has_the_node_and_the_rows_in_the_requested_order(node: PageNode) -> None:
     services = await node.ask("services")
     picture = top_data.picture(await node.ask("node"), services)
     assert picture.verdict == f"{builders.THIS_NODE}: in force"
@@ -204,13 +206,13 @@ async def test_a_node_that_never_synced_has_no_last_sync(node: PageNode) -> None
     assert shown[1].endswith("synced - ago in -")
 
 
-async def test_addresses_that_the_daemon_does_not_name_are_counted() -> None:
+async def test_top_counts_the_addresses_and_ports_that_the_document_leaves_out() -> None:
     document = await _document(*WEB)
     document["row"] |= {"addressCount": 20, "portCount": 3}
     assert top_data.details(document).lines[0] == ("default/web (NodePort): 10.96.0.10, and 19 more, 80:30080/TCP, and 2 more")
 
 
-async def test_each_endpoint_has_the_figures_of_all_its_virtual_servers(node: PageNode) -> None:
+async def test_the_figures_of_an_endpoint_are_sums_over_all_its_virtual_servers(node: PageNode) -> None:
     node.targets[ServiceName("default", "web"), HERE] = Target("default/web-a", builders.THIS_NODE)
     node.kernel.connection_counts[CLUSTER, HERE] = ConnectionCounts(7, 3)
     node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = ConnectionCounts(1, 2)
@@ -258,14 +260,14 @@ async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str,
         return copy.deepcopy(await one.ask("service", name=name))
 
 
-async def test_an_endpoint_that_serves_only_internal_or_external_traffic_is_shown_with_it() -> None:
+async def test_an_endpoint_that_serves_only_internal_or_only_external_traffic_is_marked() -> None:
     local = builders.service("web", builders.service_port(80, name="http", node_port=30080), external_local=True)
     details = top_data.details(await _document(WEB[0], local, WEB[2]))
     assert _states(details)["10.244.1.1:8080"].startswith("in for the cluster IP: out for other addresses: it is on another node")
     assert "externalTrafficPolicy Local" in details.lines
 
 
-async def test_the_properties_of_a_service_are_explained() -> None:
+async def test_top_explains_the_properties_of_a_service() -> None:
     service = builders.service(
         "web",
         kind=ServiceType.LOAD_BALANCER,
@@ -288,13 +290,13 @@ async def test_the_properties_of_a_service_are_explained() -> None:
     )
 
 
-async def test_an_address_that_another_service_has_is_explained() -> None:
+async def test_top_explains_that_another_service_has_the_address() -> None:
     younger = builders.service("younger", created_s=builders.CREATED_S + 1)
     document = await _document(*WEB, younger, name="default/younger")
     assert "TCP 10.96.0.10:80: not served, default/web has it" in top_data.details(document).lines
 
 
-async def test_an_address_of_ipv6_stands_in_brackets() -> None:
+async def test_an_ipv6_address_is_printed_in_brackets() -> None:
     service = builders.service("web", cluster=["fd00::10"])
     details = top_data.details(await _document(builders.node(), service, builders.endpoint_slice(endpoint("fd00:10::1"))))
     assert _states(details) == {"[fd00:10::1]:8080": "in"}

@@ -1,4 +1,4 @@
-"""The screen of ``top``, driven by keys at three sizes; names with markup and control characters stay text.
+"""The screen of ``top``, driven by keys at three sizes; names with markup or control characters are shown as plain text.
 
 ``test_top_terminal.py`` tests the screen on a real terminal.
 """
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 class Daemon:
-    """A daemon that answers at once, unless it is down, and records the requests."""
+    """A stand-in for a running ipvsproxy: it answers at once unless it is down, and records the requests."""
 
     def __init__(self, *services: str) -> None:
         self.services = [service(name, connections_s=number) for number, name in enumerate(services)]
@@ -60,7 +60,7 @@ async def _until(pilot: Pilot[None], *texts: str) -> None:
 
 
 def _shown(pilot: Pilot[None]) -> str:
-    """The texts of the upper screen, as they would be without its edges."""
+    """The texts of the top screen, without the borders."""
     screen = pilot.app.screen
     texts = [str(one.render()) for one in screen.query(Static) if one.display]
     for table in screen.query(DataTable):
@@ -74,7 +74,7 @@ def _names(pilot: Pilot[None]) -> Sequence[str]:
     return [str(key.value) for key in table.rows]
 
 
-async def test_the_first_picture_takes_one_reading() -> None:
+async def test_the_first_picture_needs_only_one_reading() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -140,7 +140,7 @@ async def test_each_sort_key_requests_its_order_from_the_daemon(key: str, asked:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_hostile_names_stay_text(size: tuple[int, int]) -> None:
+async def test_the_screen_shows_hostile_names_as_plain_text(size: tuple[int, int]) -> None:
     daemon = Daemon(HOSTILE)
     daemon.details = Details((HOSTILE, f"problem: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
     async with _app(daemon).run_test(size=size) as pilot:
@@ -150,7 +150,7 @@ async def test_hostile_names_stay_text(size: tuple[int, int]) -> None:
         assert all(one.isprintable() or one == "\n" for one in _shown(pilot))
 
 
-async def test_a_lost_connection_is_shown_and_opened_again() -> None:
+async def test_the_screen_shows_a_lost_connection_and_its_recovery() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon, interval_s=0.02).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -162,7 +162,7 @@ async def test_a_lost_connection_is_shown_and_opened_again() -> None:
         assert "NO ANSWER" not in _shown(pilot)
 
 
-async def test_an_opened_service_shows_a_lost_connection_and_its_own_deletion() -> None:
+async def test_an_opened_service_shows_that_the_connection_was_lost_or_the_service_deleted() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon, interval_s=0.02).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -175,7 +175,7 @@ async def test_an_opened_service_shows_a_lost_connection_and_its_own_deletion() 
         await _until(pilot, "there is no Service demo/web any more", "10.244.0.1:8080")
 
 
-async def test_a_held_screen_stays_until_space_is_pressed_again() -> None:
+async def test_a_paused_screen_does_not_change_until_space_is_pressed_again() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon, interval_s=0.02).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -203,7 +203,7 @@ async def test_the_cursor_stays_with_its_service_when_the_order_of_rows_changes(
         assert _names(pilot)[table.cursor_row] == "demo/b"
 
 
-async def test_a_key_shows_only_problems_and_all_again() -> None:
+async def test_a_key_switches_between_services_with_problems_and_all_services() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -216,7 +216,7 @@ async def test_a_key_shows_only_problems_and_all_again() -> None:
             assert pilot.app.screen.query_one(Input).value == wanted
 
 
-async def test_columns_follow_the_width() -> None:
+async def test_the_number_of_columns_follows_the_width() -> None:
     async with _app(Daemon("demo/web")).run_test(size=(40, 15)) as pilot:
         await _until(pilot, "Conn/s")
         assert "Address" not in _shown(pilot)
@@ -224,7 +224,7 @@ async def test_columns_follow_the_width() -> None:
         await _until(pilot, "Address", "Type", "Pkt/s")
 
 
-async def test_a_slash_in_a_filter_is_part_of_it() -> None:
+async def test_a_slash_typed_into_a_filter_is_part_of_the_filter() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -235,7 +235,7 @@ async def test_a_slash_in_a_filter_is_part_of_it() -> None:
         assert isinstance(pilot.app.screen, MainScreen)
 
 
-async def test_pages_of_services_are_turned_within_their_bounds() -> None:
+async def test_paging_through_services_stops_at_the_first_and_last_page() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon).run_test() as pilot:
         await _until(pilot, "page 1 of 3")
@@ -248,7 +248,7 @@ async def test_pages_of_services_are_turned_within_their_bounds() -> None:
         await _until(pilot, "by name: 1, page 1 of 3")
 
 
-async def test_a_column_is_as_wide_as_its_current_texts() -> None:
+async def test_a_column_is_as_wide_as_the_texts_on_the_screen() -> None:
     daemon = Daemon("demo/" + "x" * 60)
     async with _app(daemon, interval_s=0.02).run_test(size=(40, 15)) as pilot:
         await _until(pilot, "demo/xxx")

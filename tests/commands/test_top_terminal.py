@@ -1,6 +1,6 @@
-"""``ipvsproxy top`` as a person sees it: the program on a pseudo-terminal, beside a node and its page.
+"""``ipvsproxy top`` as a person sees it: the program runs on a pseudo-terminal and shows a node that serves its page.
 
-The node has an in-memory kernel. Each key, and each size, has its own test in ``test_top_screen.py``.
+The node has an in-memory kernel. ``test_top_screen.py`` tests each key and each size.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def _top(columns: int, lines: int, *arguments: str, environment: Mapping[str, st
     return Terminal(command, columns, lines, {"PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})})
 
 
-async def test_a_person_sorts_filters_opens_and_quits(node: PageNode) -> None:
+async def test_a_person_can_sort_filter_open_and_quit_on_a_terminal(node: PageNode) -> None:
     def act(port: int) -> Sequence[str]:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}") as terminal:
             terminal.until("node-a: in force", "default/web", "default/dns", SHOWN, "Conn/s", "q quit")
@@ -82,7 +82,7 @@ async def test_a_person_sorts_filters_opens_and_quits(node: PageNode) -> None:
     assert " 7 " in f"{row} ", "its active connections"
 
 
-async def test_top_shows_that_its_daemon_is_gone_and_follows_it_when_it_returns(node: PageNode) -> None:
+async def test_top_shows_that_ipvsproxy_has_stopped_and_continues_when_it_is_back(node: PageNode) -> None:
     with contextlib.ExitStack() as stack:
         async with node.showing() as port:
             terminal = stack.enter_context(_top(80, 24, f"--server=http://127.0.0.1:{port}"))
@@ -94,7 +94,7 @@ async def test_top_shows_that_its_daemon_is_gone_and_follows_it_when_it_returns(
             assert await asyncio.to_thread(terminal.end) == 0
 
 
-async def test_control_c_ends_it_and_leaves_the_terminal_as_it_was(node: PageNode) -> None:
+async def test_control_c_ends_top_and_restores_the_terminal(node: PageNode) -> None:
     def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}") as terminal:
             before = terminal.settings
@@ -116,7 +116,7 @@ async def test_control_c_ends_it_and_leaves_the_terminal_as_it_was(node: PageNod
     ],
     ids=["no TERM", "no UTF-8"],
 )
-async def test_a_terminal_without_colours_shows_top(node: PageNode, environment: dict[str, str], name: str) -> None:
+async def test_top_runs_on_a_terminal_without_colours(node: PageNode, environment: dict[str, str], name: str) -> None:
     node.put(builders.service("w\N{LATIN SMALL LETTER E WITH ACUTE}b", cluster=["10.96.0.67"]))
 
     def act(port: int) -> None:
@@ -130,7 +130,7 @@ async def test_a_terminal_without_colours_shows_top(node: PageNode, environment:
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(10, 3), (300, 4)])
-async def test_a_terminal_that_is_too_small_does_no_harm(node: PageNode, columns: int, lines: int) -> None:
+async def test_top_does_not_fail_on_a_terminal_that_is_too_small(node: PageNode, columns: int, lines: int) -> None:
     def act(port: int) -> None:
         with _top(columns, lines, f"--server=http://127.0.0.1:{port}") as terminal:
             terminal.until("node-a")
@@ -141,7 +141,7 @@ async def test_a_terminal_that_is_too_small_does_no_harm(node: PageNode, columns
         await asyncio.to_thread(act, port)
 
 
-async def test_top_refuses_a_terminal_that_only_writes_lines(node: PageNode) -> None:
+async def test_top_refuses_a_terminal_that_cannot_show_a_screen(node: PageNode) -> None:
     def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}", environment={"TERM": "dumb"}) as terminal:
             assert terminal.end() == 2
@@ -151,7 +151,7 @@ async def test_top_refuses_a_terminal_that_only_writes_lines(node: PageNode) -> 
         await asyncio.to_thread(act, port)
 
 
-async def test_a_terminal_without_a_daemon_shows_one_sentence() -> None:
+async def test_top_on_a_terminal_without_a_running_ipvsproxy_prints_one_sentence() -> None:
     def act() -> None:
         with _top(80, 24, "--server=http://127.0.0.1:9") as terminal:
             assert terminal.end() == 2

@@ -1,4 +1,4 @@
-"""``verify``: equal or different, and each difference in one line."""
+"""``verify``: its result is equal or different, and each difference is one line."""
 
 import copy
 import itertools
@@ -45,13 +45,13 @@ async def _lines(kernel: FakeKernel, *objects: object) -> list[str]:
     return list(verify.render(await _verify(kernel, *objects)))
 
 
-async def test_after_a_sync_of_the_loop_inspection_finds_no_difference() -> None:
+async def test_verify_finds_no_difference_after_a_sync() -> None:
     kernel = await synced_kernel(*WEB)
     assert await _lines(kernel) == ["node-a: equal; compared 1 Service, 2 virtual servers"]
     assert kernel.applied == []
 
 
-async def test_a_kernel_that_holds_nothing_lacks_everything() -> None:
+async def test_verify_reports_every_object_as_missing_on_an_empty_kernel() -> None:
     document = await _verify(FakeKernel())
     assert not document["equal"]
     assert {one["kind"] for one in document["differences"]} >= {
@@ -67,7 +67,7 @@ async def test_a_kernel_that_holds_nothing_lacks_everything() -> None:
     )
 
 
-async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
+async def test_each_drift_is_one_line_with_the_service_the_desired_and_the_found_value() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[CLUSTER].settings = VirtualServerSettings("wrr")
     kernel.virtual_servers[CLUSTER].real_servers[HERE] = 0
@@ -98,12 +98,12 @@ async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
     } <= set(lines)
 
 
-async def test_a_virtual_server_of_a_service_that_is_gone_is_stale() -> None:
+async def test_verify_reports_a_virtual_server_of_a_deleted_service_as_stale() -> None:
     lines = await _lines(await synced_kernel(*WEB), builders.node())
     assert "-  virtual server TCP 10.96.0.10:80: desired nothing, observed rr, real servers: 2" in lines
 
 
-async def test_a_draining_real_server_is_no_difference() -> None:
+async def test_a_draining_real_server_is_not_a_difference() -> None:
     kernel = await synced_kernel(*WEB)
     draining = builders.backend("10.244.9.9")
     kernel.virtual_servers[CLUSTER].real_servers[draining] = 0
@@ -111,7 +111,7 @@ async def test_a_draining_real_server_is_no_difference() -> None:
     assert await _lines(kernel) == ["node-a: equal; compared 1 Service, 2 virtual servers, 1 draining real server"]
 
 
-async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> None:
+async def test_an_undesired_udp_real_server_is_a_difference_at_any_weight() -> None:
     port = builders.service_port(53, Protocol.UDP)
     objects = (
         builders.node(),
@@ -126,7 +126,7 @@ async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> No
     assert lines[0] == "default/dns  real server UDP 10.96.0.10:53 -> 10.9.9.9:53: desired nothing, observed weight 0"
 
 
-async def test_virtual_servers_of_other_programs_are_listed_and_are_no_difference() -> None:
+async def test_virtual_servers_of_other_programs_are_listed_but_are_not_a_difference() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {HERE: 1})
     document = await _verify(kernel)
@@ -135,7 +135,7 @@ async def test_virtual_servers_of_other_programs_are_listed_and_are_no_differenc
     assert "of another program, left alone: TCP 192.0.2.1:80 wlc, 1 real server" in verify.render(document)
 
 
-async def test_a_change_about_to_be_programmed_is_no_difference() -> None:
+async def test_a_difference_that_is_programmed_between_two_readings_is_not_reported() -> None:
     kernel = await synced_kernel(*WEB)
     weights = kernel.virtual_servers[CLUSTER].real_servers
     del weights[THERE]
@@ -146,12 +146,14 @@ async def test_a_change_about_to_be_programmed_is_no_difference() -> None:
         weights[THERE] = 1
         return seen
 
-    kernel.observe = heal_after  # type: ignore[assignment]  # somebody programs between two looks
+    kernel.observe = heal_after  # type: ignore[assignment]  # another program writes between two readings
     assert (await _verify(kernel))["equal"]
 
 
 @pytest.mark.parametrize(("gone_at", "is_equal"), [(3, True), (99, False)])
-async def test_node_ports_on_an_address_that_went_may_outlive_it_for_a_while(gone_at: int, *, is_equal: bool) -> None:
+async def test_node_ports_on_a_lost_address_are_not_a_difference_if_they_are_removed_within_the_grace(
+    gone_at: int, *, is_equal: bool
+) -> None:
     kernel = await synced_kernel(*NODE_PORT)
     (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
     lost = builders.frontend("172.16.0.9", 30080)
@@ -163,13 +165,13 @@ async def test_node_ports_on_an_address_that_went_may_outlive_it_for_a_while(gon
             del kernel.virtual_servers[lost]
         return observe(*arguments)  # type: ignore[arg-type]  # passed on
 
-    kernel.observe = give_up  # type: ignore[assignment]  # as run does when the grace is over
+    kernel.observe = give_up  # type: ignore[assignment]  # as run does when the grace has passed
     document = await _verify(kernel, *NODE_PORT)
     assert document["equal"] is is_equal, document["differences"]
     assert next(looks) == 4, "three looks"
 
 
-async def test_stale_objects_on_an_address_of_this_node_are_examined_twice() -> None:
+async def test_verify_reads_stale_objects_on_an_address_of_this_node_a_second_time() -> None:
     kernel = await synced_kernel(*WEB)
     observe, looks = kernel.observe, itertools.count(1)
 
@@ -183,7 +185,7 @@ async def test_stale_objects_on_an_address_of_this_node_are_examined_twice() -> 
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "timeouts"])
-async def test_an_unreadable_part_is_neither_equal_nor_different(part: str) -> None:
+async def test_verify_reports_neither_equal_nor_different_if_the_kernel_cannot_be_read_completely(part: str) -> None:
     kernel = await synced_kernel(*WEB)
     kernel.unreadable.add(part)
     with pytest.raises((UnknownStateError, KernelError)):

@@ -14,7 +14,7 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 def load_with(arguments: list[str], content: bytes = b"", command: str = "run") -> Config:
-    """The configuration of a command with these arguments on the host Host-1, which has one file."""
+    """The configuration of a command with these arguments on the host Host-1, where ``PATH`` is the only file."""
 
     def read_file(path: str) -> bytes:
         if path != PATH:
@@ -25,12 +25,12 @@ def load_with(arguments: list[str], content: bytes = b"", command: str = "run") 
 
 
 def from_flags(*arguments: str) -> Config:
-    """The configuration of ``--proxy-mode=ipvs`` and these flags."""
+    """The configuration that results from ``--proxy-mode=ipvs`` and these flags."""
     return load_with(["--proxy-mode=ipvs", *arguments])
 
 
 def from_file(text: str, *arguments: str) -> Config:
-    """The configuration of a file that continues ``HEAD``, and of flags."""
+    """The configuration that results from a file, whose text is ``HEAD`` and these lines, and from flags."""
     return load_with(["--config", PATH, *arguments], (HEAD + textwrap.dedent(text)).encode())
 
 
@@ -42,7 +42,7 @@ def problems_of_flags(*arguments: str, command: str = "run") -> list[str]:
 
 
 def problems_of_file(text: str, *arguments: str) -> list[str]:
-    """Every reason why this file is refused, without the leading path."""
+    """Every reason why this file is refused, without the file's path at the front."""
     with pytest.raises(ConfigError) as raised:
         from_file(text, *arguments)
     return [str(problem).removeprefix(f"{PATH}:") for problem in raised.value.problems]

@@ -1,4 +1,4 @@
-"""The table of options against kube-proxy's own lists, and ``--help`` against the table."""
+"""The table of options is compared with kube-proxy's own lists, and the output of ``--help`` with the table."""
 
 import operator
 
@@ -42,26 +42,26 @@ KUBE_PROXY_FIELDS = """
 ALL = [option for options in catalogue.OPTIONS.values() for option in options]
 
 
-def test_catalogue_has_every_flag_of_kube_proxy_and_our_own_only() -> None:
+def test_the_catalogue_has_every_flag_of_kube_proxy_and_no_other_flags_but_our_own() -> None:
     flags = {option.flag for option in ALL if option.flag and option.status is not Likeness.OWN}
     assert flags == set(KUBE_PROXY_FLAGS)
 
 
-def test_catalogue_has_every_field_of_the_file_and_our_own_only() -> None:
+def test_the_catalogue_has_every_field_of_the_file_and_no_other_fields_but_our_own() -> None:
     fields = {option.field for option in ALL if option.field and option.status is not Likeness.OWN}
     assert fields == set(KUBE_PROXY_FIELDS)
 
 
-def test_our_own_fields_stand_in_our_own_section() -> None:
+def test_our_own_fields_are_in_our_own_section_of_the_file() -> None:
     assert {option.field.split(".")[0] for option in ALL if option.status is Likeness.OWN} == {"ipvsproxy"}
 
 
-def test_no_key_stands_for_two_options() -> None:
+def test_no_two_options_have_the_same_key() -> None:
     assert len(catalogue.BY_KEY) == len((*ALL, *catalogue.OF_COMMANDS))
 
 
 @pytest.mark.parametrize("option", ALL, ids=[option.key for option in ALL])
-def test_default_can_be_parsed_and_is_allowed(option: Option) -> None:
+def test_the_default_of_every_option_can_be_parsed_and_is_allowed(option: Option) -> None:
     for file in (False, True):
         value = option.parse(option.default_in(file=file))
         if isinstance(value, int | float):
@@ -91,7 +91,7 @@ def test_help_fits_a_terminal_and_marks_the_flags_that_override_the_file() -> No
 
 
 @pytest.mark.parametrize("option", [option for option in catalogue.BY_KEY.values() if option.to], ids=lambda option: option.key)
-def test_each_value_has_its_place_in_the_configuration(option: Option) -> None:
+def test_the_value_of_each_option_is_stored_in_an_attribute_of_the_configuration(option: Option) -> None:
     section, _, name = option.to.rpartition(".")
     if section == "timeouts":
         assert name in Timeouts._fields
@@ -99,7 +99,7 @@ def test_each_value_has_its_place_in_the_configuration(option: Option) -> None:
         operator.attrgetter(option.to)(loading.from_flags())
 
 
-def test_an_option_needs_a_restart_where_its_value_is_read_at_the_start() -> None:
+def test_an_option_needs_a_restart_if_its_value_is_read_only_at_the_start() -> None:
     late = {option.to for option in catalogue.BY_KEY.values() if option.restart and option.field}
     assert late >= {"node_name", "translation.allowed_addresses", "source.manifests", "servers.health"}
     assert late.isdisjoint({"", "translation.scheduler", "logging.profiling"})

@@ -1,6 +1,8 @@
-"""Covers completion, and the options of commands that are not settings; ``tests/test_cli.py`` covers their refusal.
+"""Covers shell completion, and the options of commands that are not settings.
 
-Each shell accepts its script, and bash completes the words that an operator types.
+``tests/test_cli.py`` covers how these options are refused.
+
+Each shell accepts its completion script, and bash completes the words that an operator types.
 """
 
 import shutil
@@ -27,7 +29,7 @@ def _complete(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", commands.SHELLS)
-def test_shell_accepts_its_script(shell: str) -> None:
+def test_each_shell_accepts_its_completion_script(shell: str) -> None:
     program = shutil.which(shell)
     if not program:
         pytest.skip(f"{shell} is not installed")
@@ -43,7 +45,7 @@ def test_shell_accepts_its_script(shell: str) -> None:
 
 
 @pytest.mark.parametrize("shell", commands.SHELLS)
-def test_every_flag_and_command_is_in_every_script(shell: str) -> None:
+def test_every_flag_and_command_is_in_every_completion_script(shell: str) -> None:
     text = commands.render_completion(shell)
     assert [flag for flag in catalogue.BY_FLAG if flag not in text] == []
     assert [command for command in COMMANDS if command not in text] == []
@@ -71,24 +73,24 @@ def test_every_flag_and_command_is_in_every_script(shell: str) -> None:
         (("ipvsproxy", "run", "--manifests", "/et"), ["/etc"]),
     ],
 )
-def test_bash_offers_the_words_that_can_follow(words: tuple[str, ...], offered: list[str]) -> None:
+def test_bash_offers_exactly_the_words_that_can_follow(words: tuple[str, ...], offered: list[str]) -> None:
     assert _complete(*words) == offered
 
 
-def test_command_prints_a_script_with_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_completion_command_prints_a_script_with_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "bash"]) == 0
     assert "run plan verify" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])
-def test_other_arguments_are_refused_with_the_names_of_the_shells(
+def test_other_arguments_of_completion_are_refused_with_the_names_of_the_shells(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["completion", *arguments]) == 2
     assert "bash|zsh|fish" in capsys.readouterr().err
 
 
-def test_command_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_its_own_help_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "--help"]) == 0
     assert "source <(ipvsproxy completion zsh)" in capsys.readouterr().out
 
@@ -105,7 +107,7 @@ def test_command_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text"], (False, False)),
     ],
 )
-def test_every_command_takes_its_options_and_the_last_value_counts(arguments: list[str], choices: tuple[bool, bool]) -> None:
+def test_every_command_accepts_its_options_and_the_last_value_applies(arguments: list[str], choices: tuple[bool, bool]) -> None:
     config = loading.from_flags(*arguments)
     assert (config.dry_run, config.as_json) == choices
 
@@ -125,12 +127,12 @@ def test_a_wrong_value_of_an_enumeration_comes_with_the_nearest_one() -> None:
     assert problem == "--only: 'owm' must be own"
 
 
-def test_output_and_dry_run_flags_count_beside_a_file() -> None:
+def test_the_output_and_dry_run_flags_apply_even_with_a_configuration_file() -> None:
     config = loading.from_file("", "-o", "json", "--dry-run")
     assert (config.dry_run, config.as_json, config.notices) == (True, True, ())
 
 
-def test_only_top_takes_the_options_of_top() -> None:
+def test_only_top_accepts_the_options_of_top() -> None:
     assert loading.problems_of_flags("--once", command="verify") == ["'--once': unknown flag"]
     assert loading.problems_of_flags("--interval=3s") == ["'--interval': unknown flag"]
 
@@ -170,5 +172,5 @@ def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
         ("--server=http://[::1", "--server: 'http://[::1' must be a URL such as http://127.0.0.1:10249"),
     ],
 )
-def test_a_wrong_value_is_named(argument: str, problem: str) -> None:
+def test_a_wrong_value_of_an_option_is_reported(argument: str, problem: str) -> None:
     assert loading.problems_of_flags(argument, command="top") == [problem]

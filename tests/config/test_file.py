@@ -1,6 +1,8 @@
-"""Reading the file: refused fields with their lines, and ignored fields. ``test_validate.py`` tests the meaning of values.
+"""Reading the configuration file: refused fields with their lines, and ignored fields.
 
-A written file, read again, gives an equal configuration.
+``test_validate.py`` tests the meaning of values.
+
+A configuration that is written to a file and read again is equal.
 """
 
 import dataclasses
@@ -43,14 +45,14 @@ _WRONG: dict[Kind, str] = {
 
 
 def nested(option: Option, value: str) -> str:
-    """A file that holds this one field, in its last line."""
+    """A file that has this one field, in its last line."""
     *sections, name = option.field.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
     return HEAD.replace("mode: ipvs\n", "") + "\n".join((*lines, f"{'  ' * len(sections)}{name}: {value}"))
 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
-def test_every_field_is_read_with_its_line(option: Option) -> None:
+def test_every_field_is_read_with_its_line_number(option: Option) -> None:
     text, value = _EXAMPLES[option.kind]
     content = nested(option, text)
     read = file.read(content.encode(), "f")
@@ -60,7 +62,7 @@ def test_every_field_is_read_with_its_line(option: Option) -> None:
 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
-def test_every_field_of_the_wrong_type_is_refused_with_its_line(option: Option) -> None:
+def test_every_field_of_the_wrong_type_is_refused_with_its_line_number(option: Option) -> None:
     content = nested(option, "-1e3x" if option.nanoseconds else _WRONG[option.kind])
     read = file.read(content.encode(), "f")
     assert read.given == {}
@@ -74,7 +76,7 @@ def test_every_field_may_be_null(option: Option) -> None:
     assert file.read(nested(option, "null").encode(), "f") == file.Content("f")
 
 
-def test_json_is_yaml() -> None:
+def test_a_json_file_is_accepted_as_yaml() -> None:
     text = b'{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "ipvs": {"scheduler": "lc"}}'
     assert file.read(text, "f").given["ipvs.scheduler"].value == "lc"
 
@@ -106,17 +108,17 @@ def test_all_wrong_fields_are_reported_with_path_and_line() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["''", "'a,b'", "a=b"])
-def test_pattern_that_a_flag_could_not_express_is_refused(pattern: str) -> None:
+def test_a_pattern_that_a_flag_could_not_express_is_refused(pattern: str) -> None:
     text = f"logging: {{vmodule: [{{filePattern: {pattern}, verbosity: 1}}]}}"
     assert problems_of_file(text)[0].endswith("where no filePattern is empty or has a comma or equals sign")
 
 
-def test_unquoted_string_that_yaml_takes_for_another_type_is_refused_with_a_hint() -> None:
+def test_an_unquoted_string_that_yaml_reads_as_another_type_is_refused_with_a_hint() -> None:
     assert problems_of_file("hostnameOverride: 12") == ["4: hostnameOverride: 12 must be a string, in quotes"]
 
 
 @pytest.mark.parametrize("written", ["1e+06", "1e6", "1000000", "1.0e+6"])
-def test_number_may_be_written_as_go_writes_it(written: str) -> None:
+def test_a_number_may_be_written_in_gos_syntax(written: str) -> None:
     assert from_file(f"clientConnection: {{qps: {written}}}").values["clientConnection.qps"] == 1e6
     (problem,) = problems_of_file(f'clientConnection: {{qps: "{written}"}}')
     assert problem.endswith("must be a number")
@@ -131,13 +133,13 @@ def test_unknown_field_is_ignored_with_a_notice() -> None:
     ]
 
 
-def test_last_of_two_fields_counts_with_a_notice() -> None:
+def test_the_last_of_two_equal_fields_applies_with_a_notice() -> None:
     config = from_file("oomScoreAdj: 1\noomScoreAdj: 2\n")
     assert config.oom_score_adj == 2
     assert str(config.notices[0]) == "/etc/kube-proxy.conf:5: oomScoreAdj: is repeated here; the earlier value is not used"
 
 
-def test_unknown_field_of_our_own_section_is_refused() -> None:
+def test_an_unknown_field_of_our_own_section_is_refused() -> None:
     assert problems_of_file("ipvsproxy:\n  manifest: /m\n") == ["5: ipvsproxy.manifest: unknown field; did you mean manifests?"]
 
 
@@ -183,11 +185,11 @@ def test_file_of_another_format_or_kind_is_refused_in_one_sentence(content: byte
         b"%YAML 9.9\n---\na",
     ],
 )
-def test_file_that_breaks_parsers_is_refused(content: bytes) -> None:
+def test_a_file_that_exhausts_or_crashes_parsers_is_refused(content: bytes) -> None:
     assert file.read(content, "f").problems
 
 
-def test_hostile_keys_in_known_places_are_refused() -> None:
+def test_hostile_keys_of_known_maps_are_refused() -> None:
     text = "featureGates: {[a]: true}\nlogging: {vmodule: [{[a]: b}]}\nipvs: {? {a: b} : c}\n"
     assert [problem.partition(": must")[0][:2] for problem in problems_of_file(text)] == ["4:", "5:", "6:"]
 
@@ -209,7 +211,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
-def test_nesting_has_a_bound(opening: str) -> None:
+def test_the_depth_of_nesting_is_limited(opening: str) -> None:
     (problem,) = file.read((HEAD + "x: \n  " + opening * 5000).encode(), "f").problems
     assert str(problem) == f"f:{HEAD.count(chr(10)) + 2}: is not YAML: nested more than {file.NESTING_LIMIT} levels deep"
 
@@ -234,7 +236,7 @@ def read_back(config: Config) -> Config:
         ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali"],
     ],
 )
-def test_configuration_read_back_is_the_same(flags: list[str]) -> None:
+def test_a_written_configuration_is_the_same_when_read_again(flags: list[str]) -> None:
     config = from_flags(*flags)
     again = read_back(config)
     assert again == config
@@ -254,7 +256,7 @@ _SECONDS = strategies.integers(0, 10**15).map(lambda nanoseconds: f"{nanoseconds
     excluded=strategies.lists(strategies.ip_addresses().map(lambda address: f"{address}/{104 if address.version == 6 else 7}")),
     path=strategies.text(strategies.characters(exclude_categories=["Cs"])),
 )
-def test_any_configuration_read_back_is_the_same(
+def test_any_written_configuration_is_the_same_when_read_again(
     *,
     timeouts: tuple[str, str, str],
     bit: int,
@@ -283,11 +285,11 @@ def test_our_own_section_is_written_only_if_it_differs_from_the_defaults() -> No
     assert file.document(from_flags("--manifests=/m"))["ipvsproxy"] == {"manifests": "/m"}
 
 
-def test_host_name_is_not_written_because_other_hosts_may_read_the_file() -> None:
+def test_the_host_name_is_not_written_because_other_hosts_may_read_the_file() -> None:
     assert file.document(from_flags())["hostnameOverride"] == ""
 
 
-def test_options_without_effect_are_kept_for_kube_proxy() -> None:
+def test_options_without_effect_are_written_for_kube_proxy() -> None:
     config = from_file("nftables: {masqueradeBit: 9}\nportRange: 1-2\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}\n")
     document = yaml.safe_load(file.render(config))
     assert document["nftables"]["masqueradeBit"] == 9
@@ -295,7 +297,7 @@ def test_options_without_effect_are_kept_for_kube_proxy() -> None:
     assert document["logging"]["vmodule"] == [{"filePattern": "a", "verbosity": 1}]
 
 
-def test_head_and_a_few_values_are_as_kube_proxy_writes_them() -> None:
+def test_the_head_of_a_written_file_and_a_few_values_are_as_kube_proxy_writes_them() -> None:
     document = yaml.safe_load(file.render(from_flags()))
     assert (document["apiVersion"], document["kind"]) == ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration")
     assert document["mode"] == "ipvs"

@@ -1,4 +1,7 @@
-"""The syntax of command lines; precedence of flags and file; every problem is reported. ``test_validate.py`` tests values."""
+"""The syntax of command lines, the precedence of flags and file, and that every problem is reported.
+
+``test_validate.py`` tests values.
+"""
 
 import pytest
 from hypothesis import given, strategies
@@ -10,7 +13,7 @@ from ipvsproxy.translate.settings import Binding, TrafficScopes
 from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
-def test_file_replaces_the_flags_with_a_notice() -> None:
+def test_a_file_replaces_the_flags_with_a_notice() -> None:
     config = from_file("oomScoreAdj: -5", "--oom-score-adj=-7", "--ipvs-scheduler=lc")
     assert (config.oom_score_adj, config.translation.scheduler) == (-5, "rr")
     assert [str(notice) for notice in config.notices] == [
@@ -19,7 +22,7 @@ def test_file_replaces_the_flags_with_a_notice() -> None:
     ]
 
 
-def test_flags_that_override_the_file() -> None:
+def test_some_flags_of_kube_proxy_override_the_file() -> None:
     text = "hostnameOverride: a\nlogging: {verbosity: 2, format: text, vmodule: [{filePattern: x, verbosity: 1}]}\n"
     flags = ["--hostname-override=b", "-v=5", "--logging-format=json", "--vmodule=y=2", "--master=https://m", "--init-only"]
     config = from_file(text, *flags)
@@ -31,7 +34,7 @@ def test_flags_that_override_the_file() -> None:
     assert config.notices == ()
 
 
-def test_logging_options_of_the_file_apply_where_no_flag_sets_them() -> None:
+def test_logging_options_of_the_file_apply_if_no_flag_sets_them() -> None:
     config = from_file("logging: {verbosity: 2, format: json}", "-v=5")
     assert (config.logging.verbosity, config.logging.format) == (5, Format.JSON)
 
@@ -48,23 +51,23 @@ def test_flags_that_kube_proxy_does_not_have_override_the_file() -> None:
 
 
 @pytest.mark.parametrize("option", catalogue.OPTIONS["ipvsproxy's own options"], ids=lambda one: one.flag)
-def test_each_flag_that_kube_proxy_does_not_have_counts_beside_a_file(option: Option) -> None:
+def test_each_flag_that_kube_proxy_does_not_have_applies_despite_a_file_and_without_a_notice(option: Option) -> None:
     assert not from_file("", f"--{option.flag}={option.default}").notices
 
 
-def test_empty_hostname_flag_keeps_the_name_of_the_file() -> None:
+def test_an_empty_hostname_flag_keeps_the_name_of_the_file() -> None:
     assert from_file("hostnameOverride: a", "--hostname-override=").node_name == "a"
 
 
-def test_empty_config_flag_means_no_file() -> None:
+def test_an_empty_config_flag_means_that_there_is_no_file() -> None:
     assert load_with(["--config=", "--proxy-mode=ipvs"]).config_file == ""
 
 
-def test_unreadable_file_is_the_only_problem() -> None:
+def test_an_unreadable_file_is_reported_as_the_only_problem() -> None:
     assert problems_of_flags("--config=/nowhere") == ["--config: '/nowhere' cannot be read: No such file or directory"]
 
 
-def test_problems_of_flags_file_and_rules_are_reported_together() -> None:
+def test_problems_of_flags_file_and_validation_are_reported_together() -> None:
     assert problems_of_file("ipvs: {strictARP: 1}\noomScoreAdj: 5000\n", "--nope") == [
         "'--nope': unknown flag",
         "4: ipvs.strictARP: 1 must be true or false",
@@ -72,7 +75,7 @@ def test_problems_of_flags_file_and_rules_are_reported_together() -> None:
     ]
 
 
-def test_file_of_another_kind_is_not_checked_further() -> None:
+def test_a_file_of_another_kind_is_not_validated_further() -> None:
     with pytest.raises(ConfigError) as raised:
         load_with(["--config", PATH], b"kind: Pod\napiVersion: v1\n")
     assert [problem.source.name for problem in raised.value.problems] == ["apiVersion", "kind"]
@@ -121,7 +124,7 @@ def problem(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.flag for option in _OPTIONS])
-def test_every_flag_takes_its_value_in_every_spelling(option: Option) -> None:
+def test_every_flag_accepts_its_value_in_every_spelling(option: Option) -> None:
     text, value = _EXAMPLES[option.kind]
     underscored, command = option.flag.replace("-", "_"), (option.command or "run").split()[0]
     assert values(f"--{option.flag}={text}", command=command) == {option.key: value}
@@ -133,37 +136,37 @@ def test_every_flag_takes_its_value_in_every_spelling(option: Option) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["-v=4"], ["-v", "4"], ["-v4"], ["--v=4"], ["--v", "4"]])
-def test_verbosity_takes_its_value_in_every_spelling(arguments: list[str]) -> None:
+def test_the_verbosity_flag_accepts_its_value_in_every_spelling(arguments: list[str]) -> None:
     assert values(*arguments) == {"logging.verbosity": 4}
 
 
-def test_help_has_a_short_flag() -> None:
+def test_help_has_a_short_form_of_the_flag() -> None:
     assert values("-h") == values("--help") == {"help": True}
 
 
 @pytest.mark.parametrize("form", ["--masquerade-all", "--masquerade-all=true", "--masquerade_all=1", "--masquerade-all=T"])
-def test_a_boolean_flag_without_a_value_is_on(form: str) -> None:
+def test_a_boolean_flag_without_a_value_means_true(form: str) -> None:
     assert values(form) == {"iptables.masqueradeAll": True}
 
 
-def test_a_boolean_flag_does_not_take_the_next_word() -> None:
+def test_a_boolean_flag_does_not_take_the_next_word_as_its_value() -> None:
     assert problem("--cleanup", "false") == "--cleanup: takes its value after an equals sign: --cleanup=false"
 
 
-def test_value_may_begin_with_a_dash_or_be_empty() -> None:
+def test_a_value_may_begin_with_a_dash_or_be_empty() -> None:
     assert values("--oom-score-adj", "-998", "--kubeconfig=") == {"oomScoreAdj": -998, "clientConnection.kubeconfig": ""}
     assert values("--kubeconfig", "--config") == {"clientConnection.kubeconfig": "--config"}
 
 
-def test_value_may_hold_equals_signs() -> None:
+def test_a_value_may_contain_equals_signs() -> None:
     assert values("--master=https://a/?b=c") == {"master": "https://a/?b=c"}
 
 
-def test_last_of_several_values_counts() -> None:
+def test_the_last_of_several_values_of_a_flag_applies() -> None:
     assert values("--ipvs-scheduler=rr", "--ipvs-scheduler", "lc") == {"ipvs.scheduler": "lc"}
 
 
-def test_repeated_lists_are_joined() -> None:
+def test_values_of_a_repeated_list_flag_are_joined() -> None:
     joined = ("10.0.0.0/8", "11.0.0.0/8", "12.0.0.0/8")
     assert values("--ipvs-exclude-cidrs=10.0.0.0/8,11.0.0.0/8", "--ipvs-exclude-cidrs=12.0.0.0/8") == {
         "ipvs.excludeCIDRs": joined
@@ -175,25 +178,25 @@ def test_repeated_lists_are_joined() -> None:
 @pytest.mark.parametrize(
     "flag", ["bind-address", "healthz-bind-address", "metrics-bind-address", "cluster-cidr", "hostname-override"]
 )
-def test_empty_value_of_an_address_or_name_changes_nothing(flag: str) -> None:
+def test_an_empty_value_of_an_address_or_name_changes_nothing(flag: str) -> None:
     assert values(f"--{flag}=") == {}
 
 
-def test_unknown_flag_comes_with_the_nearest_known_one() -> None:
+def test_an_unknown_flag_is_reported_with_the_most_similar_known_flag() -> None:
     assert problem("--ipvs-shceduler=rr") == "'--ipvs-shceduler': unknown flag; did you mean --ipvs-scheduler?"
     assert problem("--zzzzzzzz") == "'--zzzzzzzz': unknown flag"
 
 
-def test_refused_long_flag_with_one_dash_names_the_flag_with_two() -> None:
+def test_a_refused_long_flag_with_one_dash_is_reported_with_the_two_dash_form() -> None:
     assert problem("-config=x") == "'-config': unknown flag; write --config"
 
 
-def test_flag_without_its_value_is_refused_with_an_example() -> None:
+def test_a_flag_that_lacks_its_value_is_refused_with_an_example() -> None:
     assert problem("--config") == "--config: needs a value, such as --config=FILE"
     assert problem("--ipvs-sync-period") == "--ipvs-sync-period: needs a value, such as --ipvs-sync-period=30s"
 
 
-def test_stray_words_are_refused() -> None:
+def test_a_word_that_is_neither_a_flag_nor_a_command_is_refused() -> None:
     assert problem("frobnicate") == "'frobnicate': is neither a flag nor a command"
     assert problem("--", "--config") == "'--config': is neither a flag nor a command"
 
@@ -211,7 +214,7 @@ def test_stray_words_are_refused() -> None:
         (["--cleanup", "--", "true"], ("true",), ["cleanup"]),
     ],
 )
-def test_words_may_stand_anywhere_among_the_flags(arguments: list[str], words: tuple[str, ...], keys: list[str]) -> None:
+def test_positional_words_may_be_anywhere_among_the_flags(arguments: list[str], words: tuple[str, ...], keys: list[str]) -> None:
     parsed = load.parse(arguments, takes_words=True)
     assert (parsed.words, list(parsed.given), parsed.problems) == (words, keys, ())
 
@@ -222,7 +225,7 @@ def test_a_word_after_a_boolean_flag_is_not_its_value() -> None:
     assert [str(one.source) for one in parsed.problems] == ["--cleanup"]
 
 
-def test_value_of_the_wrong_kind_names_flag_value_and_rule() -> None:
+def test_a_value_of_the_wrong_type_is_reported_with_flag_value_and_rule() -> None:
     assert problem("--ipvs-sync-period=30") == "--ipvs-sync-period: '30' must be a duration such as 30s, 1m30s or 1h"
     assert problem("--masquerade-all=yes") == "--masquerade-all: 'yes' must be true or false"
     assert problem("-v=-1") == "--v: '-1' must be a whole number in 0..2147483647"
@@ -239,6 +242,6 @@ def test_every_problem_is_reported_not_only_the_first() -> None:
         strategies.one_of(strategies.text(), strategies.sampled_from(_OPTIONS).map(lambda option: f"--{option.flag}"))
     )
 )
-def test_any_command_line_ends_in_values_and_problems(arguments: list[str]) -> None:
+def test_any_command_line_results_in_values_and_problems(arguments: list[str]) -> None:
     given, problems, _ = load.parse(arguments)
     assert len(given) + len(problems) <= len(arguments)

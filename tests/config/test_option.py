@@ -1,4 +1,4 @@
-"""The syntax of values, against Go's own rules. The tests of flags and file cover the text of errors."""
+"""The syntax of option values is compared with Go's own rules. The tests of flags and of the file cover the texts of errors."""
 
 import pytest
 from hypothesis import given, strategies
@@ -33,7 +33,7 @@ from ipvsproxy.config.option import Kind, Option
         ("2562047h47m16.854775807s", 9223372036.854775807),
     ],
 )
-def test_duration_means_the_same_as_in_go(text: str, seconds: float) -> None:
+def test_a_duration_has_the_same_meaning_as_in_go(text: str, seconds: float) -> None:
     assert option.parse_duration(text) == pytest.approx(seconds, abs=1e-12)
 
 
@@ -72,7 +72,7 @@ def test_duration_prints_as_go_prints_it(seconds: float, text: str) -> None:
 
 
 @given(nanoseconds=strategies.integers(-(2**52), 2**52))
-def test_printed_duration_parses_to_the_same_value(nanoseconds: int) -> None:
+def test_a_printed_duration_is_parsed_to_the_same_value(nanoseconds: int) -> None:
     seconds = nanoseconds / 1e9
     assert option.parse_duration(option.render_duration(seconds)) == seconds
 
@@ -84,56 +84,56 @@ def test_printed_duration_parses_to_the_same_value(nanoseconds: int) -> None:
         *(("0x1f", 31), ("0X_1F", 31), ("0b101", 5), ("0o17", 15), ("017", 15)),
     ],
 )
-def test_integer_may_have_any_base_of_go(text: str, number: int) -> None:
+def test_an_integer_may_have_any_base_that_go_accepts(text: str, number: int) -> None:
     assert option.parse_integer(text) == number
 
 
 @pytest.mark.parametrize(
     "text", ["", "-", "1.0", "1e3", "a", "ff", "08", "0x", "2147483648", "-2147483649", "1__0", " 1", "٣", "1" * 5000]
 )
-def test_integer_beyond_32_bits_or_not_whole_is_refused(text: str) -> None:
+def test_an_integer_beyond_32_bits_or_with_a_fraction_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"a whole number in -2147483648\.\.2147483647"):
         option.parse_integer(text)
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True"])
-def test_every_true_of_go_is_true(text: str) -> None:
+def test_every_spelling_of_true_in_go_is_true(text: str) -> None:
     assert option.parse_boolean(text) is True
 
 
 @pytest.mark.parametrize("text", ["0", "f", "F", "false", "FALSE", "False"])
-def test_every_false_of_go_is_false(text: str) -> None:
+def test_every_spelling_of_false_in_go_is_false(text: str) -> None:
     assert option.parse_boolean(text) is False
 
 
 @pytest.mark.parametrize("text", ["", "yes", "on", "tRUE", "2"])
-def test_a_word_other_than_true_or_false_is_no_boolean(text: str) -> None:
+def test_a_word_that_is_not_a_spelling_of_true_or_false_is_refused_as_a_boolean(text: str) -> None:
     with pytest.raises(ValueError, match="true or false"):
         option.parse_boolean(text)
 
 
-def test_list_is_one_line_of_csv() -> None:
+def test_a_list_is_parsed_as_one_line_of_csv() -> None:
     assert option.parse_list("") == ()
     assert option.parse_list("a,b") == ("a", "b")
     assert option.parse_list('"a,b",c') == ("a,b", "c")
 
 
-def test_gates_allow_spaces_around_names_and_values() -> None:
+def test_feature_gates_allow_spaces_around_names_and_values() -> None:
     assert option.parse_gates(" A=true, B = false ,") == {"A": True, "B": False}
 
 
 @pytest.mark.parametrize("text", ["A", "=true", "A=maybe"])
-def test_gate_without_name_or_boolean_is_refused(text: str) -> None:
+def test_a_feature_gate_without_a_name_or_a_boolean_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"true or false|a list such as"):
         option.parse_gates(text)
 
 
-def test_patterns_drop_empty_elements() -> None:
+def test_empty_elements_of_a_list_of_patterns_are_dropped() -> None:
     assert option.parse_patterns("proxier=4,,ipset*=2,") == ("proxier=4", "ipset*=2")
 
 
 @pytest.mark.parametrize("text", ["proxier", "proxier=", "=2", "proxier=-1", "a=b=2", "proxier=2147483648"])
-def test_pattern_without_name_or_level_is_refused(text: str) -> None:
+def test_a_pattern_without_a_file_name_or_level_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"a list such as pattern=2"):
         option.parse_patterns(text)
 
@@ -144,7 +144,7 @@ def test_quantity_keeps_its_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1K", "1 k", "1kB", "Ki"])
-def test_quantity_that_is_no_number_of_bytes_is_refused(text: str) -> None:
+def test_a_quantity_that_is_not_a_number_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a number of bytes"):
         option.parse_quantity(text)
 
@@ -156,7 +156,7 @@ def test_number_that_is_not_finite_is_refused(text: str) -> None:
 
 
 @given(kind=strategies.sampled_from(Kind), text=strategies.text())
-def test_any_text_is_a_value_or_a_value_error(kind: Kind, text: str) -> None:
+def test_any_text_is_parsed_or_raises_a_value_error(kind: Kind, text: str) -> None:
     try:
         Option("x", "", kind, "").parse(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Covers the settings of each part of the program: each option reaches its place."""
+"""Covers how the configuration becomes the settings of each part of the program: each option sets its attribute."""
 
 from collections.abc import Collection, Mapping
 
@@ -41,16 +41,16 @@ def values_by_path(settings: EngineSettings) -> dict[str, str]:
     return {setting.path: setting.value for setting in settings.sysctls}
 
 
-def test_defaults_are_those_of_translation() -> None:
+def test_without_flags_the_settings_of_translation_have_their_defaults() -> None:
     assert translation() == Settings(random_fully=BOTH, bind_address=parse_address("0.0.0.0"), external_addresses=True)
 
 
-def test_only_families_with_a_program_are_served() -> None:
+def test_only_families_whose_iptables_program_works_are_served() -> None:
     settings = choices(families={Family.IPV6: True}).translation
     assert settings.families == {Family.IPV6}
 
 
-def test_the_scheduler_is_the_one_that_the_kernel_has() -> None:
+def test_the_scheduler_of_translation_is_the_scheduler_that_the_kernel_has() -> None:
     assert choices("--ipvs-scheduler=nosuch", scheduler="rr").translation.scheduler == "rr"
 
 
@@ -95,12 +95,12 @@ def test_primary_node_ports_reach_translation() -> None:
         ),
     ],
 )
-def test_the_detection_of_local_pods_reaches_translation(flags: list[str], mode: LocalMode, interface: str) -> None:
+def test_the_local_pod_detection_mode_reaches_translation(flags: list[str], mode: LocalMode, interface: str) -> None:
     settings = translation(*flags)
     assert (settings.detect_local, settings.local_interface) == (mode, interface)
 
 
-def test_excluded_ranges_and_the_deadline_of_drains_reach_the_reconciler() -> None:
+def test_excluded_ranges_and_the_drain_deadline_reach_the_reconciler() -> None:
     flags = ("--ipvs-exclude-cidrs=198.51.100.0/24", "--ipvs-drain-deadline=90s")
     excluded = builders.networks("198.51.100.0/24")
     assert choices(*flags, families={Family.IPV6: True}).policy == Policy(
@@ -120,12 +120,12 @@ def test_periods_and_timeouts_reach_the_loop() -> None:
     assert settings.timeouts == Timeouts(900, 0, 300)
 
 
-def test_the_timeouts_of_the_kernel_stay_unless_a_timeout_is_configured() -> None:
+def test_the_kernels_connection_timeouts_stay_unless_a_timeout_is_configured() -> None:
     assert engine().timeouts is None
     assert engine("--ipvs-tcpfin-timeout=2m").timeouts == Timeouts(0, 120, 0)
 
 
-def test_kernel_settings_that_ipvs_needs_are_written() -> None:
+def test_the_kernel_settings_that_ipvs_needs_are_written() -> None:
     settings = engine()
     assert Sysctl("net/ipv4/vs/conntrack", "1") in settings.sysctls
     assert Sysctl("net/ipv4/ip_forward", "1") in settings.sysctls
@@ -169,7 +169,7 @@ def test_connection_tracking_has_a_minimum_size_on_a_small_host() -> None:
 @pytest.mark.parametrize(
     ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
 )
-def test_lists_of_an_api_server_can_be_doubted_and_a_directory_cannot(flags: list[str], percent: int) -> None:
+def test_first_lists_of_an_api_server_can_be_doubted_and_those_of_a_directory_cannot(flags: list[str], percent: int) -> None:
     assert loading.from_flags(*flags).guard_percent == percent
 
 
@@ -185,7 +185,9 @@ def test_lists_of_an_api_server_can_be_doubted_and_a_directory_cannot(flags: lis
         (["--nodeport-addresses=primary", "--bind-address=172.18.0.2"], ["172.18.0.2/32", "::/0"]),
     ],
 )
-def test_without_an_api_server_node_port_ranges_come_from_flags_alone(flags: list[str], ranges: list[str]) -> None:
+def test_without_an_api_server_the_address_ranges_of_node_ports_come_from_flags_alone(
+    flags: list[str], ranges: list[str]
+) -> None:
     assert view.known_node_port_ranges(loading.from_flags(*flags).translation) == builders.networks(*ranges)
 
 
@@ -211,14 +213,15 @@ _ALL = ("10.1.0.5", "10.2.0.5", "2001:db8::5", "2001:db8::6")
         ("all,10.1.0.0/16", _OWN, _ALL),
         ("primary,localhost,10.1.0.0/16", _OWN, ("10.1.0.5", *_OWN)),
         ("primary,localhost,all,10.1.0.0/16", _OWN, _ALL),
-        # In a family without any range every address counts (NewNodePortAddresses): the Node may have no address of it.
+        # In a family without any range, node ports use every address (NewNodePortAddresses), because the Node may have no address
+        # of this family.
         ("primary", ("10.2.0.5",), ("10.2.0.5", "2001:db8::5", "2001:db8::6")),
         ("primary,10.1.0.0/16", ("10.2.0.5",), _ALL),
         ("primary,localhost", ("10.2.0.5",), ("10.2.0.5",)),
         ("primary,localhost", (), ()),
     ],
 )
-def test_words_and_ranges_of_node_port_addresses_mix(
+def test_keywords_and_ranges_may_be_mixed_in_node_port_addresses(
     texts: str, node_addresses: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     interfaces = {"eth0": ["10.1.0.5", "2001:db8::6"], "eth1": ["10.2.0.5", "2001:db8::5"], "lo": ["127.0.0.1", "::1"]}
@@ -258,7 +261,7 @@ def test_words_and_ranges_of_node_port_addresses_mix(
         ),
     ],
 )
-def test_each_field_that_leaves_out_a_served_family_has_a_warning(
+def test_each_field_whose_addresses_do_not_cover_a_served_family_causes_a_warning(
     flags: tuple[str, ...], families: Collection[Family], expected: list[str]
 ) -> None:
     config = loading.from_flags("--hostname-override=node-a", *flags)

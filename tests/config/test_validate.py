@@ -1,4 +1,4 @@
-"""The rules, one by one, and the effect of each option on the ``Config``."""
+"""The validation rules, one by one, and the effect of each option on the ``Config``."""
 
 import dataclasses
 import operator
@@ -24,7 +24,7 @@ def networks(*texts: str) -> tuple[object, ...]:
     return tuple(parse_network(text) for text in texts)
 
 
-# attribute, value, flag, line of the file
+# attribute, value, flag and line of the file
 CASES = [
     ("translation.scheduler", "mh", "--ipvs-scheduler=mh", "ipvs: {scheduler: mh}"),
     ("engine.audit_interval_s", 60, "--ipvs-sync-period=1m", "ipvs: {syncPeriod: 1m}"),
@@ -138,15 +138,15 @@ CASES = [
 @pytest.mark.parametrize(
     ("attribute", "value", "flag", "line"), CASES, ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES)]
 )
-def test_flag_and_field_give_the_same_setting(attribute: str, value: object, flag: str, line: str) -> None:
+def test_a_flag_and_its_field_give_the_same_setting(attribute: str, value: object, flag: str, line: str) -> None:
     read = operator.attrgetter(attribute)
     assert read(from_flags()) != value
-    flags = flag.split(" --")  # several, where one needs another
+    flags = flag.split(" --")  # several flags, if one of them requires another
     assert read(from_flags(flags[0], *(f"--{one}" for one in flags[1:]))) == value
     assert read(from_file(line)) == value
 
 
-def test_annotations_that_there_are_not_cannot_be_chosen() -> None:
+def test_an_annotation_that_does_not_exist_cannot_be_chosen() -> None:
     (problem,) = problems_of_flags("--service-annotations=scheduler,weight,speed")
     assert "'speed' must be all, none, or some of affinity-netmask, direct-return, drain-deadline" in problem
     assert from_flags("--service-annotations=all").translation.annotations == frozenset(Annotation)
@@ -166,19 +166,19 @@ def test_defaults_of_flags_are_those_of_kube_proxy() -> None:
     assert (config.without_effect, config.notices) == ((), ())
 
 
-def test_defaults_of_a_file_differ_in_the_minimum_sync_period_alone() -> None:
+def test_the_defaults_of_a_file_differ_from_those_of_flags_only_in_the_minimum_sync_period() -> None:
     by_flags, by_file = from_flags(), from_file("")
     assert by_file.engine == dataclasses.replace(by_flags.engine, min_interval_s=0)
     assert dataclasses.replace(by_file, engine=by_flags.engine, config_file="") == by_flags
 
 
-def test_servers_of_a_file_follow_the_family_of_the_bind_address() -> None:
+def test_servers_configured_in_a_file_use_the_family_of_the_bind_address() -> None:
     by_file, by_flags = from_file("bindAddress: '::'"), from_flags("--bind-address=::")
     assert (by_file.servers.health, by_file.servers.metrics) == (listen("::", 10256), listen("::1", 10249))
     assert (by_flags.servers.health, by_flags.servers.metrics) == (listen("0.0.0.0", 10256), listen("127.0.0.1", 10249))
 
 
-def test_mapped_address_is_an_ipv4_address() -> None:
+def test_an_ipv4_mapped_ipv6_address_is_read_as_an_ipv4_address() -> None:
     assert from_flags("--bind-address=::ffff:10.0.0.1").translation.bind_address == parse_address("10.0.0.1")
 
 
@@ -190,7 +190,7 @@ def test_a_zero_or_empty_field_of_a_file_means_the_default() -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "iptables", "nftables"])
-def test_other_mode_is_refused_with_the_remedy(mode: str) -> None:
+def test_another_proxy_mode_is_refused_with_the_remedy(mode: str) -> None:
     reason = (
         f"'{mode}' is a mode that ipvsproxy does not support"
         if mode
@@ -200,12 +200,12 @@ def test_other_mode_is_refused_with_the_remedy(mode: str) -> None:
     assert problems_of_file(f"mode: '{mode}'") == [f"4: mode: {reason}; set mode: ipvs in the file"]
 
 
-def test_unknown_mode_is_refused_even_by_cleanup() -> None:
+def test_an_unknown_proxy_mode_is_refused_even_by_cleanup() -> None:
     assert problems_of_flags("--proxy-mode=ebpf", "--cleanup") == ["--proxy-mode: 'ebpf' is no mode; set --proxy-mode=ipvs"]
 
 
 @pytest.mark.parametrize("mode", ["", "iptables", "nftables", "ipvs"])
-def test_cleanup_needs_no_mode(mode: str) -> None:
+def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_one(mode: str) -> None:
     assert from_flags(f"--proxy-mode={mode}", "--cleanup").cleanup
 
 
@@ -286,7 +286,7 @@ INTERFACE_MODES = pytest.mark.parametrize(
 
 
 @INTERFACE_MODES
-def test_interface_mode_needs_its_name(mode: str, flag: str, longest: int) -> None:
+def test_the_local_pod_detection_by_interface_needs_the_name_of_an_interface(mode: str, flag: str, longest: int) -> None:
     assert problems_of_flags(f"--detect-local-mode={mode}") == [f"--{flag}: is required with --detect-local-mode {mode}"]
     for name in ("a" * longest, "cbr0", "ñ" * (longest // 2)):
         assert from_flags(f"--detect-local-mode={mode}", f"--{flag}={name}").translation.detect_local == mode
@@ -294,18 +294,18 @@ def test_interface_mode_needs_its_name(mode: str, flag: str, longest: int) -> No
 
 @INTERFACE_MODES
 @pytest.mark.parametrize("name", ["a b", "a\nb", "a\x00b", "a\x7fb", 'a"', "a'", "a\\", "a+", "a/b", "ñ" * 8, "a" * 16])
-def test_interface_name_that_cannot_stand_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
+def test_an_interface_name_that_cannot_be_written_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
     assert problems_of_flags(f"--detect-local-mode={mode}", f"--{flag}={name}") == [
         f"--{flag}: {name!r} must be a name of 1 to {longest} characters that an interface can have"
     ]
 
 
-def test_interface_prefix_leaves_room_for_the_plus_sign_that_follows_it_in_a_rule() -> None:
+def test_an_interface_prefix_is_short_enough_for_the_plus_sign_that_a_rule_appends() -> None:
     (problem,) = problems_of_flags("--detect-local-mode=InterfaceNamePrefix", f"--pod-interface-name-prefix={'a' * 15}")
     assert "1 to 14 characters" in problem
 
 
-def test_cluster_cidr_is_ignored_in_another_mode() -> None:
+def test_the_cluster_cidr_is_ignored_in_another_local_pod_detection_mode() -> None:
     assert from_flags("--detect-local-mode=NodeCIDR", "--cluster-cidr=junk").translation.cluster_networks == ()
 
 
@@ -314,7 +314,7 @@ def test_options_that_kube_proxy_does_not_check_in_ipvs_mode_are_not_checked() -
     assert config.without_effect == ("iptables.syncPeriod", "iptables.minSyncPeriod", "nftables.masqueradeBit")
 
 
-def test_problem_of_a_list_in_a_file_names_the_element_and_its_line() -> None:
+def test_a_problem_of_a_list_in_a_file_is_reported_with_the_element_and_its_line() -> None:
     text = "nodePortAddresses:\n- 10.0.0.0/8\n- 10.0.0.1\nipvs:\n  excludeCIDRs: ['x']\n  minSyncPeriod: 40s\n"
     assert problems_of_file(text) == [
         "9: ipvs.minSyncPeriod: 40s must not be longer than ipvs.syncPeriod (30s)",
@@ -323,11 +323,11 @@ def test_problem_of_a_list_in_a_file_names_the_element_and_its_line() -> None:
     ]
 
 
-def test_two_equal_sync_periods_are_allowed() -> None:
+def test_the_minimum_sync_period_may_equal_the_sync_period() -> None:
     assert from_flags("--ipvs-min-sync-period=30s").engine.min_interval_s == 30
 
 
-def test_value_that_cannot_be_parsed_is_not_compared_with_others() -> None:
+def test_a_value_that_cannot_be_parsed_is_not_compared_with_other_values() -> None:
     assert problems_of_flags("--ipvs-sync-period=1x", "--ipvs-min-sync-period=40s") == [
         "--ipvs-sync-period: '1x' must be a duration such as 30s, 1m30s or 1h"
     ]
@@ -338,54 +338,54 @@ def test_port_zero_turns_a_server_off() -> None:
     assert (servers.health, servers.metrics) == (None, None)
 
 
-def test_server_that_is_off_cannot_be_written_to_a_file() -> None:
+def test_a_server_that_is_turned_off_cannot_be_written_to_a_file() -> None:
     rule = "0 cannot be written to a file: v1alpha1 has no way to say that a server is off"
     assert problems_of_flags("--write-config-to=/x", "--healthz-port=0") == [f"--healthz-port: {rule}"]
 
 
-def test_port_flag_gives_the_port_of_an_address_without_one() -> None:
+def test_the_port_flag_sets_the_port_of_an_address_that_has_none() -> None:
     config = from_flags("--healthz-bind-address=10.0.0.1", "--healthz-port=8080")
     assert config.servers.health == listen("10.0.0.1", 8080)
     assert [str(notice) for notice in config.notices] == ["--healthz-port: deprecated; use --healthz-bind-address"]
 
 
-def test_gates_of_modes_of_kube_proxy_change_nothing() -> None:
+def test_feature_gates_of_other_modes_of_kube_proxy_have_no_effect() -> None:
     names = ["KubeProxyIPVS", "NFTablesNetlink", "KubeProxyNFTablesLocalhostNodePorts"]
     config = from_flags("--feature-gates=" + ",".join(f"{name}=false" for name in names))
     assert config == from_flags()
     assert config.without_effect == tuple(f"--feature-gates {name}" for name in names)
 
 
-def test_port_flag_beside_an_address_with_a_port_is_reported_as_without_effect() -> None:
+def test_a_port_flag_has_no_effect_if_the_address_has_a_port_and_that_is_reported() -> None:
     config = from_flags("--healthz-port=8080")
     assert config.servers.health == listen("0.0.0.0", 10256)
     assert str(config.notices[1]) == "--healthz-port: 8080 has no effect, because the default address 0.0.0.0:10256 has a port"
 
 
-def test_manifests_and_an_api_server_exclude_each_other() -> None:
+def test_manifests_and_an_api_server_cannot_both_be_configured() -> None:
     assert problems_of_flags("--manifests=/m", "--kubeconfig=/k", "--master=http://a") == [
         "--kubeconfig: '/k' and --manifests exclude each other; drop one",
         "--master: 'http://a' and --manifests exclude each other; drop one",
     ]
 
 
-def test_host_without_a_name_needs_an_override() -> None:
+def test_a_host_that_has_no_name_needs_the_hostname_override() -> None:
     with pytest.raises(ConfigError, match="--hostname-override: must be set, because this host has no name"):
         load.load(["--proxy-mode=ipvs"], hostname="", read_file=lambda _: b"")
 
 
-def test_options_without_effect_are_named_if_they_differ_from_their_defaults() -> None:
+def test_options_that_have_no_effect_are_reported_if_they_differ_from_their_defaults() -> None:
     config = from_flags(
         "--kube-api-content-type=x", "--kube-api-qps=50", "--kube-api-burst=10", "--vmodule=a=1", "--feature-gates=Some=true"
     )
     assert config.without_effect == ("--kube-api-content-type", "--kube-api-qps", "--vmodule", "--feature-gates Some")
 
 
-def test_mark_has_the_masquerade_bit() -> None:
+def test_the_firewall_mark_has_the_configured_masquerade_bit() -> None:
     assert from_flags().translation.mark == 0x4000
 
 
-def test_file_of_kubeadm_gives_the_defaults_without_notices() -> None:
+def test_a_configuration_file_of_kubeadm_gives_the_defaults_without_notices() -> None:
     text = """
         bindAddress: 0.0.0.0
         bindAddressHardFail: false
@@ -414,5 +414,5 @@ def test_file_of_kubeadm_gives_the_defaults_without_notices() -> None:
     assert (config.without_effect, config.notices) == ((), ())
 
 
-def test_file_may_be_the_only_argument() -> None:
+def test_the_configuration_file_may_be_the_only_argument() -> None:
     assert load_with([f"--config={PATH}"], HEAD.encode()).config_file == PATH

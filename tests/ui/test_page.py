@@ -346,7 +346,7 @@ def test_an_unknown_link_of_the_page_leads_to_the_node(looking: Look) -> None:
 # Hostile names.
 
 
-def test_hostile_names_stay_text(looking: Look) -> None:
+def test_the_page_shows_hostile_names_as_plain_text(looking: Look) -> None:
     page = looking("#/services?query=onerror")
     link = page.locator("tbody tr th a")
     expect(link).to_have_text(f"shop/{page_scene.HOSTILE}")

@@ -1,4 +1,4 @@
-"""Covers which changes of a directory wake a waiter, with inotify and without its reports."""
+"""Covers which changes of a directory wake a waiting task, with inotify and without it."""
 
 import asyncio
 import ctypes
@@ -41,7 +41,9 @@ def allow(directory: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("change", [write, remove, move_in, move_out, link, allow])
-async def test_a_change_wakes_the_waiter(tmp_path: pathlib.Path, change: Callable[[pathlib.Path], None]) -> None:
+async def test_a_change_in_the_directory_wakes_the_waiting_task(
+    tmp_path: pathlib.Path, change: Callable[[pathlib.Path], None]
+) -> None:
     directory = tmp_path / "watched"
     directory.mkdir()
     (directory / "a").write_text("old")
@@ -56,10 +58,10 @@ async def test_a_change_wakes_the_waiter(tmp_path: pathlib.Path, change: Callabl
 
 
 @pytest.mark.parametrize("change", [remove, move_in, move_out, link])
-async def test_new_and_lost_names_are_noticed_without_reports_of_the_kernel(
+async def test_new_and_deleted_names_are_noticed_by_polling_if_inotify_reports_nothing(
     tmp_path: pathlib.Path, change: Callable[[pathlib.Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inotify, "CHANGES", 0)  # as on a network file system, which other hosts change
+    monkeypatch.setattr(inotify, "CHANGES", 0)  # as on a network file system that other hosts change
     directory = tmp_path / "watched"
     directory.mkdir()
     (directory / "a").write_text("old")
@@ -75,7 +77,7 @@ async def test_new_and_lost_names_are_noticed_without_reports_of_the_kernel(
         assert changes.is_notified
 
 
-async def test_without_a_change_the_waiter_sleeps_on(tmp_path: pathlib.Path) -> None:
+async def test_without_a_change_the_waiting_task_is_not_woken(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a").write_text("old")
     with inotify.DirectoryChanges(str(tmp_path), NEVER_S) as changes:
         (tmp_path / "a").read_text()
@@ -84,7 +86,7 @@ async def test_without_a_change_the_waiter_sleeps_on(tmp_path: pathlib.Path) -> 
                 await changes.wait()
 
 
-async def test_a_change_between_two_waits_ends_the_second_at_once(tmp_path: pathlib.Path) -> None:
+async def test_a_change_between_two_waits_ends_the_second_wait_at_once(tmp_path: pathlib.Path) -> None:
     with inotify.DirectoryChanges(str(tmp_path), NEVER_S) as changes:
         write(tmp_path)
         async with asyncio.timeout(DEADLINE_S):
@@ -106,7 +108,7 @@ async def test_a_replaced_directory_is_watched_again(tmp_path: pathlib.Path) -> 
             await changes.wait()
 
 
-async def test_a_link_to_another_directory_is_followed(tmp_path: pathlib.Path) -> None:
+async def test_a_symbolic_link_that_is_changed_to_another_directory_is_followed(tmp_path: pathlib.Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "current").symlink_to("one")
@@ -123,7 +125,7 @@ async def test_a_link_to_another_directory_is_followed(tmp_path: pathlib.Path) -
             await changes.wait()
 
 
-async def test_without_inotify_the_waiter_wakes_to_poll(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_inotify_the_waiting_task_wakes_up_to_poll(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Exhausted:
         def inotify_init1(self, flags: int) -> int:
             ctypes.set_errno(errno.EMFILE)
@@ -136,7 +138,7 @@ async def test_without_inotify_the_waiter_wakes_to_poll(tmp_path: pathlib.Path, 
             await changes.wait()
 
 
-async def test_no_descriptor_is_left_open(tmp_path: pathlib.Path) -> None:
+async def test_no_inotify_descriptor_remains_open(tmp_path: pathlib.Path) -> None:
     def count() -> int:
         return len(list(pathlib.Path("/proc/self/fd").iterdir()))
 

@@ -1,4 +1,4 @@
-"""Covers lines on standard error: their form, the verbosity of each, and that a value cannot forge one."""
+"""Covers the format of log lines on standard error, the verbosity at which each appears, and that values cannot forge lines."""
 
 import errno
 import json
@@ -19,7 +19,10 @@ Read = Callable[[], list[str]]
 
 @pytest.fixture
 def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Read]:
-    """The lines on standard error since the last call. The test's end restores the configuration of the process."""
+    """The lines written to standard error since the last call.
+
+    When the test ends, the logging configuration of the process is restored.
+    """
     before = structlog.get_config()
 
     def lines() -> list[str]:
@@ -32,13 +35,13 @@ def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Read]:
 
 
 def logger(**choices: Any) -> structlog.typing.FilteringBoundLogger:
-    """A new logger: those of modules keep the configuration of their first use."""
+    """Returns a new logger, because the loggers of modules keep the configuration of their first use."""
     log.set_up(**({"json": False, "verbosity": 0} | choices))
     made: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return made
 
 
-def test_a_text_line_has_time_level_and_event_first_and_then_its_keys(read: Read) -> None:
+def test_a_text_line_begins_with_time_level_and_event_followed_by_its_keys(read: Read) -> None:
     logger().info("synced", services=3, duration_s=0.25, done=True, families=["IPv4", "IPv6"])
     (line,) = read()
     assert re.fullmatch(
@@ -64,14 +67,14 @@ def test_a_json_line_is_one_object(read: Read) -> None:
 
 
 @pytest.mark.parametrize("verbosity", [0, log.DEBUG_VERBOSITY - 1, log.DEBUG_VERBOSITY, 10])
-def test_debug_lines_appear_from_a_verbosity_on(read: Read, verbosity: int) -> None:
+def test_debug_lines_appear_from_the_configured_verbosity_on(read: Read, verbosity: int) -> None:
     logger(verbosity=verbosity).debug("operation")
     assert len(read()) == (verbosity >= log.DEBUG_VERBOSITY)
 
 
 @pytest.mark.parametrize("text", ["\n", "\r", "\r\n", "\x1b[2K", "\x00", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"], ids=ascii)
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_logged_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - a parameter
     forged = f"x{text}timestamp=1 level=info event=synced"
     logger(json=as_json).info(forged, value=forged, values=[forged], quoted=f'" {forged}')
     lines = read()
@@ -79,13 +82,13 @@ def test_a_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> No
     assert lines[0].strip("\n").isprintable()
 
 
-def test_values_with_blanks_are_quoted(read: Read) -> None:
+def test_values_with_spaces_are_quoted(read: Read) -> None:
     logger().info("two words", value='a "b" c=d')
     (line,) = read()
     assert line.endswith(' event="two words" value="a \\"b\\" c=d"\n')
 
 
-def test_an_exception_is_part_of_its_line(read: Read) -> None:
+def test_an_exception_is_logged_in_the_line_of_its_event(read: Read) -> None:
     try:
         int("wrong")
     except ValueError:
@@ -94,7 +97,9 @@ def test_an_exception_is_part_of_its_line(read: Read) -> None:
     assert "ValueError: invalid literal" in line
 
 
-def test_a_message_of_a_library_becomes_a_line_and_repeats_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_of_a_library_is_logged_as_a_line_and_its_repetitions_are_limited(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = 0.0
     monkeypatch.setattr("ipvsproxy.daemon.base.log.time.monotonic", lambda: now_s)
     logger(json=True)
@@ -116,7 +121,7 @@ def test_a_message_of_a_library_becomes_a_line_and_repeats_once_in_a_while(read:
     assert len(read()) == 1
 
 
-def test_an_exception_that_a_library_logs_is_part_of_its_line(read: Read) -> None:
+def test_an_exception_that_a_library_logs_is_in_the_line_of_its_message(read: Read) -> None:
     logger()
     try:
         int("x")
@@ -126,14 +131,16 @@ def test_an_exception_that_a_library_logs_is_part_of_its_line(read: Read) -> Non
     assert "ValueError: invalid literal" in line
 
 
-# The thread that writes.
+# The thread that writes log lines.
 
 
 @pytest.fixture(name="pipe")
 def _pipe() -> Iterator[tuple[int, int]]:
-    """The ends of a pipe. The test's end restores the configuration of the process, and ends the thread that may still write.
+    """The read end and the write end of a pipe.
 
-    Otherwise the thread would write into the pipe of a later test that gets the same descriptor.
+    When the test ends, the logging configuration of the process is restored and a thread that may still write is stopped.
+
+    Otherwise that thread would write into the pipe of a later test that gets the same descriptor number.
     """
     before, (read_end, write_end) = structlog.get_config(), os.pipe()
     yield read_end, write_end
@@ -145,10 +152,10 @@ def _pipe() -> Iterator[tuple[int, int]]:
     os.close(write_end)
 
 
-def test_a_stalled_log_reader_delays_no_task_and_gets_the_number_of_dropped_lines(
+def test_a_stalled_log_reader_delays_no_task_and_is_later_told_the_number_of_dropped_lines(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipe holds 64 KiB, and the thread ten lines more. Without the thread, this test hangs."""
+    """The pipe holds 64 KiB of lines, and the thread holds ten more lines. Without the writing thread, this test hangs."""
     read_end, write_end = pipe
     monkeypatch.setattr(log, "MOST_WAITING", 10_000)
     with log.written_by_a_thread(write_end):
@@ -167,7 +174,7 @@ def test_a_stalled_log_reader_delays_no_task_and_gets_the_number_of_dropped_line
     assert dropped
 
 
-def test_the_end_does_not_wait_for_a_reader_that_stalls(pipe: tuple[int, int]) -> None:
+def test_the_process_does_not_wait_at_its_end_for_a_log_reader_that_stalls(pipe: tuple[int, int]) -> None:
     with log.written_by_a_thread(pipe[1]):
         ours = logger()
         for _ in range(100):
@@ -175,7 +182,7 @@ def test_the_end_does_not_wait_for_a_reader_that_stalls(pipe: tuple[int, int]) -
     assert len(os.read(pipe[0], 1 << 20)) > 1000
 
 
-def test_the_end_writes_all_lines_for_a_reader_that_reads(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_lines_are_written_at_the_end_if_the_log_reader_reads(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "LAST_LINES_S", 30)
     with log.written_by_a_thread(pipe[1]):
         ours = logger()
@@ -184,8 +191,8 @@ def test_the_end_writes_all_lines_for_a_reader_that_reads(pipe: tuple[int, int],
     assert os.read(pipe[0], 1 << 20).count(b"event=line") == 10
 
 
-def test_lines_that_a_full_disk_refuses_are_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that fails in the middle leaves a part of a line: the next one begins a line of its own."""
+def test_log_lines_that_a_full_disk_refuses_are_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails in the middle leaves a truncated line; the next log line must begin on a line of its own."""
     real, is_full = os.write, True
 
     def write(descriptor: int, data: bytes) -> int:
@@ -212,7 +219,7 @@ def test_lines_that_a_full_disk_refuses_are_counted(pipe: tuple[int, int], monke
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_a_file_in_non_blocking_mode_gets_whole_lines(pipe: tuple[int, int], *, is_blocking: bool) -> None:
+def test_a_log_file_in_non_blocking_mode_receives_whole_lines(pipe: tuple[int, int], *, is_blocking: bool) -> None:
     os.set_blocking(pipe[1], is_blocking)
     with log.written_by_a_thread(pipe[1]):
         ours = logger()

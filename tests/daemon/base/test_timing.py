@@ -1,4 +1,4 @@
-"""Covers the rate limits alone. ``test_journal`` and ``test_recorder`` cover their use."""
+"""Covers only the rate limits themselves. ``test_journal`` and ``test_recorder`` cover the code that uses rate limits."""
 
 import asyncio
 import random
@@ -13,14 +13,14 @@ def test_a_rate_limit_refills_up_to_its_burst() -> None:
     assert [bucket.take(1000) for _ in range(3)] == [True, True, False]
 
 
-def test_each_subject_has_its_own_rate_limit_and_the_oldest_is_forgotten() -> None:
+def test_each_subject_has_its_own_rate_limit_and_the_oldest_subject_is_forgotten() -> None:
     limits: RateLimits[str] = RateLimits(1, 10.0, 2)
     assert [limits.take(subject, 0) for subject in ("a", "a", "b", "b")] == [True, False, True, False]
     assert limits.take("c", 0)
     assert [limits.take(subject, 0) for subject in ("b", "a")] == [False, True]
 
 
-async def test_a_bounded_wait_returns_whether_the_event_came_in_time() -> None:
+async def test_a_wait_with_a_timeout_returns_whether_the_event_came_in_time() -> None:
     event = asyncio.Event()
     assert not await timing.comes_within(0.01, event.wait())
     asyncio.get_running_loop().call_soon(event.set)
@@ -35,12 +35,12 @@ class Highest(random.Random):
         return max(a, b)
 
 
-def test_delays_double_up_to_the_bound() -> None:
+def test_retry_delays_double_up_to_the_upper_bound() -> None:
     delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
     assert [delays.next_s() for _ in range(5)] == [0.5, 1, 2, 3, 3]
 
 
-def test_delays_begin_again_after_a_success() -> None:
+def test_retry_delays_start_again_at_the_shortest_after_a_success() -> None:
     delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
     delays.next_s()
     delays.next_s()
@@ -48,13 +48,13 @@ def test_delays_begin_again_after_a_success() -> None:
     assert (delays.next_s(), delays.attempts) == (0.5, 1)
 
 
-def test_delays_are_spread_over_the_upper_half_of_their_bound() -> None:
+def test_retry_delays_are_randomly_spread_over_the_upper_half_of_their_bound() -> None:
     delays = timing.Backoff(first_s=8, longest_s=8, dice=random.Random(1))
     drawn = [delays.next_s() for _ in range(200)]
     assert all(4 <= delay <= 8 for delay in drawn)
     assert max(drawn) - min(drawn) > 3.5
 
 
-def test_an_outage_of_weeks_does_not_overflow() -> None:
+def test_retry_delays_do_not_overflow_after_an_outage_of_weeks() -> None:
     delays = timing.Backoff(first_s=0.8, longest_s=30, dice=Highest())
     assert [delays.next_s() for _ in range(5000)][-1] == 30

@@ -1,4 +1,7 @@
-"""Covers lateness, missing device or rules, eligibility, and the end of the process. Time is virtual."""
+"""Covers how late changes, a missing device or rules, eligibility of the node, and the end of the process affect health.
+
+Time is virtual.
+"""
 
 from collections.abc import Collection
 
@@ -19,7 +22,7 @@ WALL_S = 1_800_000_000.0
 
 
 class Node:
-    """A status with its clock."""
+    """A health status and the clock that it uses."""
 
     def __init__(self, families: Collection[Family] = BOTH) -> None:
         self.clock = Clock(1000.0)
@@ -68,14 +71,14 @@ def test_after_the_first_complete_sync_a_known_node_is_eligible() -> None:
     assert node.status.health().families == dict.fromkeys(BOTH, FamilyHealth(updated_s=WALL_S + 1000, is_healthy=True))
 
 
-def test_a_node_is_not_eligible_before_both_families_are_programmed() -> None:
+def test_a_node_becomes_eligible_only_when_both_families_are_programmed() -> None:
     node = Node()
     node.sync(lacking=[Family.IPV6])
     assert not node.status.is_eligible
     assert node.status.health().families.keys() == {Family.IPV4}
 
 
-def test_a_change_that_waits_is_late_after_two_sync_periods_and_not_before() -> None:
+def test_a_waiting_change_counts_as_late_after_two_sync_periods_and_not_earlier() -> None:
     node = Node()
     node.sync()
     node.pass_time(500)
@@ -90,7 +93,7 @@ def test_a_change_that_waits_is_late_after_two_sync_periods_and_not_before() -> 
     assert node.is_healthy()
 
 
-def test_only_the_oldest_waiting_change_counts() -> None:
+def test_only_the_oldest_waiting_change_determines_lateness() -> None:
     node = Node()
     node.sync()
     node.queue()
@@ -122,7 +125,7 @@ def test_a_sync_that_does_not_end_makes_the_node_unhealthy_without_any_change() 
     assert not node.is_healthy()
 
 
-def test_rules_that_keep_failing_make_only_their_own_family_unhealthy() -> None:
+def test_rules_that_keep_failing_make_only_the_family_of_the_rules_unhealthy() -> None:
     node = Node()
     node.sync()
     for _ in range(4):
@@ -137,7 +140,7 @@ def test_rules_that_keep_failing_make_only_their_own_family_unhealthy() -> None:
     assert node.is_healthy()
 
 
-def test_indispensable_settings_are_named_until_they_are_right() -> None:
+def test_health_reports_indispensable_kernel_settings_until_they_have_the_desired_value() -> None:
     node = Node()
     for unmet in ({"net/ipv4/ip_forward": "0"}, {}):
         node.status.syncing(node.clock.now)
@@ -145,7 +148,7 @@ def test_indispensable_settings_are_named_until_they_are_right() -> None:
         assert node.status.health().unmet_settings == unmet
 
 
-def test_leftover_rules_that_cannot_be_removed_are_named_while_they_stay() -> None:
+def test_health_reports_leftover_rules_that_cannot_be_removed_while_they_exist() -> None:
     node = Node()
     node.sync()
     node.status.leftovers = lambda: ("leftover rules stay (legacy IPv4): the lock is held",)
@@ -153,7 +156,7 @@ def test_leftover_rules_that_cannot_be_removed_are_named_while_they_stay() -> No
     assert node.is_healthy()
 
 
-def test_a_family_that_fails_for_a_moment_is_not_unhealthy() -> None:
+def test_a_family_that_fails_only_briefly_stays_healthy() -> None:
     node = Node()
     node.sync()
     node.sync(lacking=BOTH)
@@ -164,7 +167,7 @@ def test_a_family_that_fails_for_a_moment_is_not_unhealthy() -> None:
     assert node.is_healthy()
 
 
-def test_a_family_that_is_not_served_does_not_count() -> None:
+def test_a_family_that_is_not_served_does_not_affect_health() -> None:
     node = Node([Family.IPV4])
     node.sync(lacking=[Family.IPV6])
     assert node.status.is_eligible
@@ -172,7 +175,9 @@ def test_a_family_that_is_not_served_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("node_object", [None, builders.node(leaving=True)])
-def test_an_unknown_node_and_one_that_is_about_to_go_are_healthy_but_not_eligible(node_object: service.Node | None) -> None:
+def test_an_unknown_node_and_a_node_that_is_about_to_be_deleted_are_healthy_but_not_eligible(
+    node_object: service.Node | None,
+) -> None:
     node = Node()
     node.sync()
     node.status.node = node_object
@@ -189,7 +194,7 @@ def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> No
     assert not node.status.is_eligible
 
 
-def test_without_a_waiting_change_the_age_is_zero() -> None:
+def test_the_age_of_waiting_changes_is_zero_if_no_change_waits() -> None:
     node = Node()
     node.pass_time(7)
     assert node.status.oldest_change_age_s == 7
@@ -198,7 +203,7 @@ def test_without_a_waiting_change_the_age_is_zero() -> None:
     assert node.status.oldest_change_age_s == 0
 
 
-def test_a_process_that_waits_for_its_first_lists_turns_load_balancers_away_and_asks_for_no_restart() -> None:
+def test_a_process_that_waits_for_its_first_lists_is_not_eligible_but_needs_no_restart() -> None:
     node = Node()
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
     node.pass_time(3600)
@@ -209,7 +214,7 @@ def test_a_process_that_waits_for_its_first_lists_turns_load_balancers_away_and_
     assert b'"waitingForFirstLists":["Node","Service"]' in answer.body
 
 
-def test_lateness_counts_from_the_first_lists_on() -> None:
+def test_lateness_is_measured_from_the_arrival_of_the_first_lists() -> None:
     node = Node()
     node.missing = [ObjectKind.SERVICE]
     node.pass_time(3600)

@@ -1,6 +1,6 @@
-"""Covers health-check ports: when they open and close, for which Service they answer, and ports in use.
+"""Covers health-check node ports: when they are open, which Service answers on them, and ports that another program uses.
 
-Listeners are doubles, in virtual time; one test goes over real sockets.
+Listeners are test doubles in virtual time, except in one test with real sockets.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ BOTH = (Family.IPV4, Family.IPV6)
 
 
 class Ports:
-    """The health checks of a node with their open listeners."""
+    """The health checks of a node, and the listeners that are open."""
 
     def __init__(self, addresses: Mapping[Family, tuple[Address, ...]] = IPV4) -> None:
         self.answers: dict[str, Callable[[], Answer]] = {}
@@ -64,7 +64,7 @@ class Ports:
         self.checks.put(self._tables.health_checks.desired)
 
     def ask(self, where: str) -> tuple[int, str, int]:
-        """Status, name of the Service, and its number of endpoints on this node."""
+        """The HTTP status, the name of the Service, and the number of its endpoints on this node."""
         answer = self.answers[where]()
         document = json.loads(answer.body)
         return answer.status, document["service"]["name"], document["localEndpoints"]
@@ -80,7 +80,7 @@ class Opened(server.Listener):
         self._ports.log.append(f"close {self._where}")
 
 
-async def test_there_is_one_listener_for_each_port_of_each_family() -> None:
+async def test_one_listener_is_opened_for_each_health_check_port_in_each_family() -> None:
     ports = Ports(EVERYWHERE)
     ports.put(state("web", ports={30001: 1}, families=BOTH), state("dns", ports={30002: 0}))
     assert await ports.checks.adjust() is None
@@ -89,7 +89,7 @@ async def test_there_is_one_listener_for_each_port_of_each_family() -> None:
     assert ports.ask("0.0.0.0:30002") == (503, "dns", 0)
 
 
-async def test_a_service_of_one_family_answers_on_the_nodes_addresses_of_both() -> None:
+async def test_a_single_family_service_answers_health_checks_on_node_addresses_of_both_families() -> None:
     ports = Ports(EVERYWHERE)
     ports.put(state("web", ports={30001: 2}))
     await ports.checks.adjust()
@@ -108,7 +108,7 @@ async def test_a_service_of_one_family_answers_on_the_nodes_addresses_of_both() 
     assert ports.answers == {}
 
 
-async def test_a_changed_count_changes_the_answer_and_leaves_the_listener_alone() -> None:
+async def test_a_changed_endpoint_count_changes_the_answer_and_does_not_reopen_the_listener() -> None:
     ports = Ports()
     ports.put(state(ports={30001: 1}))
     await ports.checks.adjust()
@@ -127,7 +127,7 @@ async def test_a_changed_port_number_closes_the_old_port_and_opens_the_new_port(
     assert ports.log == ["open 0.0.0.0:30001", "close 0.0.0.0:30001", "open 0.0.0.0:30002"]
 
 
-async def test_the_port_of_a_service_that_is_deleted_or_drops_it_is_closed() -> None:
+async def test_the_port_is_closed_if_its_service_is_deleted_or_no_longer_has_the_port() -> None:
     ports = Ports()
     ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
     await ports.checks.adjust()
@@ -137,7 +137,7 @@ async def test_the_port_of_a_service_that_is_deleted_or_drops_it_is_closed() -> 
     assert ports.answers == {}
 
 
-async def test_a_node_that_is_not_healthy_sends_load_balancers_away() -> None:
+async def test_health_checks_fail_on_a_node_that_is_not_healthy() -> None:
     ports = Ports()
     ports.put(state(ports={30001: 1}))
     await ports.checks.adjust()
@@ -145,7 +145,7 @@ async def test_a_node_that_is_not_healthy_sends_load_balancers_away() -> None:
     assert ports.ask("0.0.0.0:30001") == (503, "web", 1)
 
 
-async def test_of_two_services_with_one_port_the_older_one_answers_and_the_other_takes_over_without_a_restart() -> None:
+async def test_of_two_services_with_one_port_the_older_answers_and_the_younger_takes_over_after_its_deletion() -> None:
     ports = Ports()
     ports.put(state("young", ports={30001: 2}, created_s=2), state("old", ports={30001: 1}, created_s=1))
     await ports.checks.adjust()
@@ -156,7 +156,7 @@ async def test_of_two_services_with_one_port_the_older_one_answers_and_the_other
     assert ports.log == ["open 0.0.0.0:30001"]
 
 
-async def test_a_service_that_was_created_again_counts_as_the_younger_one() -> None:
+async def test_a_service_that_was_deleted_and_created_again_counts_as_younger() -> None:
     ports = Ports()
     ports.put(state("web", ports={30001: 1}, created_s=1), state("other", ports={30001: 2}, created_s=2))
     ports.put(state("web", ports={30001: 3}, created_s=3))
@@ -164,7 +164,7 @@ async def test_a_service_that_was_created_again_counts_as_the_younger_one() -> N
     assert ports.ask("0.0.0.0:30001") == (200, "other", 2)
 
 
-async def test_listeners_follow_the_addresses_of_the_node() -> None:
+async def test_listeners_are_opened_and_closed_as_the_node_gains_and_loses_addresses() -> None:
     ports = Ports()
     ports.checks.listen_on({Family.IPV4: builders.addresses("192.168.0.10", "192.168.1.10"), Family.IPV6: ()})
     ports.put(state(ports={30001: 1}, families=BOTH))
@@ -176,7 +176,7 @@ async def test_listeners_follow_the_addresses_of_the_node() -> None:
     assert ports.log[2:] == ["close 192.168.0.10:30001", "open 192.168.2.10:30001"]
 
 
-async def test_a_port_in_use_is_tried_again_with_growing_pauses_and_delays_no_other() -> None:
+async def test_a_port_in_use_is_retried_with_growing_pauses_and_delays_no_other_port() -> None:
     ports = Ports()
     ports.taken.add("0.0.0.0:30001")
     ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
@@ -185,7 +185,7 @@ async def test_a_port_in_use_is_tried_again_with_growing_pauses_and_delays_no_ot
         assert ports.answers.keys() == {"0.0.0.0:30002"}
         assert first_s is not None
         assert 0.5 <= first_s <= 1
-        # A change of another Service does not shorten the pause.
+        # A change of another Service does not shorten the pause before the next attempt.
         ports.put(state("dns", ports={30002: 2}))
         await ports.checks.adjust()
         assert ports.log.count("open 0.0.0.0:30001") == 1
@@ -203,7 +203,7 @@ async def test_a_port_in_use_is_tried_again_with_growing_pauses_and_delays_no_ot
     assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
 
 
-async def test_a_port_in_use_that_is_no_longer_desired_is_forgotten() -> None:
+async def test_a_port_in_use_is_no_longer_retried_when_it_is_no_longer_desired() -> None:
     ports = Ports()
     ports.taken.add("0.0.0.0:30001")
     ports.put(state(ports={30001: 1}))
@@ -212,7 +212,7 @@ async def test_a_port_in_use_that_is_no_longer_desired_is_forgotten() -> None:
     assert await ports.checks.adjust() is None
 
 
-async def test_run_adjusts_after_changes_and_closes_all_listeners_in_the_end() -> None:
+async def test_run_adjusts_listeners_after_changes_and_closes_all_of_them_at_its_end() -> None:
     ports = Ports()
     running = asyncio.create_task(ports.checks.run())
     for port in (30001, 30002):
@@ -225,7 +225,7 @@ async def test_run_adjusts_after_changes_and_closes_all_listeners_in_the_end() -
     assert ports.answers == {}
 
 
-async def test_over_real_sockets_a_port_answers_any_path_and_method() -> None:
+async def test_a_health_check_port_on_a_real_socket_answers_any_path_and_method() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -247,7 +247,7 @@ async def test_over_real_sockets_a_port_answers_any_path_and_method() -> None:
     await checks.close()
 
 
-async def test_ports_leave_half_of_the_descriptors_to_others_and_a_free_one_is_taken_later(
+async def test_health_check_ports_use_at_most_half_of_the_descriptors_and_waiting_ports_open_when_one_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "descriptors", lambda: 4)
@@ -267,8 +267,10 @@ async def test_ports_leave_half_of_the_descriptors_to_others_and_a_free_one_is_t
     assert ports.checks.unopened == 0
 
 
-async def test_connections_to_all_ports_have_one_bound_and_idle_ones_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outsider with many connections to each port keeps no probe out, and ends no connection that is in use."""
+async def test_connections_to_all_health_check_ports_share_one_limit_and_idle_connections_are_closed_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client with many connections to each port cannot keep probes out, and cannot cause a connection in use to be closed."""
     monkeypatch.setattr(health_check_node_ports, "CONNECTIONS", 8)
     open_listener = health_check_node_ports.opener()
     ports, (loopback,) = [_free_port() for _ in range(3)], builders.addresses("127.0.0.1")

@@ -1,4 +1,4 @@
-"""Covers the health server and the metrics server over real HTTP, and their pages byte for byte."""
+"""Covers the health server and the metrics server over real HTTP, and compares their pages byte for byte."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ RECORDED = golden_fixtures.recording("default", "P0")["health"]
 
 
 class Node:
-    """A node that serves two ports of loopback."""
+    """A node with servers on two loopback ports."""
 
     def __init__(self, servers: Servers | None = None, *flags: str, ui: server.Handler | None = None) -> None:
         self.clock = Clock()
@@ -76,7 +76,7 @@ async def _metrics(node: Node) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/livez", "/"])
-async def test_the_health_server_answers_as_recorded(path: str) -> None:
+async def test_the_health_server_answers_as_recorded_from_kube_proxy(path: str) -> None:
     node = Node()
     node.sync()
     recorded = RECORDED[f"10256{path}"]
@@ -90,7 +90,7 @@ async def test_the_health_server_answers_as_recorded(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/proxyMode", "/configz", "/nothing"])
-async def test_the_metrics_server_answers_as_recorded(path: str) -> None:
+async def test_the_metrics_server_answers_as_recorded_from_kube_proxy(path: str) -> None:
     recorded = RECORDED[f"10249{path}"]
     async with _metrics(Node()) as port:
         response = await http_client.ask(port, path)
@@ -99,7 +99,7 @@ async def test_the_metrics_server_answers_as_recorded(path: str) -> None:
         assert response.body.decode() == recorded["body"]
 
 
-async def test_a_missing_page_has_gos_body() -> None:
+async def test_a_missing_page_is_answered_with_gos_body_for_status_404() -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, "/nothing")).body == b"404 page not found\n"
 
@@ -107,12 +107,12 @@ async def test_a_missing_page_has_gos_body() -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [("/healthz/ping", b"ok"), ("/healthz?verbose", b"[+]ping ok\nhealthz check passed\n")]
 )
-async def test_the_metrics_server_has_a_health_check(path: str, body: bytes) -> None:
+async def test_the_metrics_server_answers_a_health_check(path: str, body: bytes) -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, path)).body == body
 
 
-async def test_configz_shows_the_configuration_in_force() -> None:
+async def test_configz_shows_the_applied_configuration() -> None:
     async with _metrics(Node()) as port:
         document = json.loads((await http_client.ask(port, "/configz")).body)
     shown = document["kubeproxy.config.k8s.io"]
@@ -120,7 +120,7 @@ async def test_configz_shows_the_configuration_in_force() -> None:
     assert shown["ipvs"]["scheduler"] == "wrr"
 
 
-async def test_answers_of_the_health_server_can_be_scraped() -> None:
+async def test_answers_of_the_health_server_are_counted_in_the_scraped_metrics() -> None:
     node = Node()
     async with _health(node) as health, _metrics(node) as metrics:
         assert (await http_client.ask(health, "/healthz")).status == 503
@@ -133,7 +133,7 @@ async def test_answers_of_the_health_server_can_be_scraped() -> None:
     assert 'kubeproxy_proxy_livez_total{code="200"} 1.0' in page
 
 
-async def test_a_process_that_is_about_to_stop_is_unavailable_on_both_paths() -> None:
+async def test_a_process_that_is_about_to_stop_answers_unavailable_on_healthz_and_livez() -> None:
     node = Node()
     node.sync()
     node.status.stop()
@@ -142,12 +142,12 @@ async def test_a_process_that_is_about_to_stop_is_unavailable_on_both_paths() ->
             assert (await http_client.ask(port, path)).status == 503
 
 
-async def test_a_server_without_an_address_does_not_exist() -> None:
+async def test_a_server_without_an_address_is_not_started() -> None:
     both, none = Node(Servers(health=ANYWHERE, metrics=ANYWHERE)), Node(Servers(health=None, metrics=None))
     assert [_count(node) for node in (both, none)] == [2, 0]
 
 
-async def test_an_address_in_use_is_fatal_if_the_configuration_says_so() -> None:
+async def test_an_address_in_use_ends_the_program_if_the_configuration_demands_that() -> None:
     async with _health(Node()) as taken:
         node = Node(Servers(health=ListenAddress(LOOPBACK, taken), metrics=None, bind_hard_fail=True))
         (health,) = node.servers()
@@ -155,7 +155,7 @@ async def test_an_address_in_use_is_fatal_if_the_configuration_says_so() -> None
             await health
 
 
-async def test_health_checks_of_the_metrics_server_are_counted_and_delete_resets_the_count() -> None:
+async def test_health_checks_of_the_metrics_server_are_counted_and_the_delete_method_resets_the_count() -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, "/metrics/slis")).body == b""
         for path in ("/healthz", "/healthz/ping", "/healthz?verbose"):
@@ -166,7 +166,7 @@ async def test_health_checks_of_the_metrics_server_are_counted_and_delete_resets
         assert (await http_client.ask(port, "/metrics/slis", method="DELETE")).body == b""
 
 
-async def test_the_first_page_of_the_metrics_server_links_its_paths() -> None:
+async def test_the_index_page_of_the_metrics_server_links_its_paths() -> None:
     async def show(_request: server.Request) -> server.Answer:
         return routes.OK_PAGE
 
@@ -180,7 +180,7 @@ async def test_the_first_page_of_the_metrics_server_links_its_paths() -> None:
         assert "ui/" not in (await http_client.ask(port, "/")).body.decode()
 
 
-async def test_flagz_and_statusz_are_for_people() -> None:
+async def test_flagz_and_statusz_are_plain_text_for_people() -> None:
     async with _metrics(Node()) as port:
         flags = (await http_client.ask(port, "/flagz")).body.decode()
         status = (await http_client.ask(port, "/statusz")).body.decode()
@@ -194,7 +194,7 @@ async def test_flagz_and_statusz_are_for_people() -> None:
     ("method", "level", "code"),
     [("PUT", "5", 200), ("PUT", "much", 400), ("PUT", "-1", 400), ("PUT", "2147483648", 400), ("GET", "", 406)],
 )
-async def test_with_profiling_a_put_sets_the_verbosity(
+async def test_if_profiling_is_enabled_a_put_request_sets_the_verbosity(
     monkeypatch: pytest.MonkeyPatch, method: str, level: str, code: int
 ) -> None:
     put: list[int] = []
@@ -205,21 +205,21 @@ async def test_with_profiling_a_put_sets_the_verbosity(
     assert (response.status, put) == (code, [5] if code == 200 else [])
 
 
-async def test_without_profiling_the_verbosity_cannot_be_set() -> None:
+async def test_if_profiling_is_disabled_the_verbosity_cannot_be_set() -> None:
     async with _metrics(Node()) as port:
         response = await http_client.ask(port, "/debug/flags/v", method="PUT", headers="Content-Length: 1\r\n\r\n5")
     assert response.status == 404
 
 
 def _count(node: Node) -> int:
-    """The number of servers, none of which runs."""
+    """The number of servers; none of them runs."""
     servers = node.servers()
     for one in servers:
         one.close()
     return len(servers)
 
 
-async def test_the_page_of_the_node_is_there_unless_the_configuration_turns_it_off() -> None:
+async def test_the_page_of_the_node_is_served_unless_the_configuration_turns_it_off() -> None:
     asked: list[str] = []
 
     async def show(request: server.Request) -> server.Answer:
@@ -258,7 +258,7 @@ def _of_node(*, healthy: bool = True, eligible: bool = True, second: bool = True
     )
 
 
-def test_a_node_without_faults_is_up_to_date_now() -> None:
+def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last_update() -> None:
     assert routes.healthz(_of_node())[:3] == (
         200,
         (
@@ -270,20 +270,20 @@ def test_a_node_without_faults_is_up_to_date_now() -> None:
     )
 
 
-def test_unreadable_parts_and_unmet_settings_are_in_the_body() -> None:
+def test_unreadable_parts_of_the_kernel_and_unmet_settings_are_in_the_health_body() -> None:
     health = dataclasses.replace(_of_node(), unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"})
     document = json.loads(routes.healthz(health).body)
     assert document["unreadable"] == ["list sets: EIO"]
     assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
 
 
-def test_leftovers_are_in_the_health_body_and_turn_no_load_balancer_away() -> None:
+def test_leftover_rules_are_in_the_health_body_and_do_not_make_the_node_ineligible() -> None:
     answer = routes.healthz(dataclasses.replace(_of_node(), leftovers=("what the other backend holds of ours stays: EBUSY",)))
     assert answer.status == 200
     assert json.loads(answer.body)["leftovers"] == ["what the other backend holds of ours stays: EBUSY"]
 
 
-async def test_verbose_health_tells_version_digest_pending_objects_and_drift_and_plain_health_does_not() -> None:
+async def test_only_verbose_health_shows_version_digest_pending_objects_and_drift() -> None:
     node = Node()
     node.sync()
     async with _health(node) as port:
@@ -304,13 +304,13 @@ async def test_verbose_health_tells_version_digest_pending_objects_and_drift_and
     assert second["ipvsproxy"] == me | {"pending": 2, "lastDrift": "2026-11-21T10:00:00Z"}
 
 
-def test_livez_does_not_say_whether_the_node_is_eligible() -> None:
+def test_livez_does_not_show_whether_the_node_is_eligible() -> None:
     answer = routes.livez(_of_node(eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())
 
 
-def test_a_node_that_is_not_eligible_is_unavailable_for_load_balancers_though_healthy() -> None:
+def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balancers() -> None:
     answer = routes.healthz(_of_node(eligible=False))
     assert answer.status == 503
     assert answer.body.startswith(
@@ -318,7 +318,7 @@ def test_a_node_that_is_not_eligible_is_unavailable_for_load_balancers_though_he
     )
 
 
-def test_a_late_node_shows_its_last_update_and_the_late_family() -> None:
+def test_the_health_answer_of_a_late_node_shows_its_last_update_and_the_late_family() -> None:
     for page in (routes.healthz, routes.livez):
         answer = page(_of_node(healthy=False, second=False))
         document = json.loads(answer.body)
@@ -327,14 +327,14 @@ def test_a_late_node_shows_its_last_update_and_the_late_family() -> None:
         assert [document["status"][family]["healthy"] for family in ("IPv4", "IPv6")] == [True, False]
 
 
-def test_before_the_first_sync_there_is_no_status() -> None:
+def test_the_health_answer_has_no_family_status_before_the_first_sync() -> None:
     health = Health(now_s=NOW_S, is_healthy=True, is_eligible=False, families={})
     assert routes.healthz(health).body == (
         f'{{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"{NOW}","nodeEligible":false,"healthy":true}}'.encode()
     )
 
 
-def test_a_health_check_port_answers_with_tabs_and_a_weight() -> None:
+def test_a_health_check_port_answers_json_with_tabs_and_a_weight_header() -> None:
     assert health_check_node_ports.service_health(ServiceName("ns1", "svc1"), 2, is_healthy=True)[:3] == (
         200,
         (
@@ -346,14 +346,14 @@ def test_a_health_check_port_answers_with_tabs_and_a_weight() -> None:
 
 
 @pytest.mark.parametrize(("count", "healthy"), [(0, True), (1, False), (0, False)])
-def test_a_health_check_port_sends_load_balancers_away_without_endpoints_or_health(count: int, *, healthy: bool) -> None:
+def test_a_health_check_port_answers_unavailable_without_local_endpoints_or_health(count: int, *, healthy: bool) -> None:
     answer = health_check_node_ports.service_health(ServiceName("ns1", "svc1"), count, is_healthy=healthy)
     assert answer.status == 503
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == str(count)
     assert json.loads(answer.body)["serviceProxyHealthy"] is healthy
 
 
-def test_health_check_ports_answer_as_recorded() -> None:
+def test_health_check_ports_answer_as_recorded_from_kube_proxy() -> None:
     recorded = golden_fixtures.recording("default", "P0")["health_check_node_ports"]
     answered = [row for row in recorded.values() if row["code"] != "refused"]
     assert answered
@@ -377,5 +377,5 @@ def test_health_check_ports_answer_as_recorded() -> None:
         (1_795_255_199.9999999, "2026-11-21T10:00:00Z"),
     ],
 )
-def test_times_have_as_many_digits_as_they_need(epoch_s: float, text: str) -> None:
+def test_times_are_printed_with_only_the_digits_that_they_need(epoch_s: float, text: str) -> None:
     assert routes.render_time(epoch_s) == text

@@ -1,4 +1,4 @@
-"""Covers HTTP over real sockets on loopback: answers, addresses, and clients that are slow, many, or do not speak HTTP."""
+"""Covers HTTP over real sockets on loopback: answers, addresses, and clients that are slow, are many, or do not send HTTP."""
 
 import asyncio
 import contextlib
@@ -48,14 +48,14 @@ def _ipv6() -> None:
 
 @pytest.fixture(name="taken")
 def _taken() -> Iterator[int]:
-    """A port on which another socket listens."""
+    """A port on which another socket already listens."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         yield int(other.getsockname()[1])
 
 
-async def test_an_answer_has_its_own_headers_and_none_about_the_server() -> None:
+async def test_an_answer_has_the_headers_of_its_handler_and_none_that_describe_the_server() -> None:
     async with _listening() as port:
         response = await http_client.ask(port, "/there?a=b")
     assert (response.status, response.body) == (200, b"hello /there")
@@ -65,13 +65,13 @@ async def test_an_answer_has_its_own_headers_and_none_about_the_server() -> None
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-async def test_any_method_counts_as_get(method: str) -> None:
+async def test_any_method_is_answered_like_get(method: str) -> None:
     async with _listening() as port:
         response = await http_client.ask(port, "/x", method=method)
     assert (response.status, response.body) == (200, b"hello /x")
 
 
-async def test_head_gets_the_headers_alone() -> None:
+async def test_a_head_request_gets_only_the_headers() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         writer.write(b"HEAD /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         response = await http_client.read_answer(reader, has_body=False)
@@ -80,7 +80,7 @@ async def test_head_gets_the_headers_alone() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"begin\n"])
-async def test_an_answer_in_parts_arrives_in_one_piece_and_head_gets_only_its_length(body: bytes) -> None:
+async def test_an_answer_made_of_parts_arrives_complete_and_head_gets_only_its_length(body: bytes) -> None:
     answer = Answer(server.OK, body, server.TEXT, [b"x" * 100_000, b"end\n"])
 
     async def handle(_: server.Request) -> Answer:
@@ -96,14 +96,14 @@ async def test_an_answer_in_parts_arrives_in_one_piece_and_head_gets_only_its_le
             assert await reader.read() == b""
 
 
-async def test_a_connection_serves_one_request_after_the_other() -> None:
+async def test_a_connection_serves_several_requests_one_after_the_other() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         for number in range(3):
             writer.write(f"GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert (await http_client.read_answer(reader)).body == f"hello /{number}".encode()
 
 
-async def test_a_handler_sees_query_and_headers() -> None:
+async def test_a_handler_receives_the_query_and_the_headers() -> None:
     asked: list[server.Request] = []
 
     async def note(request: server.Request) -> Answer:
@@ -117,7 +117,7 @@ async def test_a_handler_sees_query_and_headers() -> None:
     assert asked[0].headers["accept"] == "text/plain"
 
 
-async def test_a_failed_handler_gives_an_error_and_the_next_request_is_served() -> None:
+async def test_a_failed_handler_causes_an_error_answer_and_the_next_request_is_served() -> None:
     async def fail(request: server.Request) -> Answer:
         if request.path == "/bad":
             raise ZeroDivisionError
@@ -131,7 +131,7 @@ async def test_a_failed_handler_gives_an_error_and_the_next_request_is_served() 
 
 @pytest.mark.usefixtures("ipv6")
 @pytest.mark.parametrize("address", [ANY_IPV4, ANY_IPV6])
-async def test_the_unspecified_address_stands_for_both_families(address: Address) -> None:
+async def test_the_unspecified_address_means_both_families(address: Address) -> None:
     async with _listening(address=address) as port:
         for host in ("127.0.0.1", "::1"):
             assert (await http_client.ask(port, "/x", host=host)).status == 200
@@ -139,14 +139,16 @@ async def test_the_unspecified_address_stands_for_both_families(address: Address
 
 @pytest.mark.usefixtures("ipv6")
 @pytest.mark.parametrize(("address", "mine", "other"), [(ANY_IPV4, "127.0.0.1", "::1"), (ANY_IPV6, "::1", "127.0.0.1")])
-async def test_a_listener_of_one_family_leaves_the_port_of_the_other_alone(address: Address, mine: str, other: str) -> None:
+async def test_a_single_family_listener_does_not_occupy_the_port_of_the_other_family(
+    address: Address, mine: str, other: str
+) -> None:
     async with _listening(address=address, one_family=True) as port:
         assert (await http_client.ask(port, "/x", host=mine)).status == 200
         with pytest.raises(ConnectionRefusedError):
             await http_client.ask(port, "/x", host=other)
 
 
-async def test_without_ipv6_the_unspecified_address_stands_for_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_host_without_ipv6_the_unspecified_address_means_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.socket
 
     def without_ipv6(family: int = -1, *arguments: int, **keywords: int) -> socket.socket:
@@ -195,7 +197,7 @@ async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monk
         await http_client.ask(port, "/x")
 
 
-async def test_a_port_in_use_is_fatal_with_hard_fail(taken: int) -> None:
+async def test_a_port_in_use_ends_the_program_if_hard_fail_is_set(taken: int) -> None:
     with pytest.raises(
         server.BindError,
         match=rf"the health server cannot listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy",
@@ -203,7 +205,7 @@ async def test_a_port_in_use_is_fatal_with_hard_fail(taken: int) -> None:
         await server.serve("health", LOOPBACK, taken, _hello, hard_fail=True)
 
 
-async def test_closing_ends_idle_connections_and_lets_answers_out() -> None:
+async def test_closing_the_server_closes_idle_connections_and_completes_answers_in_progress() -> None:
     asked, may_answer = asyncio.Event(), asyncio.Event()
 
     async def slow(_request: server.Request) -> Answer:
@@ -229,25 +231,25 @@ async def test_closing_ends_idle_connections_and_lets_answers_out() -> None:
 # Hostile clients.
 
 
-async def test_a_client_that_never_ends_its_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_finishes_its_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.05)
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
         assert await reader.read() == b""
 
 
-async def test_a_client_that_never_begins_a_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_begins_a_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.05)
     async with _listening() as port, http_client.connection(port) as (reader, _):
         assert await reader.read() == b""
 
 
-async def test_a_client_that_does_not_take_its_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_its_answer_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ANSWER_S", 0.05)
     dropped = asyncio.Event()
 
     async def huge(_request: server.Request) -> Answer:
-        asyncio.current_task().add_done_callback(lambda _: dropped.set())  # type: ignore[union-attr]  # there is one
+        asyncio.current_task().add_done_callback(lambda _: dropped.set())  # type: ignore[union-attr]  # the server exists
         return Answer(200, bytes(64 << 20), server.TEXT)
 
     async with _listening(huge) as port, http_client.connection(port) as (_, writer):
@@ -291,7 +293,7 @@ async def test_a_request_that_is_not_http_or_too_large_is_refused_and_not_logged
     assert caplog.records == []
 
 
-async def test_the_answer_does_not_wait_for_the_body() -> None:
+async def test_the_server_answers_without_waiting_for_the_request_body() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\nbegin")
         assert (await http_client.read_answer(reader)).body == b"hello /x"
@@ -299,14 +301,14 @@ async def test_the_answer_does_not_wait_for_the_body() -> None:
             assert await reader.read() == b""
 
 
-async def test_a_small_body_does_not_cost_the_connection() -> None:
+async def test_a_connection_stays_open_after_a_request_with_a_small_body() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         for _ in range(2):
             writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello")
             assert (await http_client.read_answer(reader)).body == b"hello /x"
 
 
-async def test_a_client_that_sends_single_bytes_is_dropped_like_a_silent_one(
+async def test_a_client_that_sends_single_bytes_is_disconnected_like_a_silent_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.1)
@@ -326,7 +328,7 @@ async def test_a_client_that_sends_single_bytes_is_dropped_like_a_silent_one(
             dripping.cancel()
 
 
-async def test_a_client_that_sends_a_body_without_an_end_is_dropped() -> None:
+async def test_a_client_that_sends_an_endless_body_is_disconnected() -> None:
     async with _listening() as port, http_client.connection(port) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         with contextlib.suppress(ConnectionError):
@@ -344,7 +346,7 @@ async def test_a_client_that_does_not_read_its_answers_does_not_delay_others() -
                 assert (await http_client.ask(port, "/x")).status == 200
 
 
-async def test_many_silent_clients_leave_room_for_a_probe() -> None:
+async def test_many_silent_clients_do_not_prevent_a_probe_from_connecting() -> None:
     async with contextlib.AsyncExitStack() as held, _listening() as port:
         for _ in range(4 * server.CONNECTIONS):
             await held.enter_async_context(http_client.connection(port))
@@ -352,7 +354,7 @@ async def test_many_silent_clients_leave_room_for_a_probe() -> None:
             assert (await http_client.ask(port, "/x")).status == 200
 
 
-async def test_garbled_requests_are_answered_or_dropped_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_requests_are_answered_or_dropped_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     dice = random.Random(6)
     whole = b"GET /healthz?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade: h2c\r\n\r\nabc"
     with structlog.testing.capture_logs() as logs:
@@ -409,7 +411,7 @@ _GET = b"GET /x HTTP/1.1\r\nHost: x\r\n"
         pytest.param(b"\r\n" * 1000, id="empty lines"),
     ],
 )
-async def test_whatever_a_client_does_is_no_error_of_ours(request_bytes: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_client_behaviour_causes_an_error_in_the_server(request_bytes: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def handle(request: server.Request) -> Answer:
         return routes.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
 
@@ -418,7 +420,7 @@ async def test_whatever_a_client_does_is_no_error_of_ours(request_bytes: bytes, 
             for end in ("half-closed", "reset", "byte by byte"):
                 await _send(port, request_bytes, end)
                 assert (await http_client.ask(port, "/x")).status == 200, end
-    gc.collect()  # takes longer than all before
+    gc.collect()  # takes longer than all requests above
     assert logs == []
     assert caplog.records == []
 

@@ -1,6 +1,6 @@
-"""Covers changes in a running loop: their operations, their times, and their log lines.
+"""Covers changes while the loop runs: the operations that they cause, the times of these operations, and the log lines.
 
-``test_engine_start`` covers the start, ``test_engine_repair`` drift, ``test_engine_failures`` failures and retries, and
+``test_engine_start`` covers the start, ``test_engine_repair`` covers drift, ``test_engine_failures`` failures and retries, and
 ``test_reader`` readings of the kernel.
 """
 
@@ -40,7 +40,7 @@ def assert_from_scratch(node: MemoryNode) -> None:
 
 
 @in_virtual_time
-async def test_a_change_yields_exactly_its_operations() -> None:
+async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
@@ -55,7 +55,7 @@ async def test_a_change_yields_exactly_its_operations() -> None:
         assert node.done == [
             "remove virtual_server TCP 10.96.0.10:80",
             "remove set_entry KUBE-LOOP-BACK 10.244.0.5,tcp:8080,10.244.0.5",
-            "set rules IPv4 rules",  # no endpoint is on this node any more, so none can connect to itself
+            "set rules IPv4 rules",  # no endpoint is on this node any more, so no endpoint can connect to itself
             "remove set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
             "remove set_entry KUBE-IPVS-IPS 10.96.0.10",
             "remove address 10.96.0.10",
@@ -68,7 +68,7 @@ async def test_a_change_yields_exactly_its_operations() -> None:
 
 
 @in_virtual_time
-async def test_syncs_keep_their_minimum_interval_and_changes_meanwhile_are_one_sync() -> None:
+async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_one_sync() -> None:
     node = MemoryNode(min_interval_s=5)
     async with node.running():
         node.begin_with(builders.node())
@@ -86,7 +86,7 @@ async def test_syncs_keep_their_minimum_interval_and_changes_meanwhile_are_one_s
 
 
 @in_virtual_time
-async def test_a_change_after_a_long_rest_is_served_at_once() -> None:
+async def test_a_change_after_an_idle_time_is_programmed_at_once() -> None:
     node = MemoryNode(min_interval_s=5)
     async with node.running():
         node.begin_with(builders.node())
@@ -99,7 +99,9 @@ async def test_a_change_after_a_long_rest_is_served_at_once() -> None:
 
 @in_virtual_time
 @pytest.mark.parametrize(("sync_s", "rest_s"), [(0.002, 0.008), (0.01, 0.04), (0.2, engine.LONGEST_REST_S)])
-async def test_changes_gather_during_the_rest_after_a_sync(monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float) -> None:
+async def test_changes_during_the_minimum_interval_after_a_sync_are_collected(
+    monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
+) -> None:
     real = state.translating
 
     def translating(*arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
@@ -125,7 +127,7 @@ async def test_changes_gather_during_the_rest_after_a_sync(monkeypatch: pytest.M
 
 
 @in_virtual_time
-async def test_a_change_during_a_sync_belongs_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_during_a_sync_is_programmed_by_the_next_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     late = builders.service("late", cluster=("10.96.0.77",))
     apply = node.kernel.apply
@@ -189,7 +191,7 @@ def node_ports(name: str = "web") -> Service:
 
 
 @in_virtual_time
-async def test_node_ports_follow_the_addresses_of_the_host() -> None:
+async def test_node_ports_follow_added_and_removed_addresses_of_the_host() -> None:
     node = MemoryNode()
     key = builders.frontend("172.16.0.9", 30080)
     async with node.running():
@@ -212,7 +214,7 @@ async def test_node_ports_follow_the_addresses_of_the_host() -> None:
 
 
 @in_virtual_time
-async def test_an_external_address_is_bound_unless_it_is_on_another_interface() -> None:
+async def test_an_external_address_is_bound_to_our_device_unless_another_interface_has_it() -> None:
     node = MemoryNode()
     address = parse_address("203.0.113.9")
     async with node.running():
@@ -232,7 +234,7 @@ async def test_an_external_address_is_bound_unless_it_is_on_another_interface() 
 
 
 @in_virtual_time
-async def test_a_changed_zone_has_every_service_translated_again() -> None:
+async def test_a_changed_zone_of_the_node_causes_every_service_to_be_translated_again() -> None:
     near, far = builders.endpoint("10.244.0.5", zones=["zone-a"]), builders.endpoint("10.244.1.6", "node-b", zones=["zone-b"])
     node = MemoryNode()
     async with node.running():
@@ -250,7 +252,7 @@ async def test_a_changed_zone_has_every_service_translated_again() -> None:
 
 
 @in_virtual_time
-async def test_replacing_an_endpoint_takes_one_call_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replacing_an_endpoint_needs_one_call_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     trips: list[str] = []
     call = KernelThread.call
@@ -275,7 +277,7 @@ async def test_replacing_an_endpoint_takes_one_call_of_the_kernel(monkeypatch: p
 
 
 @in_virtual_time
-async def test_a_removal_that_fails_in_the_call_of_its_drain_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_removal_that_fails_in_the_same_call_as_its_drain_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     apply = node.kernel.apply
     refused: list[Operation] = []
@@ -300,7 +302,7 @@ async def test_a_removal_that_fails_in_the_call_of_its_drain_is_tried_again(monk
 
 
 @in_virtual_time
-async def test_the_connections_of_a_drain_are_read_until_they_have_ended() -> None:
+async def test_the_connections_of_a_draining_real_server_are_read_until_they_have_ended() -> None:
     node = MemoryNode()
     leaving = builders.backend("10.244.0.5")
     async with node.running():
@@ -316,7 +318,7 @@ async def test_the_connections_of_a_drain_are_read_until_they_have_ended() -> No
 
 
 @in_virtual_time
-async def test_two_services_that_desire_one_address_are_logged_once() -> None:
+async def test_an_address_conflict_of_two_services_is_logged_once() -> None:
     node = MemoryNode()
     young = builders.service("young", created_s=builders.CREATED_S + 1)
     async with node.running():
@@ -338,7 +340,7 @@ async def test_two_services_that_desire_one_address_are_logged_once() -> None:
 
 
 @in_virtual_time
-async def test_an_unused_part_is_logged_once_for_each_change() -> None:
+async def test_an_unused_object_or_field_is_logged_once_for_each_change() -> None:
     broken = builders.with_options(
         WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
     )
@@ -365,7 +367,7 @@ async def test_an_unused_part_is_logged_once_for_each_change() -> None:
 
 
 @in_virtual_time
-async def test_families_without_device_sets_or_rules_are_lacking() -> None:
+async def test_a_family_without_its_sets_or_rules_or_device_is_reported_as_incomplete() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.node())

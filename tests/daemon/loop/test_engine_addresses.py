@@ -1,4 +1,4 @@
-"""Covers node ports while addresses of the node come and go."""
+"""Covers node ports while addresses of the node are added and removed."""
 
 import pytest
 import structlog.testing
@@ -15,7 +15,7 @@ from tests.support.virtual_time import in_virtual_time
 
 
 class OnLostAddress:
-    """A node with a node port on an address of eth1 that was removed a moment ago."""
+    """A node that has just lost an address of eth1 on which it serves a node port."""
 
     def __init__(self) -> None:
         self.node = MemoryNode()
@@ -24,7 +24,7 @@ class OnLostAddress:
         self.address = builders.interface_address("eth1", "172.16.0.9")
 
     async def lose(self) -> None:
-        """Serve the node port on the address, and remove the address."""
+        """Serve the node port on the address, and then remove the address."""
         self.addresses.append(self.address)
         self.node.begin_with(node_ports(), SLICE, builders.node())
         await self.node.quiet()
@@ -41,7 +41,7 @@ class OnLostAddress:
 
 @pytest.mark.parametrize("away_s", [0.3, GRACE_S - 0.5])
 @in_virtual_time
-async def test_a_node_port_outlives_a_short_absence_of_its_address(away_s: float) -> None:
+async def test_a_node_port_stays_during_a_short_absence_of_its_address(away_s: float) -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -55,7 +55,7 @@ async def test_a_node_port_outlives_a_short_absence_of_its_address(away_s: float
 
 
 @in_virtual_time
-async def test_an_address_that_returned_without_a_notification_is_read_before_it_is_given_up() -> None:
+async def test_addresses_are_read_again_before_the_node_ports_of_a_lost_address_are_removed() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -66,7 +66,7 @@ async def test_an_address_that_returned_without_a_notification_is_read_before_it
 
 
 @in_virtual_time
-async def test_no_address_is_given_up_while_addresses_cannot_be_read() -> None:
+async def test_no_node_port_is_removed_while_the_addresses_of_the_host_cannot_be_read() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -82,7 +82,7 @@ async def test_no_address_is_given_up_while_addresses_cannot_be_read() -> None:
 
 
 @in_virtual_time
-async def test_the_grace_of_an_address_delays_no_other_removal() -> None:
+async def test_the_grace_period_of_a_lost_address_delays_no_other_removal() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -93,7 +93,7 @@ async def test_the_grace_of_an_address_delays_no_other_removal() -> None:
 
 
 @in_virtual_time
-async def test_a_new_range_of_node_ports_without_an_absent_address_applies_at_once() -> None:
+async def test_a_new_node_port_range_without_the_lost_address_applies_at_once() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -103,7 +103,7 @@ async def test_a_new_range_of_node_ports_without_an_absent_address_applies_at_on
 
 
 @in_virtual_time
-async def test_a_restart_while_an_address_is_absent_removes_its_virtual_server_by_its_twin() -> None:
+async def test_a_restart_while_an_address_is_lost_removes_the_node_port_of_that_address() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -116,7 +116,7 @@ async def test_a_restart_while_an_address_is_absent_removes_its_virtual_server_b
 
 
 @in_virtual_time
-async def test_families_with_unknown_local_pods_are_logged_once_across_changes_of_addresses() -> None:
+async def test_families_whose_local_pods_are_unknown_are_logged_once_across_address_changes() -> None:
     ranges = builders.networks("10.244.0.0/16")
     node = MemoryNode(settings=Settings(detect_local=LocalMode.CLUSTER_CIDR, cluster_networks=ranges))
     with structlog.testing.capture_logs() as logged:
@@ -132,7 +132,7 @@ async def test_families_with_unknown_local_pods_are_logged_once_across_changes_o
 
 
 @in_virtual_time
-async def test_ranges_that_a_node_object_lacks_are_logged_again_after_their_presence() -> None:
+async def test_missing_pod_ranges_of_the_node_object_are_logged_again_after_they_were_present() -> None:
     node = MemoryNode(settings=Settings(detect_local=LocalMode.NODE_CIDR))
     with structlog.testing.capture_logs() as logged:
         async with node.running():

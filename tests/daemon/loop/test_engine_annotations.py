@@ -1,4 +1,7 @@
-"""Settings that Services choose, in a running loop: schedulers of the kernel, slow start by the clock, and a changed choice."""
+"""Settings that Services choose by annotations while the loop runs.
+
+Covers schedulers of the kernel, slow start by the clock, and a changed choice of annotations.
+"""
 
 import dataclasses
 from typing import Any
@@ -39,7 +42,7 @@ def settings(node: MemoryNode) -> VirtualServerSettings:
 
 
 @in_virtual_time
-async def test_the_kernel_is_asked_once_for_a_scheduler_and_never_without_annotations() -> None:
+async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotation_names_it() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(builders.service(), builders.node())
@@ -58,7 +61,7 @@ async def test_the_kernel_is_asked_once_for_a_scheduler_and_never_without_annota
 
 
 @in_virtual_time
-async def test_a_scheduler_that_the_kernel_lacks_is_replaced_with_a_reason() -> None:
+async def test_a_scheduler_from_an_annotation_that_the_kernel_does_not_have_is_replaced_with_a_reason() -> None:
     node = MemoryNode(kernel_with("rr", "wrr"))
     with structlog.testing.capture_logs() as lines:
         async with node.running():
@@ -72,7 +75,7 @@ async def test_a_scheduler_that_the_kernel_lacks_is_replaced_with_a_reason() -> 
 
 
 @in_virtual_time
-async def test_a_kernel_that_cannot_answer_is_asked_again() -> None:
+async def test_a_kernel_that_cannot_answer_whether_it_has_a_scheduler_is_queried_again() -> None:
     node = MemoryNode()
     node.kernel.unreadable = {"schedulers"}
     async with node.running():
@@ -85,7 +88,7 @@ async def test_a_kernel_that_cannot_answer_is_asked_again() -> None:
 
 
 @in_virtual_time
-async def test_a_changed_choice_of_annotations_is_in_force_without_a_restart() -> None:
+async def test_a_changed_choice_of_annotations_is_applied_without_a_restart() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(web(scheduler="wrr"), builders.node())
@@ -104,7 +107,7 @@ async def test_a_changed_choice_of_annotations_is_in_force_without_a_restart() -
 
 
 @in_virtual_time
-async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_steps() -> None:
+async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_weight_steps() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     slow = web(scheduler="wlc", slow_start_s=80)
     async with node.running():
@@ -126,7 +129,7 @@ async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_st
 
 
 @in_virtual_time
-async def test_a_command_loads_no_module_and_finds_no_difference_during_a_slow_start() -> None:
+async def test_an_inspecting_command_loads_no_module_and_finds_no_difference_during_a_slow_start() -> None:
     node = MemoryNode()
     slow = web(scheduler="wlc", slow_start_s=80)
     async with node.running():

@@ -1,4 +1,4 @@
-"""Covers failed operations, surprises, and an unreadable kernel."""
+"""Covers failed operations, operations with an unexpected outcome, and a kernel that cannot be read."""
 
 import errno
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ async def test_a_witness_stays_while_virtual_servers_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
-async def test_a_failed_reading_deletes_nothing_and_is_repeated_after_pauses(part: str) -> None:
+async def test_a_failed_reading_removes_nothing_and_is_repeated_after_pauses(part: str) -> None:
     node = MemoryNode(min_interval_s=0)
     async with node.running():
         node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
@@ -75,7 +75,7 @@ async def test_a_failed_reading_deletes_nothing_and_is_repeated_after_pauses(par
 
 
 @in_virtual_time
-async def test_while_a_part_cannot_be_read_drift_in_the_others_is_repaired_within_seconds() -> None:
+async def test_drift_in_readable_parts_of_the_kernel_is_repaired_within_seconds_while_another_part_is_unreadable() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -90,7 +90,7 @@ async def test_while_a_part_cannot_be_read_drift_in_the_others_is_repaired_withi
 
 
 @in_virtual_time
-async def test_a_notification_during_a_failing_reading_causes_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_notification_during_a_failing_reading_causes_another_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     look = node.kernel.poll
     looks_s: list[float] = []
@@ -112,7 +112,7 @@ async def test_a_notification_during_a_failing_reading_causes_another_one(monkey
 
 
 @in_virtual_time
-async def test_pauses_are_short_again_after_a_successful_reading() -> None:
+async def test_pauses_between_readings_are_short_again_after_a_successful_reading() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.node())
@@ -149,7 +149,7 @@ async def test_addresses_that_cannot_be_read_are_read_again_soon() -> None:
 
 
 @in_virtual_time
-async def test_a_failing_operation_is_retried_after_growing_pauses_and_stops_no_other_operation() -> None:
+async def test_a_failing_operation_is_retried_after_growing_pauses_and_does_not_delay_other_operations() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(builders.node())
@@ -179,7 +179,7 @@ async def test_a_failing_operation_is_retried_after_growing_pauses_and_stops_no_
 
 
 @in_virtual_time
-async def test_a_service_that_changes_does_not_wait_for_its_failed_operation() -> None:
+async def test_a_changed_service_does_not_wait_for_the_retry_of_its_failed_operation() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(builders.node())
@@ -194,7 +194,7 @@ async def test_a_service_that_changes_does_not_wait_for_its_failed_operation() -
 
 
 @in_virtual_time
-async def test_many_failures_of_one_sync_are_not_all_logged() -> None:
+async def test_only_some_of_many_failures_of_one_sync_are_logged() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(builders.node())
@@ -208,7 +208,7 @@ async def test_many_failures_of_one_sync_are_not_all_logged() -> None:
 
 
 @in_virtual_time
-async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
+async def test_the_kernel_is_read_again_soon_after_an_operation_with_an_unexpected_outcome() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, OTHER, builders.node())
@@ -222,7 +222,7 @@ async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
 
 
 @in_virtual_time
-async def test_an_indispensable_setting_that_cannot_be_written_leaves_its_families_lacking_until_it_is_right() -> None:
+async def test_families_are_incomplete_until_an_indispensable_setting_that_cannot_be_written_is_right() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

@@ -1,6 +1,7 @@
-"""Covers random failures of the kernel with every error: no operation is forgotten, and none delays others for long.
+"""Covers random failures of the kernel with every error: no operation is forgotten, and a failing one delays no other for long.
 
-``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and cut dumps, which are outcomes here.
+``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and truncated dumps, which are simulated here as outcomes of
+operations.
 """
 
 import errno
@@ -42,11 +43,11 @@ def change(node: MemoryNode, dice: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("number", NUMBERS)
 @in_virtual_time
-async def test_after_random_failures_everything_is_in_force(number: int, seed: int) -> None:
+async def test_everything_is_programmed_after_random_failures(number: int, seed: int) -> None:
     dice = random.Random(f"{number}:{seed}")
     node = MemoryNode()
     failing = True
-    # Settings are written only once.
+    # Kernel settings are written only once.
     node.kernel.fail(
         lambda operation: failing and not isinstance(operation.item, Sysctl) and dice.random() < 0.3, number, times=1_000_000
     )
@@ -66,7 +67,7 @@ async def test_after_random_failures_everything_is_in_force(number: int, seed: i
 
 
 @in_virtual_time
-async def test_while_another_program_holds_the_lock_of_the_rules_other_operations_go_on() -> None:
+async def test_other_operations_continue_while_another_program_holds_the_iptables_lock() -> None:
     node = MemoryNode()
     is_locked = False
     node.kernel.fail(lambda operation: is_locked and isinstance(operation.item, Skeleton), 0, times=1_000_000)
@@ -90,7 +91,7 @@ async def test_while_another_program_holds_the_lock_of_the_rules_other_operation
 
 @pytest.mark.parametrize("kind", [VirtualServer, RealServers, SetEntry, IpSet])
 @in_virtual_time
-async def test_one_object_that_always_fails_does_not_stop_other_services(kind: type) -> None:
+async def test_an_object_that_always_fails_does_not_delay_other_services(kind: type) -> None:
     node = MemoryNode()
     bad: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Covers the removal of more real servers than may go at once."""
+"""Covers the removal of more real servers than may be removed at once."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ ROOM = 3
 
 
 @in_virtual_time
-async def test_some_removals_happen_at_once_and_others_when_the_kernel_has_freed_earlier_ones(
+async def test_real_servers_beyond_the_limit_are_removed_when_the_kernel_has_freed_earlier_removed_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attempts, "MOST_KEPT", ROOM)

@@ -1,4 +1,4 @@
-"""Covers drift: it is observed and repaired."""
+"""Covers how drift is observed and repaired."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ async def test_drift_is_observed_by_the_next_poll_and_repaired(spoil: Callable[[
 
 
 @in_virtual_time
-async def test_a_foreign_catch_all_element_of_a_set_is_drift_that_is_counted_and_logged() -> None:
+async def test_a_catch_all_set_element_of_another_program_is_counted_and_logged_as_drift() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -63,10 +63,10 @@ async def test_a_foreign_catch_all_element_of_a_set_is_drift_that_is_counted_and
 @pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
 @in_virtual_time
-async def test_a_virtual_server_goes_with_its_witness_in_any_order_of_parts(
+async def test_a_virtual_server_is_removed_with_its_witness_whichever_of_them_is_read_first(
     spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
-    """The virtual server comes from another kube-proxy, with a witness: an address on our device or an entry in our set."""
+    """Another kube-proxy left the virtual server with a witness: an address on our device or an entry in our set."""
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -79,7 +79,7 @@ async def test_a_virtual_server_goes_with_its_witness_in_any_order_of_parts(
 
 
 @in_virtual_time
-async def test_a_witness_stays_during_the_reading_that_observes_it_also_with_a_change_of_the_api(
+async def test_a_witness_is_not_removed_during_the_reading_that_observes_it_even_if_the_api_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
@@ -104,7 +104,7 @@ async def test_a_witness_stays_during_the_reading_that_observes_it_also_with_a_c
 
 
 @in_virtual_time
-async def test_a_foreign_virtual_server_becomes_ours_with_a_witness() -> None:
+async def test_a_foreign_virtual_server_is_treated_as_ours_when_a_witness_appears() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -120,7 +120,7 @@ async def test_a_foreign_virtual_server_becomes_ours_with_a_witness() -> None:
 
 @pytest.mark.parametrize("spoil", DRIFTS)
 @in_virtual_time
-async def test_drift_with_a_notification_is_repaired_at_once(spoil: Callable[[FakeKernel], None]) -> None:
+async def test_drift_is_repaired_at_once_after_a_notification_of_the_kernel(spoil: Callable[[FakeKernel], None]) -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -132,7 +132,7 @@ async def test_drift_with_a_notification_is_repaired_at_once(spoil: Callable[[Fa
 
 
 @in_virtual_time
-async def test_a_notified_change_of_sets_is_repaired_at_once_and_one_without_drift_reads_no_virtual_servers() -> None:
+async def test_a_notified_set_change_without_drift_reads_no_virtual_servers_and_drift_is_repaired_at_once() -> None:
     node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -149,7 +149,7 @@ async def test_a_notified_change_of_sets_is_repaired_at_once_and_one_without_dri
 
 
 @in_virtual_time
-async def test_drift_that_returns_is_repaired_less_and_less_often_until_the_desired_state_changes(
+async def test_recurring_drift_is_repaired_less_and_less_often_until_the_desired_state_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
@@ -196,7 +196,7 @@ async def test_drift_that_returns_is_repaired_less_and_less_often_until_the_desi
 
 
 @in_virtual_time
-async def test_stopping_leaves_the_kernel_as_it_is_even_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopping_in_the_middle_of_a_sync_leaves_the_kernel_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

@@ -1,4 +1,4 @@
-"""Covers the start of the loop: its order, its waits, and the objects of a former process."""
+"""Covers the start of the loop: the order of its steps, what it waits for, and the kernel objects of an earlier process."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-sy
 
 @pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
 @in_virtual_time
-async def test_nothing_is_read_or_programmed_before_all_kinds_are_listed(order: Sequence[ObjectKind]) -> None:
+async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_listed(order: Sequence[ObjectKind]) -> None:
     node = MemoryNode()
     objects: tuple[ApiObject, ...] = (WEB, SLICE, builders.node())
-    node.kernel.unreadable = set(PARTS)  # a reading now would log errors
+    node.kernel.unreadable = set(PARTS)  # a reading at this time would log errors
     with structlog.testing.capture_logs() as logs:
         async with node.running():
             node.put(*objects)
@@ -44,7 +44,7 @@ async def test_nothing_is_read_or_programmed_before_all_kinds_are_listed(order: 
 
 
 @in_virtual_time
-async def test_first_services_come_first_and_nothing_is_removed_before_all_services_are_known() -> None:
+async def test_first_services_are_programmed_first_and_nothing_is_removed_before_all_services_are_known() -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
     before = MemoryNode()
     async with before.running():
@@ -81,7 +81,7 @@ async def test_operations_for_the_first_services_are_reported_with_the_first_syn
 
 
 @in_virtual_time
-async def test_a_restart_does_not_write_rules_that_are_in_force() -> None:
+async def test_a_restart_does_not_write_rules_that_are_already_programmed() -> None:
     objects = (KUBERNETES, WEB, builders.endpoint_slice(builders.endpoint("10.244.0.5", builders.THIS_NODE)), builders.node())
     first = MemoryNode()
     async with first.running():
@@ -97,7 +97,7 @@ async def test_a_restart_does_not_write_rules_that_are_in_force() -> None:
 
 
 @in_virtual_time
-async def test_without_any_of_the_first_services_nothing_is_programmed_before_the_others() -> None:
+async def test_if_no_first_services_exist_nothing_is_programmed_before_the_other_services() -> None:
     node = MemoryNode()
     with structlog.testing.capture_logs() as logs:
         async with node.running():
@@ -117,7 +117,7 @@ def real_servers(node: MemoryNode) -> set[str]:
 
 
 @in_virtual_time
-async def test_zone_hints_count_from_the_first_sync_also_with_a_late_node_object() -> None:
+async def test_zone_hints_are_followed_from_the_first_sync_even_if_the_node_object_arrives_late() -> None:
     """kube-proxy may start without the zone of its Node, and ignores hints if the first event of the Node is lost."""
     node = MemoryNode()
     hinted = builders.endpoint_slice(HERE, ELSEWHERE)
@@ -134,7 +134,7 @@ async def test_zone_hints_count_from_the_first_sync_also_with_a_late_node_object
 
 
 @in_virtual_time
-async def test_zone_hints_count_as_soon_as_the_node_object_and_its_zone_appear() -> None:
+async def test_zone_hints_are_followed_as_soon_as_the_node_object_with_its_zone_arrives() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.endpoint_slice(HERE, ELSEWHERE))
@@ -149,7 +149,7 @@ async def test_zone_hints_count_as_soon_as_the_node_object_and_its_zone_appear()
 
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
-async def test_an_unreadable_part_of_the_kernel_delays_only_its_own_removals(part: str) -> None:
+async def test_an_unreadable_part_of_the_kernel_delays_only_removals_in_that_part(part: str) -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
     before = MemoryNode()
     async with before.running():
@@ -177,7 +177,7 @@ async def test_an_unreadable_part_of_the_kernel_delays_only_its_own_removals(par
 
 
 @in_virtual_time
-async def test_virtual_servers_whose_witnesses_cannot_be_read_stay() -> None:
+async def test_virtual_servers_stay_while_their_witnesses_cannot_be_read() -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
     before = MemoryNode()
     async with before.running():
@@ -219,7 +219,7 @@ async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(u
 
 
 @in_virtual_time
-async def test_node_ports_of_a_deleted_service_go_once_the_addresses_of_this_host_have_been_read() -> None:
+async def test_node_ports_of_a_deleted_service_are_removed_once_the_addresses_of_this_host_have_been_read() -> None:
     before = MemoryNode()
     async with before.running():
         before.begin_with(node_ports(), SLICE, builders.node())
@@ -238,7 +238,7 @@ async def test_node_ports_of_a_deleted_service_go_once_the_addresses_of_this_hos
 
 
 @in_virtual_time
-async def test_nothing_of_a_family_that_is_not_served_is_removed() -> None:
+async def test_objects_of_a_family_that_is_not_served_are_not_removed() -> None:
     dual = builders.service("dual", cluster=("10.96.0.40", "fd00::40"))
     before = MemoryNode()
     async with before.running():
@@ -265,7 +265,7 @@ async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before
 
 
 @in_virtual_time
-async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another_one_confirms_it() -> None:
+async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another_list_confirms_it() -> None:
     before = MemoryNode()
     async with before.running():
         before.begin_with(WEB, SLICE, builders.node())
@@ -277,7 +277,7 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
         async with node.running():
             node.begin_with(builders.node())
             await node.quiet(after_s=CONFIRMED_AFTER_S)
-            assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes them, which is cheap
+            assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes the timeouts, which is cheap
             assert set(node.watcher.summaries[-1].unserved) == set(Family)
             node.put(new)
             await node.quiet()
@@ -294,7 +294,7 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
 
 
 @in_virtual_time
-async def test_while_a_first_list_is_doubted_nothing_is_lacking_or_pending() -> None:
+async def test_while_a_first_list_is_doubted_no_family_is_incomplete_and_no_operation_is_pending() -> None:
     node = MemoryNode(guard_percent=50)
     async with node.running():
         node.begin_with(builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), builders.node())
@@ -304,7 +304,7 @@ async def test_while_a_first_list_is_doubted_nothing_is_lacking_or_pending() -> 
 
 
 @in_virtual_time
-async def test_a_copy_of_a_set_that_appears_later_is_observed_by_an_audit_and_counts_as_drift() -> None:
+async def test_a_set_copy_that_appears_at_run_time_is_found_by_an_audit_and_counts_as_drift() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -317,7 +317,7 @@ async def test_a_copy_of_a_set_that_appears_later_is_observed_by_an_audit_and_co
 
 @in_virtual_time
 async def test_a_foreign_virtual_server_stays_on_an_address_without_node_ports() -> None:
-    """For example of a keepalived on its own address of eth0, with node ports on the primary address only."""
+    """An example is keepalived on its own address of eth0, while node ports are on the primary address only."""
     kernel = memory_node.new_kernel()
     kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))
     foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)

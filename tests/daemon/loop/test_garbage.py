@@ -1,4 +1,4 @@
-"""Covers the pauses of the garbage collector. scripts/bench measures their gain."""
+"""Covers the pauses of the garbage collector; scripts/bench measures what they save."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_nothing_is_collected_inside_the_block_and_its_objects_are_skipped_afterwards() -> None:
+def test_inside_the_block_nothing_is_collected_and_its_objects_are_frozen_afterwards() -> None:
     frozen = gc.get_freeze_count()
     with garbage.postponed():
         assert not gc.isenabled()
@@ -34,7 +34,7 @@ def test_nothing_is_collected_inside_the_block_and_its_objects_are_skipped_after
     assert gc.get_freeze_count() >= frozen + len(made)
 
 
-def test_the_collector_works_after_a_failed_start() -> None:
+def test_the_garbage_collector_is_enabled_again_after_a_failed_start() -> None:
     frozen = gc.get_freeze_count()
     with pytest.raises(KeyError), garbage.postponed():
         raise KeyError
@@ -42,7 +42,7 @@ def test_the_collector_works_after_a_failed_start() -> None:
     assert gc.get_freeze_count() == frozen
 
 
-def test_objects_that_outlive_a_full_round_are_skipped_for_a_day() -> None:
+def test_objects_that_survive_a_full_collection_are_skipped_for_a_day() -> None:
     now_s = 0.0
     with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
         knot = Knot()
@@ -60,7 +60,7 @@ def test_objects_that_outlive_a_full_round_are_skipped_for_a_day() -> None:
         assert gc.get_freeze_count() > 0
 
 
-def test_rounds_of_the_collector_are_short_again_after_the_start() -> None:
+def test_collections_are_short_again_after_the_start() -> None:
     now_s = 0.0
     walked: list[int] = []
     kept = [[number] for number in range(40 * garbage.YOUNG_OBJECTS)]
@@ -79,7 +79,7 @@ def test_rounds_of_the_collector_are_short_again_after_the_start() -> None:
     assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
 
 
-def test_young_garbage_is_collected_automatically_and_no_round_is_long() -> None:
+def test_young_garbage_is_collected_automatically_and_no_collection_is_long() -> None:
     walked: list[int] = []
 
     def note(phase: str, info: Mapping[str, int]) -> None:
@@ -99,7 +99,7 @@ def test_young_garbage_is_collected_automatically_and_no_round_is_long() -> None
     assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
 
 
-def test_afterwards_the_collector_is_as_before() -> None:
+def test_the_garbage_collector_is_restored_afterwards() -> None:
     before, callbacks = gc.get_threshold(), list(gc.callbacks)
     with garbage.in_short_rounds():
         assert gc.get_threshold() == (garbage.YOUNG_OBJECTS, garbage.ROUNDS_BETWEEN, garbage.ROUNDS_BETWEEN)
@@ -109,7 +109,7 @@ def test_afterwards_the_collector_is_as_before() -> None:
     assert list(gc.callbacks) == callbacks
 
 
-def test_without_ages_of_rounds_only_the_threshold_of_young_objects_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_python_3_14_only_the_collection_threshold_of_young_objects_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_ROUNDS_HAVE_AGES", False)
     _, *others = gc.get_threshold()
     with garbage.in_short_rounds():

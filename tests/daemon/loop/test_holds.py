@@ -1,4 +1,7 @@
-"""How long the loop is held by one very large Service, in steps of Python: meanwhile nothing answers, and no signal is heard."""
+"""How long one very large Service occupies the event loop, counted in steps of Python.
+
+During that time no request is answered and no signal is handled.
+"""
 
 import asyncio
 import concurrent.futures
@@ -23,7 +26,7 @@ POD, OTHER_POD = "10.244.1.1", "10.244.1.2"
 
 
 class Kernel(InlineExecutor):
-    """Runs calls without counting their steps: the real thread does not hold the loop."""
+    """Runs calls without counting their steps, because the real kernel thread does not occupy the event loop."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
         trace = sys.gettrace()
@@ -35,7 +38,7 @@ class Kernel(InlineExecutor):
 
 
 class CountedNode(MemoryNode):
-    """A node whose clock goes on with each step."""
+    """A node whose clock advances with each step."""
 
     def __init__(self, counted: steps.Steps) -> None:
         self._counted = counted
@@ -61,7 +64,7 @@ LARGE: Sequence[Service] = (
 
 @pytest.mark.parametrize("large", LARGE, ids=["external addresses", "load balancers with policy Local"])
 @in_virtual_time
-async def test_a_very_large_service_holds_the_loop_for_a_bounded_number_of_steps(large: Service) -> None:
+async def test_a_very_large_service_occupies_the_event_loop_for_a_bounded_number_of_steps(large: Service) -> None:
     turns: list[int] = []
     with steps.counted() as counted:
         node = CountedNode(counted)

@@ -1,4 +1,4 @@
-"""Covers the changes of interfaces and addresses by other programs that reach the loop."""
+"""Covers how changes of interfaces and addresses by other programs reach the loop."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tests.support.fake_kernel import FakeKernel
 
 
 class Listener:
-    """A listener with changes from a test, which are read when its descriptor is readable."""
+    """A listener that receives changes from a test; they are read when its descriptor is readable."""
 
     def __init__(self) -> None:
         self.changes: list[notify.Change] = []
@@ -48,7 +48,7 @@ class Listener:
 
 
 class Calls:
-    """An engine that notes its calls."""
+    """An engine that records the calls of its methods."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -64,7 +64,7 @@ class Calls:
 
 
 NODE = FakeKernel()
-NODE.ports = set()  # type: ignore[attr-defined]  # as in the real one
+NODE.ports = set()  # type: ignore[attr-defined]  # as in the real listener
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
         (notify.Change.OURS, "kernel"),
     ],
 )
-async def test_a_change_by_another_program_has_the_loop_read_the_kernel(
+async def test_a_change_by_another_program_causes_the_loop_to_read_the_kernel(
     listener: Listener, change: notify.Change, expected: str
 ) -> None:
     engine = Calls()
@@ -96,7 +96,7 @@ async def test_a_change_by_another_program_has_the_loop_read_the_kernel(
     assert listener.is_closed
 
 
-async def test_a_listener_that_breaks_ends_the_process(listener: Listener) -> None:
+async def test_a_broken_netlink_listener_ends_the_process(listener: Listener) -> None:
     listener.is_broken = True
     listener.wake()
     with pytest.raises(KernelError, match="listen for changes"):

@@ -1,4 +1,4 @@
-"""Covers the log lines of the loop and their rates. ``test_engine`` covers the calls of the loop."""
+"""Covers the log lines of the loop and their rates. ``test_engine`` covers when the loop logs."""
 
 import pytest
 import structlog.testing
@@ -58,7 +58,7 @@ def test_a_conflict_is_logged_once_while_it_lasts_and_again_when_it_returns_or_g
     }
 
 
-def test_a_node_that_turns_load_balancers_away_is_logged_once_for_each_reason_and_at_the_end() -> None:
+def test_an_ineligible_node_is_logged_once_for_each_reason_and_when_it_is_eligible_again() -> None:
     with structlog.testing.capture_logs() as logs:
         for before, trouble in (("", "unknown"), ("unknown", "unknown"), ("unknown", "leaving"), ("leaving", ""), ("", "")):
             journals.log_node("node-a", before, trouble)
@@ -71,7 +71,7 @@ def test_a_node_that_turns_load_balancers_away_is_logged_once_for_each_reason_an
 
 @pytest.mark.parametrize(("invalid", "level"), [(True, "warning"), (False, "debug")])
 @pytest.mark.parametrize("where", ["", "web.yaml"])
-def test_an_unused_part_is_logged_with_object_field_and_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter
+def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter
     with structlog.testing.capture_logs() as logs:
         skipped = (Skipped("spec.ports[0]", "no port", invalid),)
         Journal().log_complaints([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
@@ -94,7 +94,7 @@ def test_a_sync_with_nothing_to_do_is_not_logged() -> None:
     assert logs == []
 
 
-def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
+def test_a_sync_is_logged_as_one_line_and_each_failure_as_one_more_line() -> None:
     operation = Operation(Verb.ADD, examples.virtual_server(KEY))
     with structlog.testing.capture_logs() as logs:
         Journal().log_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
@@ -118,7 +118,7 @@ def test_a_sync_is_one_line_and_one_more_for_each_failure() -> None:
     }
 
 
-def test_settings_that_cannot_be_written_are_one_warning_and_logged_once() -> None:
+def test_settings_that_cannot_be_written_are_logged_once_as_one_warning() -> None:
     journal = Journal()
     operation = Operation(Verb.SET, Sysctl("a", "1"))
     with structlog.testing.capture_logs() as logs:
@@ -151,7 +151,7 @@ def _broken(name: str, reason: str, parts: int = 1) -> Complaint:
     return Complaint(ObjectKind.SERVICE, name, tuple(Skipped(f"spec.ports[{part}]", reason) for part in range(parts)))
 
 
-def test_an_object_with_a_new_fault_a_thousand_times_a_second_does_not_fill_the_log() -> None:
+def test_an_object_whose_faults_change_a_thousand_times_a_second_does_not_fill_the_log() -> None:
     clock = _Clock()
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
@@ -183,7 +183,7 @@ def test_many_broken_objects_do_not_fill_the_log() -> None:
     assert len(logs) == 10 / journals.REFILL_S
 
 
-def test_an_object_that_is_wrong_in_a_thousand_places_does_not_fill_the_log() -> None:
+def test_an_object_with_a_thousand_faults_does_not_fill_the_log() -> None:
     journal = Journal(_Clock())
     with structlog.testing.capture_logs() as logs:
         journal.log_complaints([_broken("default/web", "wrong", parts=1000), _broken("default/other", "wrong")])
@@ -191,7 +191,7 @@ def test_an_object_that_is_wrong_in_a_thousand_places_does_not_fill_the_log() ->
     assert logs[-1]["untold"] == 1000 - journals.PARTS_SHOWN
 
 
-def test_a_recurring_conflict_does_not_fill_the_log_but_is_returned() -> None:
+def test_a_recurring_conflict_does_not_fill_the_log_but_is_still_returned() -> None:
     journal = Journal(_Clock())
     returned = 0
     with structlog.testing.capture_logs() as logs:

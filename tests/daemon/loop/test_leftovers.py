@@ -1,6 +1,8 @@
-"""Covers leftover rules and the other backend: examinations, removals, log lines and metrics. The kernel is a double.
+"""Covers how leftover rules and objects of the other backend are examined, removed, logged and counted in metrics.
 
-The last part uses the real programs of both variants, in a network namespace of its own.
+In most tests the kernel is a double.
+
+The tests at the end use the real iptables programs of both variants, in a network namespace of their own.
 """
 
 import asyncio
@@ -48,7 +50,7 @@ SERVICE = ChainKey("nat", left_rules.SERVICE)
 
 
 class Scene:
-    """A running node with its tables and its log."""
+    """A running node with its tables and its captured log."""
 
     def __init__(self, tables: Tables, logs: list[Any]) -> None:
         self.tables = tables
@@ -71,12 +73,12 @@ class Scene:
         incomplete: Collection[Family] = (),
         is_audit: bool = False,
     ) -> None:
-        """Let a sync end, and run all tasks that are due at once afterwards."""
+        """Let a sync end, and then run all tasks that are due."""
         self.subject.synced(summary(lacking=lacking, unserved=unserved, incomplete=incomplete, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
     async def _remove_other_backend(self) -> Collection[str]:
-        """Answer as in ``of_other_backend``, whose last item is the answer of all further removals, too."""
+        """Answer removals with the items of ``of_other_backend`` in order; the last item answers all further removals, too."""
         self.removals_s.append(asyncio.get_running_loop().time())
         answer = self.of_other_backend.pop(0) if len(self.of_other_backend) > 1 else self.of_other_backend[0]
         if isinstance(answer, KernelError):
@@ -84,14 +86,14 @@ class Scene:
         return answer
 
     async def audits(self, duration_s: float = AUDIT_S) -> None:
-        """Let time pass with an audit every ``AUDIT_S``."""
+        """Let time pass, with an audit every ``AUDIT_S``."""
         for _ in range(math.ceil(duration_s / AUDIT_S)):
             await asyncio.sleep(AUDIT_S)
             await self.sync(is_audit=True)
 
     @property
     def logged(self) -> list[tuple[str, str]]:
-        """The event and place of each log line since the last call."""
+        """The event and the table of each log line since the last call."""
         logged = [(line["event"], line.get("rules") or line["error"]) for line in self._logs]
         self._logs.clear()
         return logged
@@ -99,7 +101,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
-    """A running node. ``left`` has leftover rules by the name of their place."""
+    """A running node. ``left`` has the leftover rules, by the name of the table where they are."""
     tables = Tables()
     for name, rules in left.items():
         tables.put({"used": USED, "other": OTHER, "used_v6": USED_V6}[name], rules)
@@ -113,7 +115,7 @@ async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
 
 
 @in_virtual_time
-async def test_leftover_rules_are_removed_by_family_once_our_rules_are_in_force_and_logged() -> None:
+async def test_leftover_rules_of_a_family_are_removed_and_logged_once_our_rules_are_programmed() -> None:
     async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
         await asyncio.sleep(100)
         assert not node.tables.reads, "nothing is in force yet"
@@ -128,7 +130,7 @@ async def test_leftover_rules_are_removed_by_family_once_our_rules_are_in_force_
 
 
 @in_virtual_time
-async def test_the_rules_of_the_other_proxy_stay_while_only_they_serve() -> None:
+async def test_the_rules_of_the_other_proxy_stay_until_our_rules_are_programmed() -> None:
     async with scene(used=LEFT, used_v6=LEFT) as node:
         await node.sync(unserved=[Family.IPV4])
         await node.sync(unserved=[Family.IPV4], is_audit=True)
@@ -140,7 +142,7 @@ async def test_the_rules_of_the_other_proxy_stay_while_only_they_serve() -> None
 
 
 @in_virtual_time
-async def test_no_program_starts_without_changes_and_a_sync_without_audit_examines_nothing() -> None:
+async def test_without_changes_no_iptables_program_is_started_and_tables_are_examined_only_at_audits() -> None:
     async with scene() as node:
         await node.sync()
         assert node.tables.reads == list(PLACES)
@@ -155,7 +157,7 @@ async def test_no_program_starts_without_changes_and_a_sync_without_audit_examin
 
 
 @in_virtual_time
-async def test_without_change_counters_each_audit_reads_the_tables() -> None:
+async def test_on_a_kernel_without_change_counters_each_audit_reads_the_tables() -> None:
     async with scene() as node:
         node.tables.has_marks = False
         await node.sync()
@@ -164,7 +166,7 @@ async def test_without_change_counters_each_audit_reads_the_tables() -> None:
 
 
 @pytest.mark.parametrize("call", ["read", "remove"])
-def test_a_failure_is_logged_once_tried_again_after_growing_pauses_shown_and_logged_when_over(call: str) -> None:
+def test_a_failed_removal_is_logged_once_retried_after_growing_pauses_and_logged_when_it_succeeds(call: str) -> None:
     async def live() -> None:
         async with scene(used=LEFT, used_v6=LEFT) as node:
             node.tables.failing = {(call, USED)}
@@ -190,7 +192,7 @@ def test_a_failure_is_logged_once_tried_again_after_growing_pauses_shown_and_log
 
 
 @in_virtual_time
-async def test_a_failed_reading_of_a_clean_place_counts_as_leftover_rules() -> None:
+async def test_a_clean_table_that_cannot_be_read_counts_as_having_leftover_rules() -> None:
     async with scene() as node:
         await node.sync()
         node.tables.failing = {("read", OTHER)}
@@ -204,7 +206,7 @@ async def test_a_failed_reading_of_a_clean_place_counts_as_leftover_rules() -> N
 
 
 @in_virtual_time
-async def test_failed_removals_are_not_retried_while_our_rules_are_not_in_force() -> None:
+async def test_failed_removals_are_not_retried_while_our_rules_are_not_programmed() -> None:
     async with scene(used=LEFT) as node:
         node.tables.failing = {("remove", USED)}
         await node.sync()
@@ -218,7 +220,7 @@ async def test_failed_removals_are_not_retried_while_our_rules_are_not_in_force(
 
 
 @in_virtual_time
-async def test_chains_that_our_chain_jumps_to_stay_until_our_chain_is_as_desired() -> None:
+async def test_leftover_chains_that_our_chain_jumps_to_stay_until_our_chain_has_its_desired_rules() -> None:
     reference = Reference(OURS, f"-j {SERVICE.chain}", SERVICE)
     async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, references=(reference,))) as node:
         await node.sync()
@@ -231,7 +233,7 @@ async def test_chains_that_our_chain_jumps_to_stay_until_our_chain_is_as_desired
 
 
 @in_virtual_time
-async def test_a_hidden_table_does_not_count_as_clean_and_the_others_are_cleared() -> None:
+async def test_a_hidden_table_does_not_count_as_clean_and_all_other_tables_are_cleaned() -> None:
     async with scene(other=LeftRules(chains={CHAIN: 1}, hidden=frozenset({"nat"}))) as node:
         await node.sync()
         assert sorted(node.logged) == [(RESISTS, "legacy IPv4"), (REMOVED, "legacy IPv4")]
@@ -252,7 +254,7 @@ async def test_a_hidden_table_without_effect_on_packets_of_services_is_ignored()
 
 
 @in_virtual_time
-async def test_rules_that_return_are_logged_once_and_removed_every_ten_minutes() -> None:
+async def test_leftover_rules_that_return_are_logged_once_and_removed_every_ten_minutes() -> None:
     async with scene(used=LEFT) as node:
         await node.sync()
         for _ in range(2):
@@ -275,11 +277,11 @@ async def test_rules_that_return_are_logged_once_and_removed_every_ten_minutes()
         assert node.tables.writes == [USED] * 5
 
 
-# Tables of kube-proxy's nftables mode.
+# The tables of kube-proxy's nftables mode.
 
 
 @in_virtual_time
-async def test_kube_proxys_tables_go_by_family_once_our_rules_serve_and_that_is_logged() -> None:
+async def test_kube_proxys_tables_of_a_family_are_removed_and_logged_once_our_rules_are_programmed() -> None:
     async with scene() as node:
         for place in (IPV4, IPV6):
             node.of_kube_proxy.put(place, left_tables.LEFT)
@@ -297,7 +299,7 @@ async def test_kube_proxys_tables_go_by_family_once_our_rules_serve_and_that_is_
 
 
 @in_virtual_time
-async def test_without_a_change_of_tables_no_audit_reads_them() -> None:
+async def test_if_no_nftables_table_changes_no_audit_reads_kube_proxys_tables() -> None:
     async with scene() as node:
         await node.sync()
         assert node.of_kube_proxy.reads == [IPV4, IPV6]
@@ -306,7 +308,7 @@ async def test_without_a_change_of_tables_no_audit_reads_them() -> None:
 
 
 @in_virtual_time
-async def test_a_table_of_another_shape_is_left_alone_and_reported_once() -> None:
+async def test_a_table_with_kube_proxys_name_and_other_contents_is_kept_and_reported_once() -> None:
     async with scene() as node:
         foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
         node.of_kube_proxy.put(IPV4, foreign)
@@ -318,7 +320,7 @@ async def test_a_table_of_another_shape_is_left_alone_and_reported_once() -> Non
 
 
 @pytest.mark.parametrize("call", ["read", "remove"])
-def test_a_table_that_cannot_be_read_or_removed_counts_as_left_and_is_tried_again(call: str) -> None:
+def test_a_kube_proxy_table_that_cannot_be_read_or_removed_counts_as_remaining_and_is_retried(call: str) -> None:
     async def live() -> None:
         async with scene() as node:
             node.of_kube_proxy.put(IPV4, left_tables.LEFT)
@@ -335,7 +337,7 @@ def test_a_table_that_cannot_be_read_or_removed_counts_as_left_and_is_tried_agai
 
 
 @in_virtual_time
-async def test_a_kube_proxy_that_keeps_making_its_table_is_reported_with_the_advice_to_stop_it() -> None:
+async def test_a_kube_proxy_that_keeps_recreating_its_table_is_reported_with_the_advice_to_stop_it() -> None:
     async with scene() as node:
         node.of_kube_proxy.put(IPV4, left_tables.LEFT)
         await node.sync()
@@ -348,7 +350,7 @@ async def test_a_kube_proxy_that_keeps_making_its_table_is_reported_with_the_adv
         assert node.of_kube_proxy.held == {}
 
 
-def test_a_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
+def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
     with structlog.testing.capture_logs() as logs:
@@ -362,7 +364,7 @@ def test_a_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
 
 
 @in_virtual_time
-async def test_the_other_backend_goes_once_all_families_are_in_force_and_a_failure_is_repeated() -> None:
+async def test_objects_of_the_other_backend_are_removed_once_all_families_are_programmed_and_failures_are_retried() -> None:
     async with scene() as node:
         node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
         await node.sync(Family.IPV4)
@@ -397,7 +399,7 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> N
 
 
 @in_virtual_time
-async def test_objects_of_the_other_backend_that_come_back_are_removed_after_the_next_audit() -> None:
+async def test_objects_of_the_other_backend_that_return_are_removed_after_the_next_audit() -> None:
     removals: list[int] = []
     async with scene() as node:
         for lacking, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):
@@ -455,7 +457,7 @@ async def test_on_a_real_kernel_leftover_rules_are_removed_in_both_variants_and_
 
 
 def write_ours(variant: Variant, family: Family) -> None:
-    """Write our chains, empty, and the jumps to them."""
+    """Write our chains, without rules, and the jumps to these chains."""
     driver = IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(variant))
     if refusal := driver.try_writing(family):
         pytest.skip(f"this kernel does not do both variants: {refusal.reason}")
@@ -466,7 +468,7 @@ def write_ours(variant: Variant, family: Family) -> None:
 
 
 @in_virtual_time
-async def test_rules_stay_while_a_set_lacks_an_entry_for_which_they_may_be_needed() -> None:
+async def test_leftover_rules_stay_while_an_entry_missing_from_our_sets_may_make_them_necessary() -> None:
     async with scene(used=LEFT) as node:
         node.subject.synced(summary(incomplete=[Family.IPV4], is_audit=True))
         await asyncio.sleep(1)

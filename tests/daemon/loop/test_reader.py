@@ -1,4 +1,4 @@
-"""Covers readings of the kernel: their times, their parts, and changes during them."""
+"""Covers readings of the kernel: when they happen, the parts that they consist of, and changes that arrive during a reading."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 
 @in_virtual_time
-async def test_polls_without_drift_are_no_syncs() -> None:
+async def test_a_poll_that_finds_no_drift_is_not_a_sync() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -31,7 +31,7 @@ async def test_polls_without_drift_are_no_syncs() -> None:
 
 
 @in_virtual_time
-async def test_slow_polls_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     begun = noting_readings(node, monkeypatch, poll_s=30)
     async with node.running():
@@ -42,7 +42,7 @@ async def test_slow_polls_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
 @in_virtual_time
-async def test_slow_audits_become_rarer_and_polls_keep_to_their_own_share_of_time(
+async def test_slow_audits_are_made_less_often_and_polls_keep_their_own_share_of_time(
     audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = MemoryNode(audit_interval_s=30)
@@ -78,7 +78,7 @@ async def test_one_very_slow_poll_does_not_prevent_later_ones(
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Let full polls and audits take this long; returns the begin of each, and whether it is an audit."""
+    """Let full polls and audits take this long; returns the start of each reading, and whether it is an audit."""
     begun: list[tuple[float, bool]] = []
     poll = node.kernel.poll
 
@@ -99,7 +99,7 @@ def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[in
 
 
 def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let each poll take a second, in this number of parts; returns the times at which parts end."""
+    """Let each poll take a second and consist of this number of parts; returns the times at which the parts end."""
     ends_s: list[float] = []
 
     def poll_slowly(*_: Any, **__: Any) -> Iterator[Observation]:
@@ -114,9 +114,7 @@ def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> lis
 
 @pytest.mark.parametrize("audit_interval_s", [reader.POLL_INTERVAL_S, 10_000], ids=["audit", "poll"])
 @in_virtual_time
-async def test_a_change_waits_for_one_part_of_a_reading_and_not_for_all(
-    audit_interval_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_change_waits_for_only_one_part_of_a_reading(audit_interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=audit_interval_s)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -132,7 +130,7 @@ async def test_a_change_waits_for_one_part_of_a_reading_and_not_for_all(
 
 
 @in_virtual_time
-async def test_a_poll_ends_during_endless_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_is_completed_although_changes_arrive_endlessly(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
 
     def takes_time(_: Operation) -> bool:
@@ -207,7 +205,7 @@ async def test_a_change_during_a_reading_causes_another_reading(monkeypatch: pyt
 
 
 @in_virtual_time
-async def test_everything_is_polled_at_the_drift_check_interval_and_cheap_signs_more_often() -> None:
+async def test_everything_is_polled_at_the_drift_check_interval_and_cheap_signs_of_drift_more_often() -> None:
     node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=60)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -220,7 +218,7 @@ async def test_everything_is_polled_at_the_drift_check_interval_and_cheap_signs_
 
 
 @in_virtual_time
-async def test_a_short_drift_check_interval_holds_for_every_poll() -> None:
+async def test_a_short_drift_check_interval_applies_to_every_poll() -> None:
     node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -232,7 +230,7 @@ async def test_a_short_drift_check_interval_holds_for_every_poll() -> None:
 
 
 @in_virtual_time
-async def test_drift_that_cheap_signs_do_not_show_is_repaired_within_the_drift_check_interval() -> None:
+async def test_drift_without_a_cheap_sign_is_repaired_within_the_drift_check_interval() -> None:
     node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=20)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
@@ -246,7 +244,7 @@ async def test_drift_that_cheap_signs_do_not_show_is_repaired_within_the_drift_c
 
 
 @in_virtual_time
-async def test_drift_in_a_cheap_poll_makes_the_next_one_read_everything() -> None:
+async def test_drift_found_by_a_cheap_poll_causes_the_next_poll_to_read_everything() -> None:
     node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1000)
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

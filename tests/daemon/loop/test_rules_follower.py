@@ -1,4 +1,7 @@
-"""The follower of our nftables table: which readings it requests from the loop, and what it logs. The kernel's side is a pipe."""
+"""The follower of changes in our nftables table: the readings that it requests from the loop, and the lines that it logs.
+
+A pipe replaces the kernel's netlink socket.
+"""
 
 import asyncio
 import contextlib
@@ -14,7 +17,7 @@ from ipvsproxy.kernel.nftables.changes import NftChanges
 
 
 class Engine:
-    """Counts how often it was asked to read rules and sets."""
+    """Counts the requests to read rules and sets."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -24,7 +27,10 @@ class Engine:
 
 
 class Pipe:
-    """Notifications by a pipe: ``c`` is a change of ours, ``o`` one of another table, ``b`` breaks the socket."""
+    """Notifications that arrive through a pipe.
+
+    ``c`` is a change of our table, ``o`` is a change of another table, and ``b`` breaks the socket.
+    """
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
@@ -69,7 +75,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_changes_of_our_table_have_rules_read_and_others_do_not(pipe: Pipe) -> None:
+async def test_only_changes_of_our_own_table_cause_rules_to_be_read(pipe: Pipe) -> None:
     engine = Engine()
     async with following(engine, pipe):
         pipe.tell(b"o")
@@ -83,7 +89,7 @@ async def test_changes_of_our_table_have_rules_read_and_others_do_not(pipe: Pipe
         assert engine.asked == 2
 
 
-async def test_a_stopped_follower_reads_no_more(pipe: Pipe) -> None:
+async def test_a_stopped_follower_requests_no_more_readings(pipe: Pipe) -> None:
     engine = Engine()
     async with following(engine, pipe):
         pass
@@ -92,7 +98,7 @@ async def test_a_stopped_follower_reads_no_more(pipe: Pipe) -> None:
     assert engine.asked == 0
 
 
-async def test_a_broken_socket_is_logged_once_and_everything_is_read(pipe: Pipe) -> None:
+async def test_a_broken_notification_socket_is_logged_once_and_everything_is_read(pipe: Pipe) -> None:
     engine = Engine()
     with structlog.testing.capture_logs() as logged:
         async with following(engine, pipe) as task:

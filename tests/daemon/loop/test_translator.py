@@ -1,4 +1,4 @@
-"""Covers refused Service addresses: they are not served, logged once, and refused after the API server has gone."""
+"""Covers refused Service addresses: they are not served, logged once, and still refused after the API server has gone."""
 
 import structlog.testing
 
@@ -33,7 +33,7 @@ async def test_an_external_address_of_an_api_server_is_refused_and_logged_once()
         assert KEY not in node.kernel.virtual_servers
         assert parse_address(API_SERVER) not in node.kernel.addresses
         with structlog.testing.capture_logs() as logs:
-            node.put(builders.endpoint_slice(service="kubernetes"))  # as when the API server shuts down gracefully
+            node.put(builders.endpoint_slice(service="kubernetes"))  # as during a graceful shutdown of the API server
             await node.quiet()
         assert KEY not in node.kernel.virtual_servers
         assert parse_address(API_SERVER) not in node.kernel.addresses
@@ -43,7 +43,7 @@ async def test_an_external_address_of_an_api_server_is_refused_and_logged_once()
 
 
 @in_virtual_time
-async def test_an_external_address_by_which_this_process_reaches_its_api_server_is_given_up() -> None:
+async def test_an_external_address_of_the_api_server_that_this_process_uses_is_no_longer_served() -> None:
     node = MemoryNode()
     hijacker = builders.service("web", builders.service_port(80), cluster=("10.96.0.10",), external=(API_SERVER,))
     async with node.running():
@@ -61,7 +61,7 @@ OTHER = parse_address("192.168.0.11")
 
 
 @in_virtual_time
-async def test_an_external_address_that_turns_out_to_be_another_nodes_is_given_up_and_comes_back() -> None:
+async def test_an_external_address_is_given_up_while_it_is_known_as_an_address_of_another_node() -> None:
     node = MemoryNode(settings=Settings(refuses_node_addresses=True))
     web = builders.service("web", external=(str(OTHER),))
     agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
@@ -80,7 +80,7 @@ async def test_an_external_address_that_turns_out_to_be_another_nodes_is_given_u
 
 
 @in_virtual_time
-async def test_another_nodes_address_is_served_by_default_as_by_kube_proxy() -> None:
+async def test_an_external_address_that_another_node_has_is_served_by_default_as_in_kube_proxy() -> None:
     node = MemoryNode()
     agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
     async with node.running():

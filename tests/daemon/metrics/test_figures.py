@@ -1,4 +1,7 @@
-"""Covers that readings are shared. ``test_traffic.py`` covers a reading that takes too long, fails, or is continued."""
+"""Covers that one reading of the counters is shared by all who need it.
+
+``test_traffic.py`` covers readings that take too long, that fail, or that are continued.
+"""
 
 import asyncio
 
@@ -10,7 +13,7 @@ from tests.support.memory_node import InlineExecutor
 from tests.support.summaries import Clock
 
 
-async def test_one_reading_serves_all_who_ask_while_it_is_fresh() -> None:
+async def test_one_reading_of_counters_serves_all_requests_while_it_is_fresh() -> None:
     clock, kernel = Clock(), Ipvs()
     kernel.counters = {CLUSTER: Counters(1), EXTERNAL: Counters(2)}
     sampler = Sampler(KernelThread(InlineExecutor(), kernel), clock)
@@ -25,7 +28,7 @@ async def test_one_reading_serves_all_who_ask_while_it_is_fresh() -> None:
     assert kernel.readings == 2
 
 
-async def test_virtual_servers_at_zero_are_read_on_demand() -> None:
+async def test_virtual_servers_whose_counters_are_zero_are_read_on_request() -> None:
     kernel = Ipvs()
     kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters()}
     sampler = Sampler(KernelThread(InlineExecutor(), kernel), Clock())

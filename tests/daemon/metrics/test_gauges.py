@@ -1,4 +1,4 @@
-"""Covers the counts of a scrape by family, set and kind, without foreign objects, and the ages."""
+"""Covers the counts of a scrape by family, set and kind, which leave out foreign objects, and the ages that a scrape shows."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,7 @@ CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
 class Figures:
-    """All sources of a scrape, at second 100."""
+    """All sources that a scrape reads, at second 100."""
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
@@ -73,7 +73,7 @@ def _server(*backends: str) -> ObservedVirtualServer:
     return ObservedVirtualServer(VirtualServerSettings("rr"), {builders.backend(one): 1 for one in backends})
 
 
-def test_leftover_rules_are_shown_by_family_and_variant() -> None:
+def test_metrics_show_leftover_rules_by_family_and_variant() -> None:
     figures = Figures()
     assert figures.read()["ipvsproxy_leftover_rules"] == {}
     figures.leftovers = {
@@ -88,13 +88,13 @@ def test_leftover_rules_are_shown_by_family_and_variant() -> None:
     }
 
 
-def test_objects_left_by_the_other_backend_are_shown() -> None:
+def test_metrics_show_leftover_objects_of_the_other_backend() -> None:
     figures = Figures()
     for figures.other_backend in (False, True):
         assert figures.read()["ipvsproxy_other_backend_left"] == {(): figures.other_backend}
 
 
-def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -> None:
+def test_virtual_and_real_servers_of_each_family_are_counted_without_foreign_ones() -> None:
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
@@ -121,7 +121,7 @@ def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -
     assert values["ipvsproxy_routes"] == {("IPv4",): 0, ("IPv6",): 1}
 
 
-def test_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
+def test_set_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
     figures = Figures()
     figures.reconciler.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
@@ -134,7 +134,7 @@ def test_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
     assert values["ipvsproxy_pending"][("device",)] == 0
 
 
-def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
+def test_metrics_show_the_number_of_drains_and_the_age_of_the_oldest() -> None:
     figures = Figures()
     figures.put_web()
     assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}
@@ -145,7 +145,7 @@ def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
     assert values["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
 
 
-def test_a_real_server_without_connections_counts_as_waiting_instead_of_draining() -> None:
+def test_a_real_server_without_connections_counts_as_waiting_and_not_as_draining() -> None:
     figures = Figures()
     figures.put_web()
     show_draining(figures.reconciler, WEB_KEY, POD, now=40)
@@ -159,7 +159,7 @@ def test_a_real_server_without_connections_counts_as_waiting_instead_of_draining
     assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
 
 
-def test_changes_that_no_sync_has_taken_are_pending_and_have_an_age() -> None:
+def test_changes_that_no_sync_has_taken_yet_are_counted_as_pending_with_their_age() -> None:
     figures = Figures()
     web = builders.service()
     figures.store.deliver([Put(ObjectKind.SERVICE, web.name, web)], now=100)
@@ -172,7 +172,7 @@ def test_changes_that_no_sync_has_taken_are_pending_and_have_an_age() -> None:
     assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
 
 
-def test_watches_show_whether_they_are_open_and_the_age_of_their_last_contact() -> None:
+def test_metrics_show_whether_each_watch_is_open_and_the_age_of_its_last_contact() -> None:
     figures = Figures()
     figures.watches = {
         ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0),
@@ -219,7 +219,7 @@ def _shown(registry: CollectorRegistry) -> list[tuple[str, str, float]]:
     return [(one.labels["family"], one.labels.get("le", one.name), one.value) for one in samples]
 
 
-def test_an_observation_counts_in_every_bucket_with_a_bound_not_below_it() -> None:
+def test_an_observation_is_counted_in_every_bucket_whose_bound_is_not_lower() -> None:
     measured, registry = _histogram(0.5, 1, 2)
     for value in (0.5, 0.6, 1.0, 3.0):
         measured.observe(value, "IPv4")
@@ -227,7 +227,7 @@ def test_an_observation_counts_in_every_bucket_with_a_bound_not_below_it() -> No
     assert _shown(registry) == [("IPv4", name, value) for name, value in buckets]
 
 
-def test_show_adds_a_series_before_its_first_observation_and_does_not_reset_it() -> None:
+def test_show_creates_a_series_before_its_first_observation_and_does_not_reset_it() -> None:
     measured, registry = _histogram(1)
     measured.show("IPv6")
     assert _shown(registry)[:2] == [("IPv6", "1", 0), ("IPv6", "+Inf", 0)]
@@ -236,9 +236,9 @@ def test_show_adds_a_series_before_its_first_observation_and_does_not_reset_it()
     assert _shown(registry)[:2] == [("IPv6", "1", 1), ("IPv6", "+Inf", 1)]
 
 
-def test_bounds_are_those_of_kube_proxy() -> None:
+def test_the_bucket_bounds_are_those_of_kube_proxy() -> None:
     assert [series.FAST_S[0], series.FAST_S[1], series.FAST_S[-1], len(series.FAST_S)] == [0.001, 0.002, 16.384, 15]
-    # 0.25, 0.5, 1 to 59 by 1, 60 to 115 by 5, 120 to 300 by 30
+    # 0.25, 0.5, 1 to 59 in steps of 1, 60 to 115 in steps of 5, 120 to 300 in steps of 30
     assert list(series.SLOW_S[:4]) == [0.25, 0.5, 1, 2]
     assert list(series.SLOW_S[59:64]) == [58, 59, 60, 65, 70]
     assert list(series.SLOW_S[-8:]) == [115, 120, 150, 180, 210, 240, 270, 300]

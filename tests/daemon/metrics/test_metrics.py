@@ -1,4 +1,4 @@
-"""Covers names, types, labels and buckets against the recorded kube-proxy, the counts, and the formats of the page."""
+"""Covers names, types, labels and buckets of metrics as in the recorded kube-proxy, the counts, and the formats of the page."""
 
 import asyncio
 import errno
@@ -49,7 +49,7 @@ async def _page(metrics: Metrics) -> str:
 
 
 async def _rows(metrics: Metrics) -> Mapping[str, float]:
-    """All samples of the page, by name and labels."""
+    """All samples of the metrics page, by name and labels."""
     lines = [line.rpartition(" ") for line in (await _page(metrics)).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
@@ -84,7 +84,7 @@ async def test_every_recorded_series_exists_with_its_type_labels_and_buckets(pro
     assert {series: present.get(series) for series in expected} == expected
 
 
-async def test_other_series_of_kube_proxy_are_those_that_it_adds_later() -> None:
+async def test_recorded_series_that_we_do_not_have_at_the_start_are_those_that_kube_proxy_adds_later() -> None:
     recorded = golden_fixtures.recording("default", "P0")["metrics"]
     present = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
     assert sorted(set(present) - set(recorded)) == [
@@ -97,20 +97,20 @@ async def test_other_series_of_kube_proxy_are_those_that_it_adds_later() -> None
     ]
 
 
-async def test_the_buckets_of_network_programming_are_written_as_go_writes_them() -> None:
+async def test_the_buckets_of_network_programming_are_formatted_as_in_go() -> None:
     row = _as_recorded(await _page(_metrics()))['kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}']
     assert row["buckets"] == [*(f"{bound:g}" for bound in series.SLOW_S), "+Inf"]
     assert {"0.25", "1", "60", "300"} <= set(row["buckets"])
 
 
-async def test_there_are_no_series_of_creation_times() -> None:
+async def test_there_are_no_created_series() -> None:
     metrics = _metrics()
     metrics.healthz(200)
     assert "_created" not in await _page(metrics)
 
 
 @pytest.mark.parametrize("name", ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"])
-async def test_the_process_is_measured(name: str) -> None:
+async def test_the_metrics_page_has_the_process_metrics(name: str) -> None:
     assert (await _rows(_metrics()))[name] > 0
 
 
@@ -125,7 +125,7 @@ async def test_a_sync_is_counted_once_for_each_family() -> None:
         assert rows[f'{SYNC}_duration_seconds_bucket{{ip_family="{family}",le="0.004"}}'] == 1
 
 
-async def test_only_a_complete_sync_of_a_family_sets_its_time() -> None:
+async def test_only_a_complete_sync_of_a_family_sets_its_last_sync_time() -> None:
     metrics = _metrics()
     metrics.synced(summary(lacking=[Family.IPV6]))
     rows = await _rows(metrics)
@@ -134,7 +134,7 @@ async def test_only_a_complete_sync_of_a_family_sets_its_time() -> None:
     assert rows[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv6"}}'] == WALL_S
 
 
-async def test_the_time_of_a_request_for_a_sync_stays_the_same_on_each_page() -> None:
+async def test_the_time_when_a_sync_was_requested_stays_the_same_on_each_page() -> None:
     clock = Clock()
     metrics = _metrics(clock=clock)
     metrics.queued(clock.now)
@@ -147,7 +147,7 @@ async def test_the_time_of_a_request_for_a_sync_stays_the_same_on_each_page() ->
     assert (await _rows(metrics))[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv6"}}'] == WALL_S - 0.5
 
 
-async def test_changes_are_counted_by_kind_and_programming_latency_by_family() -> None:
+async def test_changes_are_counted_by_object_kind_and_programming_latency_by_family() -> None:
     metrics = _metrics()
     counts = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
     metrics.synced(
@@ -158,7 +158,7 @@ async def test_changes_are_counted_by_kind_and_programming_latency_by_family() -
     assert rows[f"{SYNC}_endpoint_changes_total"] == 3
     latency = "kubeproxy_network_programming_duration_seconds"
     assert rows[f'{latency}_count{{ip_family="IPv4"}}'] == 0
-    # A clock ahead of ours must not give a negative latency.
+    # If another clock is ahead of ours, the latency must not become negative.
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.25"}}'] == 1
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.5"}}'] == 2
     assert rows[f'{latency}_sum{{ip_family="IPv6"}}'] == pytest.approx(0.4)
@@ -199,7 +199,7 @@ async def test_rules_that_could_not_be_written_are_counted_by_family() -> None:
     assert rows['ipvsproxy_apply_duration_seconds_count{driver="iptables"}'] == 1
 
 
-async def test_removed_flows_are_counted_by_family() -> None:
+async def test_removed_conntrack_flows_are_counted_by_family() -> None:
     metrics = _metrics()
     cleaning = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address("10.96.0.10"), 53), frozenset())
     metrics.applied([Outcome(Operation(Verb.REMOVE, cleaning), removed=7)] * 2, 0.02)
@@ -220,7 +220,7 @@ async def test_operations_are_counted_by_verb_kind_and_outcome() -> None:
     assert rows["ipvsproxy_surprises_total"] == 2
 
 
-async def test_each_phase_of_a_sync_has_its_duration_and_only_changes_wait() -> None:
+async def test_each_phase_of_a_sync_has_its_duration_and_only_changes_have_a_waiting_time() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
     metrics.synced(summary())
@@ -232,7 +232,7 @@ async def test_each_phase_of_a_sync_has_its_duration_and_only_changes_wait() -> 
     assert rows[f'{phases}_sum{{phase="apply"}}'] == 0.05
 
 
-async def test_invalid_objects_are_counted_and_valid_ones_that_are_not_for_us_are_not() -> None:
+async def test_invalid_objects_are_counted_and_valid_objects_for_other_proxies_are_not() -> None:
     metrics = _metrics()
     complaints = (
         Complaint(ObjectKind.SERVICE, "default/web", (Skipped("spec.ports[0]", "no"), Skipped("", "headless", invalid=False))),
@@ -261,7 +261,7 @@ async def test_requests_to_the_api_server_and_restarts_of_watches_are_counted() 
     assert rows['ipvsproxy_watch_restarts_total{kind="Service",reason="expired"}'] == 1
 
 
-async def test_whether_the_configuration_file_is_in_force_is_shown_from_the_start() -> None:
+async def test_the_metrics_show_from_the_start_whether_the_configuration_file_is_applied() -> None:
     metrics = _metrics()
     shown = [(await _rows(metrics))["ipvsproxy_config_in_force"]]
     for is_in_force in (False, True):
@@ -291,7 +291,7 @@ async def test_answers_of_the_health_server_are_counted_by_code() -> None:
         RealServers.of(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")),
     ],
 )
-async def test_every_driver_has_durations(item: Device | RealServers) -> None:
+async def test_every_kernel_driver_has_a_metric_of_durations(item: Device | RealServers) -> None:
     metrics = _metrics()
     metrics.applied([Outcome(Operation(Verb.ADD, item))], 0.01)
     rows = await _rows(metrics)
@@ -320,7 +320,7 @@ async def test_netlink_batches_are_counted_by_driver_and_their_errors_by_name() 
 # The page.
 
 
-async def test_the_page_is_text_that_prometheus_reads() -> None:
+async def test_the_metrics_page_is_text_that_prometheus_can_parse() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()]))
     answer = await metrics.expose("text/html, */*;q=0.1")
@@ -330,7 +330,7 @@ async def test_the_page_is_text_that_prometheus_reads() -> None:
     assert families["ipvsproxy_virtual_servers"] == "gauge"
 
 
-async def test_a_client_that_accepts_openmetrics_gets_it() -> None:
+async def test_a_client_that_accepts_openmetrics_gets_openmetrics() -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
     answer = await _metrics().expose(accept)
     assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -344,11 +344,11 @@ async def test_a_client_that_accepts_gzip_gets_a_compressed_page() -> None:
     assert b"kubeproxy_proxy_healthz_total" in gzip.decompress(answer.whole)
 
 
-async def test_the_page_works_before_families_are_known() -> None:
+async def test_the_metrics_page_can_be_read_before_the_served_families_are_known() -> None:
     assert "ipvsproxy_build_info" in await _page(Metrics())
 
 
-async def test_a_scrape_that_is_cancelled_while_counting_leaves_the_next_one_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_that_is_cancelled_while_counting_does_not_affect_the_next_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = asyncio.Event()
     count = metrics_module.gauges
 

@@ -1,4 +1,4 @@
-"""Covers the cost of a scrape by the number of Services, in steps of the interpreter. Seconds are scripts/bench's."""
+"""Covers how the cost of a scrape grows with the number of Services, in steps of the interpreter. Seconds are scripts/bench's."""
 
 import asyncio
 import concurrent.futures
@@ -25,14 +25,17 @@ FEW, MANY = 500, 2000
 
 @dataclasses.dataclass
 class Scraped:
-    """Steps of a scrape: all of them, and the longest run in the loop's thread without a pause for other tasks."""
+    """The steps of a scrape: their total, and the longest run of steps in the loop's thread in which no other task can run."""
 
     all: int
     longest: int
 
 
 async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
-    """Count the steps of one scrape with traffic of this many Services. The time slices of the loop are as short as possible."""
+    """Count the steps of one scrape of a node with traffic on this many Services.
+
+    The loop yields to other tasks as often as possible.
+    """
     addresses = [f"10.96.{number // 250}.{number % 250 + 1}" for number in range(services)]
     executor = concurrent.futures.ThreadPoolExecutor(1)
     scene = Scene(
@@ -60,29 +63,29 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
 
 
 async def grows_too_fast(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the second half of the Services takes more steps than the first one, without the steps of any scrape."""
-    await scrape(1, monkeypatch)  # so that no later scrape imports modules
+    """Whether the second half of the Services takes more steps than the first half, without the steps that every scrape takes."""
+    await scrape(1, monkeypatch)  # so that no later scrape has to import modules
     few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
     return whole - half > 1.2 * (half - few)
 
 
 async def holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether more Services take clearly more steps of the loop without a pause."""
+    """Whether the loop makes clearly more steps without a pause if there are more Services."""
     await scrape(1, monkeypatch)  # as above
     few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]
     return many - few > (MANY - FEW) * 2
 
 
-async def test_a_scrape_takes_steps_in_proportion_to_its_series(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_steps_of_a_scrape_grow_in_proportion_to_its_series(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not await grows_too_fast(monkeypatch)
     assert (await scrape(MANY, monkeypatch)).all > MANY, "the scrape counts nothing"
 
 
-async def test_a_scrape_lets_other_tasks_run_as_often_as_its_size_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_lets_other_tasks_run_more_often_the_larger_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not await holds_the_loop(monkeypatch)
 
 
-async def test_a_scan_of_all_rows_for_each_row_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_that_scans_all_rows_for_each_row_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     book = traffic.Ledger.booking
 
     def book_slowly(booked: traffic.Ledger, rows: Collection[Any], ownerless: Container[Hashable]) -> Iterator[None]:
@@ -94,7 +97,7 @@ async def test_a_scan_of_all_rows_for_each_row_is_detected(monkeypatch: pytest.M
     assert await grows_too_fast(monkeypatch)
 
 
-async def test_work_without_pauses_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_that_works_without_pauses_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
     monkeypatch.setattr(figures, "ROWS_AT_ONCE", 10**9)
     assert await holds_the_loop(monkeypatch)

@@ -1,4 +1,4 @@
-"""Covers counters of the kernel by Service port: their sums, labels, and the waits of a scrape.
+"""Covers the kernel's counters by Service port: their sums and labels, and how long a scrape waits for them.
 
 Left out: reading a real kernel's counters (tests/kernel/ipvs/test_ipvs_driver.py), and the cost of a scrape
 (``test_scrape_cost``).
