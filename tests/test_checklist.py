@@ -1,4 +1,4 @@
-"""The checklist itself: complete, and strict about its markers."""
+"""The checklist itself is complete, and refuses wrong markers."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from tests import checklist
 pytest_plugins = ("pytester",)
 
 
-def test_every_case_has_a_number_and_a_title_of_its_own() -> None:
+def test_every_case_has_a_unique_number_and_a_unique_title() -> None:
     assert list(checklist.CASES) == list(range(1, 105))
     assert len(set(checklist.CASES.values())) == 104
 
 
 @pytest.fixture(name="report")
 def _report(pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """The output for one test, with two parameters, that has these numbers."""
+    """The output for one test that has two parameters and these case numbers."""
 
     def report(numbers: str) -> str:
         pytester.makeini(

@@ -1,6 +1,6 @@
-"""The command line as a user finds it: output, stream and exit status.
+"""The command line as a user sees it: output, output stream and exit status.
 
-Flags and files have their own tests; serving is replaced.
+Flags and files have tests of their own; the function that serves is replaced.
 """
 
 import functools
@@ -22,7 +22,7 @@ from ipvsproxy.kernel.instance import Running
 
 
 class Modules:
-    """Stands in for the modules that tasks and commands load: their functions by name of the module."""
+    """Replaces the modules that tasks and commands load; ``functions`` has their functions by module name."""
 
     def __init__(self) -> None:
         self.functions: dict[str, Callable[..., int]] = {}
@@ -34,7 +34,7 @@ class Modules:
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Modules:
-    """No task is done but those that a test puts into these modules."""
+    """Only those tasks can run whose functions a test puts into these modules."""
     loaded = Modules()
     monkeypatch.setattr(cli, "load_module", loaded)
     return loaded
@@ -42,7 +42,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Modules:
 
 @pytest.fixture
 def served(modules: Modules) -> list[Config]:
-    """The served configurations; serving ends at once with status 7."""
+    """The configurations with which serving was started; serving ends at once with status 7."""
     configs: list[Config] = []
 
     def serve(config: Config, read_again: Callable[[], Config]) -> int:
@@ -54,21 +54,21 @@ def served(modules: Modules) -> list[Config]:
     return configs
 
 
-def test_init_only_serves_nothing(served: list[Config], modules: Modules) -> None:
+def test_the_init_only_flag_does_not_serve(served: list[Config], modules: Modules) -> None:
     modules.functions["daemon.process.requirements"] = lambda config: 5 if config.strict_arp else 6
     assert cli.main(["--proxy-mode=ipvs", "--init-only", "--ipvs-strict-arp"]) == 5
     assert served == []
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])
-def test_flags_without_command_serve_as_in_kube_proxy(served: list[Config], command: list[str]) -> None:
+def test_flags_without_a_command_serve_as_in_kube_proxy(served: list[Config], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
     assert [config.translation.scheduler for config in served] == ["lc"]
 
 
 @pytest.fixture
 def cleaned(modules: Modules) -> list[tuple[tuple[str, ...], bool, bool]]:
-    """Calls of the clean-up: excluded ranges, dry run, JSON. It ends with status 1."""
+    """The calls of the clean-up, each with excluded ranges, dry run and JSON output. The clean-up ends with status 1."""
     calls: list[tuple[tuple[str, ...], bool, bool]] = []
 
     def clean(config: Config) -> int:
@@ -89,7 +89,7 @@ def cleaned(modules: Modules) -> list[tuple[tuple[str, ...], bool, bool]]:
         (["cleanup", "--dry-run=false", "-o", "text", "--proxy-mode=ipvs"], ((), False, False)),
     ],
 )
-def test_flag_and_command_both_start_the_clean_up(
+def test_the_cleanup_flag_and_the_cleanup_command_both_start_the_clean_up(
     served: list[Config],
     cleaned: list[tuple[tuple[str, ...], bool, bool]],
     arguments: list[str],
@@ -100,7 +100,7 @@ def test_flag_and_command_both_start_the_clean_up(
     assert served == []
 
 
-def test_cleanup_with_wrong_flags_reports_all_of_them_and_cleans_nothing(
+def test_cleanup_with_wrong_flags_reports_all_of_them_and_removes_nothing(
     cleaned: list[tuple[tuple[str, ...], bool, bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["cleanup", "--output=yaml", "--dry-run=perhaps", "--nope"]) == 2
@@ -116,12 +116,14 @@ def test_cleanup_with_wrong_flags_reports_all_of_them_and_cleans_nothing(
     assert cleaned == []
 
 
-def test_cleanup_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cleanup_command_has_its_own_help_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cleanup", "--dry-run", "--help"]) == 0
     assert capsys.readouterr().out.startswith("ipvsproxy cleanup [--only=own] [--dry-run]")
 
 
-def test_wrong_flags_end_with_status_2_and_a_sentence_each(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_end_with_status_2_and_one_sentence_for_each(
+    served: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["--nope", "--oom-score-adj=5000"]) == 2
     assert served == []
     captured = capsys.readouterr()
@@ -134,7 +136,7 @@ def test_wrong_flags_end_with_status_2_and_a_sentence_each(served: list[Config],
     ]
 
 
-def test_wrong_file_is_named_with_its_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_configuration_file_is_reported_with_its_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.conf"
     path.write_text("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\noomScoreAdj: x\n")
     assert cli.main([f"--config={path}"]) == 2
@@ -144,7 +146,7 @@ def test_wrong_file_is_named_with_its_line(tmp_path: pathlib.Path, capsys: pytes
 @pytest.mark.parametrize(
     ("word", "hint"), [("frobnicate", ""), ("verfy", "; did you mean verify?"), ("Doctor", "; did you mean doctor?")]
 )
-def test_unknown_command_is_refused_with_the_one_that_may_be_meant(
+def test_an_unknown_command_is_refused_with_the_most_similar_command(
     word: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([word]) == 2
@@ -154,7 +156,7 @@ def test_unknown_command_is_refused_with_the_one_that_may_be_meant(
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["--nope", "--help"]])
-def test_help_is_printed_despite_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed_even_if_other_arguments_are_wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("ipvsproxy [run] [flags]\n")
@@ -162,7 +164,7 @@ def test_help_is_printed_despite_errors(arguments: list[str], capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("flag", ["--version", "--version=true", "--version=raw"])
-def test_version_is_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed_in_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([flag]) == 0
     name, version = capsys.readouterr().out.split()
     assert name == "ipvsproxy"
@@ -182,12 +184,14 @@ def test_a_written_configuration_can_be_loaded(
     assert [config.translation.scheduler for config in served] == ["lc"]
 
 
-def test_an_unwritable_path_is_reported_in_one_sentence(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_path_for_the_configuration_is_reported_in_one_sentence(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["--proxy-mode=ipvs", f"--write-config-to={tmp_path}"]) == 2
     assert f"ipvsproxy: --write-config-to: '{tmp_path}' cannot be written: Is a directory\n" in capsys.readouterr().err
 
 
-def test_package_can_be_run_as_a_module() -> None:
+def test_the_package_can_be_run_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ipvsproxy", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -205,7 +209,7 @@ def test_package_can_be_run_as_a_module() -> None:
         (["--cleanup=false"], 7),
     ],
 )
-def test_writing_comes_before_a_clean_up_and_that_before_a_preparation(
+def test_writing_the_configuration_takes_precedence_over_cleanup_and_cleanup_over_init_only(
     served: list[Config],
     cleaned: list[tuple[tuple[str, ...], bool, bool]],
     modules: Modules,
@@ -223,13 +227,13 @@ def test_writing_comes_before_a_clean_up_and_that_before_a_preparation(
 
 @pytest.fixture
 def entered() -> list[str]:
-    """The working directories that a command has taken."""
+    """The working directories to which commands have changed."""
     return []
 
 
 @pytest.fixture(autouse=True)
 def running(monkeypatch: pytest.MonkeyPatch, entered: list[str]) -> list[Running]:
-    """The ipvsproxy that runs on this host: none, unless a test appends it."""
+    """The ipvsproxy processes that run on this host: none, unless a test appends one."""
     found: list[Running] = []
     monkeypatch.setattr(instance, "running", lambda: next(iter(found), None))
     monkeypatch.setattr(os, "chdir", entered.append)
@@ -238,7 +242,10 @@ def running(monkeypatch: pytest.MonkeyPatch, entered: list[str]) -> list[Running
 
 @pytest.fixture
 def inspections(modules: Modules) -> list[tuple[str, str, bool]]:
-    """Calls of commands that only inspect: name, subject, JSON. They end with status 3."""
+    """The calls of commands that only inspect, each with name, subject and JSON output.
+
+    The inspecting commands end with status 3.
+    """
     calls: list[tuple[str, str, bool]] = []
 
     def inspect(name: str, config: Config, subject: str = "") -> int:
@@ -269,7 +276,7 @@ def inspections(modules: Modules) -> list[tuple[str, str, bool]]:
         (["doctor"], ("doctor", "", False)),
     ],
 )
-def test_inspecting_commands_take_the_flags_of_run(
+def test_inspecting_commands_accept_the_flags_of_run(
     inspections: list[tuple[str, str, bool]], arguments: list[str], call: tuple[str, str, bool]
 ) -> None:
     assert cli.main(arguments) == 3
@@ -302,7 +309,7 @@ def test_inspecting_commands_refuse_unknown_arguments(
 
 
 @pytest.mark.parametrize("words", [["list"], ["explain", "demo/web"], ["list", "-o", "json"], ["explain", "--", "demo/web"]])
-def test_a_command_without_flags_has_those_of_the_ipvsproxy_that_runs_here(
+def test_a_command_without_flags_uses_the_flags_of_the_ipvsproxy_that_runs_on_this_node(
     modules: Modules, running: list[Running], entered: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     used: list[str] = []
@@ -321,7 +328,9 @@ def test_a_command_without_flags_has_those_of_the_ipvsproxy_that_runs_here(
     assert entered == ["/proc/7/cwd"] * 2, "the flags may name files from there"
 
 
-def test_fleet_never_asks_with_the_kubeconfig_of_the_ipvsproxy_that_runs_here(modules: Modules, running: list[Running]) -> None:
+def test_fleet_never_uses_the_kubeconfig_of_the_ipvsproxy_that_runs_on_this_node(
+    modules: Modules, running: list[Running]
+) -> None:
     used: list[str] = []
 
     def ask(config: Config) -> int:
@@ -334,7 +343,7 @@ def test_fleet_never_asks_with_the_kubeconfig_of_the_ipvsproxy_that_runs_here(mo
     assert used == [""]
 
 
-def test_the_flags_of_a_running_ipvsproxy_that_cannot_be_used_are_never_shown(
+def test_unusable_flags_of_a_running_ipvsproxy_are_never_printed(
     inspections: list[tuple[str, str, bool]], running: list[Running], capsys: pytest.CaptureFixture[str]
 ) -> None:
     running.append(Running(7, ["--proxy-mode=ipvs", "--future=secret", "--config=/absent/secret"]))
@@ -357,13 +366,13 @@ def test_a_command_says_where_to_run_it_if_ipvsproxy_runs_in_a_container(
 
 
 @pytest.mark.parametrize("subject", ["a/b/c", ""])
-def test_an_invalid_subject_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_subject_of_a_command_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--v=1", subject]) == 2
     assert f"ipvsproxy: explain: {subject!r} is none of namespace/name, name, address:port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [name for name in commands.COMMANDS if name not in ("run", "cleanup")])
-def test_each_command_has_its_own_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_a_help_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"ipvsproxy {command} ")
@@ -373,7 +382,7 @@ def test_each_command_has_its_own_help(command: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS)
-def test_each_example_of_help_is_a_command_line_that_is_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_example_in_a_help_text_is_an_accepted_command_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     examples = re.findall(r"^  ipvsproxy (.*)$", capsys.readouterr().out.partition("Examples:")[2], re.MULTILINE)
     assert len(examples) > 1
@@ -384,7 +393,7 @@ def test_each_example_of_help_is_a_command_line_that_is_accepted(command: str, c
         assert load.parse(arguments, command, takes_words=command == "explain").problems == ()
 
 
-def test_help_shows_the_values_of_each_enumeration() -> None:
+def test_help_shows_the_allowed_values_of_each_enumeration() -> None:
     texts = {name: command.help or commands.render_help() for name, command in commands.COMMANDS.items()}
     for option in filter(lambda one: one.choices, catalogue.BY_FLAG.values()):
         assert (
@@ -393,7 +402,7 @@ def test_help_shows_the_values_of_each_enumeration() -> None:
         )
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_reader_that_closes_the_pipe_is_not_an_error() -> None:
     program = "import sys; from ipvsproxy import cli; sys.modules['ipvsproxy.commands.list'] = "
     program += "type('', (), {'run': lambda _: [print('x' * 99) for _ in range(9999)]}); cli.main(['list'])"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -404,22 +413,22 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert process.stderr.read() == b""
 
 
-def test_dry_run_never_serves(served: list[Config], modules: Modules) -> None:
+def test_a_dry_run_never_serves(served: list[Config], modules: Modules) -> None:
     modules.functions["commands.dry_run"] = lambda _: 5
     assert cli.main(["--proxy-mode=ipvs", "--dry-run"]) == 5
     assert served == []
     assert cli.main(["--proxy-mode=ipvs", "--dry-run=false"]) == 7
 
 
-def test_a_dry_run_of_the_cleanup_flag_changes_nothing(
+def test_a_dry_run_with_the_cleanup_flag_changes_nothing(
     cleaned: list[tuple[tuple[str, ...], bool, bool]],
 ) -> None:
     cli.main(["--cleanup", "--dry-run"])
     assert cleaned == [((), True, False)]
 
 
-def test_a_start_imports_no_more_than_it_needs() -> None:
-    """Rich and the rest of urllib3 are installed beside the tests."""
+def test_a_start_imports_only_the_modules_that_it_needs() -> None:
+    """The test environment also has Rich and the rest of urllib3, which a start must not import."""
     program = (
         "import sys; from ipvsproxy import cli; cli.load_module('ipvsproxy.daemon.app'); "
         "cli.load_module('ipvsproxy.daemon.sources.watch'); print(*(name for name, module in sys.modules.items() if module))"

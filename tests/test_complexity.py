@@ -1,8 +1,8 @@
-"""The cost of a change from the watch line to the bytes for the kernel, counted, not timed.
+"""The cost of a change from the watch line to the bytes for the kernel; the tests count steps and measure no time.
 
-The program's own code decodes, translates, reconciles and encodes; only sockets are left out. No count of messages may depend
-on the number of Services, or on the number of endpoints of a Service. The count of executed lines may grow with the length of a
-field that a tenant writes, but no faster than n log n. scripts/bench has figures in seconds.
+The program's own code decodes, translates, reconciles and encodes; only the sockets are replaced. No number of messages may
+depend on the number of Services, or on the number of endpoints of a Service. The number of executed lines may grow with the
+length of a field that a tenant writes, but no faster than n log n; scripts/bench measures seconds.
 """
 
 import collections
@@ -84,7 +84,7 @@ def service(number: int) -> Service:
 
 
 def line(number: int, endpoints: int, version: int) -> bytes:
-    """A watch line: the slice of a Service with this many endpoints, none of them on this node."""
+    """A watch line with the EndpointSlice of a Service that has this many endpoints, all of them on other nodes."""
     item = {
         "metadata": {
             "name": f"web-{number}-abc",
@@ -110,12 +110,12 @@ def deliver_line(served: MemoryNode, watch_line: bytes) -> None:
 
 @pytest.fixture(name="wire", params=[Backend.IPTABLES, Backend.NFTABLES])
 def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Wire]:
-    """Makes kernels whose sets are those of a backend."""
+    """Creates kernels that have the sets of a backend."""
     return lambda: Wire(monkeypatch, request.param)
 
 
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
-    """The counts when the first of this many Services, with this many endpoints, gets one more endpoint."""
+    """The counts when the first of this many Services, each with this many endpoints, gets one more endpoint."""
     translated: collections.Counter[str] = collections.Counter()
     translating = state.translating
 
@@ -137,7 +137,7 @@ async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services
 
 
 @in_virtual_time
-async def test_an_added_endpoint_is_one_message_whatever_the_size_of_the_cluster(
+async def test_an_added_endpoint_costs_one_message_whatever_the_size_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch, wire: Callable[[], Wire]
 ) -> None:
     expected = {"translated": 1, "sends": 1, "messages": 1, "bytes": NEW_DESTINATION}
@@ -147,7 +147,7 @@ async def test_an_added_endpoint_is_one_message_whatever_the_size_of_the_cluster
 
 
 def cost_of_an_address_that_changes_hands(services: int) -> int:
-    """The lines when a node appears whose address one of these Services has as an external IP, and when it goes again."""
+    """The executed lines when a node appears whose address a Service has as an external IP, and when the node is deleted."""
     store, steps, taken = Store(0), Steps(), builders.NODE_ADDRESS
     store.deliver([memory_node.put(builders.service("hides", external=[taken]))], 0)
     for number in range(services):
@@ -167,12 +167,12 @@ def cost_of_an_address_that_changes_hands(services: int) -> int:
     return steps.of_stages["change"].total()
 
 
-def test_an_address_that_changes_hands_costs_the_same_whatever_the_size_of_the_cluster() -> None:
+def test_a_service_address_that_a_node_takes_and_releases_costs_the_same_whatever_the_cluster_size() -> None:
     assert cost_of_an_address_that_changes_hands(FEW) == cost_of_an_address_that_changes_hands(MANY)
 
 
 async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
-    """The counts when a Service is added to this many Services, and when it is deleted again."""
+    """The counts when a Service is added to this many Services, and when the same Service is deleted."""
     served = MemoryNode(wire)
     async with served.running():
         served.begin_with(*map(service, range(1, services)), builders.node())
@@ -186,14 +186,16 @@ async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
 
 
 @in_virtual_time
-async def test_a_service_costs_the_same_messages_whatever_the_size_of_the_cluster(wire: Callable[[], Wire]) -> None:
+async def test_adding_and_deleting_a_service_costs_the_same_messages_whatever_the_size_of_the_cluster(
+    wire: Callable[[], Wire],
+) -> None:
     counted = await cost_of_a_service(wire(), FEW)
     assert counted["messages"] >= 4, "a virtual server and an entry of a set, added and removed"
     assert await cost_of_a_service(wire(), MANY) == counted
 
 
 @in_virtual_time
-async def test_a_first_list_is_sent_in_few_large_parts(wire: Callable[[], Wire]) -> None:
+async def test_the_objects_of_a_first_list_are_sent_to_the_kernel_in_few_large_messages(wire: Callable[[], Wire]) -> None:
     used = wire()
     served = MemoryNode(used)
     async with served.running():
@@ -205,7 +207,7 @@ async def test_a_first_list_is_sent_in_few_large_parts(wire: Callable[[], Wire])
 
 
 @in_virtual_time
-async def test_a_change_reads_nothing_of_the_kernel(wire: Callable[[], Wire]) -> None:
+async def test_a_change_does_not_read_the_kernel(wire: Callable[[], Wire]) -> None:
     used = wire()
     served = MemoryNode(used)
     async with served.running():
@@ -219,7 +221,7 @@ async def test_a_change_reads_nothing_of_the_kernel(wire: Callable[[], Wire]) ->
     assert used.counted["messages"] == 9
 
 
-# The lines that are executed for a field of length n.
+# The number of lines executed for a field of length n.
 
 SHORT, LONG = 16, 64
 MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
@@ -250,7 +252,7 @@ def exposed(
     labels: int = 0,
     **annotations: str,
 ) -> Item:
-    """A Service as the API has it."""
+    """A Service as the API represents it."""
     addresses = [f"10.96.{number // 250}.{number % 250 + 1}", *(address(one, 12) for one in range(cluster - 1))]
     spec: dict[str, Any] = {
         "type": "LoadBalancer",
@@ -289,7 +291,7 @@ def sliced(
     is_here: bool = False,
     is_one_pod: bool = False,
 ) -> Item:
-    """An EndpointSlice of the Service web."""
+    """An EndpointSlice of the Service web, as the API represents it."""
     listed = [
         {
             "addresses": [
@@ -316,7 +318,7 @@ def sliced(
 
 
 def this_node(*, addresses: int = 1, ranges: int = 1, labels: int = 0) -> Item:
-    """The Node as the API has it."""
+    """The Node as the API represents it."""
     listed = [builders.NODE_ADDRESS, *(address(one, 71) for one in range(addresses - 1))]
     metadata = {"name": builders.THIS_NODE, "labels": {f"label-{one}": "x" for one in range(labels)}}
     spec = {
@@ -393,14 +395,14 @@ LONG_FIELDS: Mapping[str, Callable[[int], list[Item]]] = {
 
 
 class Steps:
-    """Counts the lines of the program that are executed, by stage and function."""
+    """Counts the executed lines of the program, by stage and function."""
 
     def __init__(self) -> None:
         self.of_stages: dict[str, Lines] = {}
 
     @contextlib.contextmanager
     def counting(self, stage: str) -> Iterator[None]:
-        counters: dict[int, _Counter] = {}  # by identity, because hashing code reads all of it
+        counters: dict[int, _Counter] = {}  # by identity, because hashing a code object reads all of it
 
         def calls(frame: types.FrameType, _event: str, _: object) -> Any:
             code = frame.f_code
@@ -420,7 +422,10 @@ class Steps:
 
 
 class _Counter:
-    """The lines of one function, its ends among them. Holds the function, so that no other gets its identity."""
+    """Counts the executed lines of one function, including its returns.
+
+    Keeps a reference to the function, so that no other function gets the same identity.
+    """
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -439,8 +444,8 @@ def event_of(kind: ObjectKind, item: dict[str, Any]) -> Put:
 
 
 async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
-    """The lines for these objects, from the watch line to the kernel and the page, until they are gone again."""
-    topology._places.cache_clear()  # otherwise an earlier test may have paid for a shuffle of one length and not of the other
+    """The lines executed for these objects, from the watch line to the kernel and the page, until their deletion is complete."""
+    topology._places.cache_clear()  # otherwise an earlier test may have filled the cache for one length and not for the other
     topology._shuffle_of_few.cache_clear()
     steps, served = Steps(), MemoryNode(kernel, settings=Settings(scopes=TrafficScopes.API))
     items = items if any(kind is ObjectKind.NODE for kind, _ in items) else [*items, this_node()]
@@ -483,7 +488,7 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
 
 @pytest.mark.parametrize("field", LONG_FIELDS)
 @in_virtual_time
-async def test_a_long_field_takes_steps_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+async def test_the_steps_for_a_long_field_grow_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     short, long = [await steps_of(Wire(monkeypatch, Backend.IPTABLES), LONG_FIELDS[field](length)) for length in (SHORT, LONG)]
     for stage, lines in long.items():
         total = lines.total()

@@ -1,4 +1,7 @@
-"""Each saved input, made by hand or the cause of an earlier failure, is read without an error. See ``scripts/fuzz``."""
+"""Each saved input of a fuzz target, made by hand or found as the cause of an earlier failure, is read without an error.
+
+See ``scripts/fuzz``.
+"""
 
 import pathlib
 
@@ -12,16 +15,16 @@ INPUTS = sorted(path for path in CORPUS.glob("*/*") if path.is_file())
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_corpus_input_is_read_by_its_fuzz_target(path: pathlib.Path) -> None:
+def test_each_fuzz_target_reads_every_input_of_its_corpus(path: pathlib.Path) -> None:
     targets.TARGETS[path.parent.name](path.read_bytes())
 
 
-def test_each_target_has_inputs_and_is_named_by_the_script() -> None:
+def test_each_fuzz_target_has_corpus_inputs_and_is_named_by_the_fuzzing_script() -> None:
     assert {path.parent.name for path in INPUTS} == targets.TARGETS.keys()
     script = (CORPUS.parents[1] / "scripts/fuzz").read_text()
     named = script.partition("Targets: ")[2].partition(";")[0].replace("#", "").replace("\n", "")
     assert {word.strip() for word in named.split(",")} == targets.TARGETS.keys()
 
 
-def test_words_fit_a_dictionary_of_libfuzzer() -> None:
+def test_the_words_can_be_written_to_a_libfuzzer_dictionary() -> None:
     assert all(word.isascii() and word.isprintable() and '"' not in word.replace('\\"', "") for word in words.ALL)

@@ -1,4 +1,4 @@
-"""The demo: its help, its success on a kernel with ip_vs, and its failure when an answer is wrong.
+"""The demo: its help text, its success on a kernel with ip_vs, and its failure when an answer is wrong.
 
 Not tested: the installation of packages, which needs a fresh machine.
 """
@@ -32,14 +32,14 @@ def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([ROOT / "scripts/demo", *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_help_states_requirements_and_exit_status() -> None:
+def test_help_of_the_demo_states_requirements_and_exit_status() -> None:
     shown = _demo("--help")
     assert shown.returncode == 0
     assert "needs root on Debian 12" in shown.stdout
     assert "Exit status" in shown.stdout
 
 
-def test_an_unknown_argument_is_refused_in_one_line_on_stderr() -> None:
+def test_an_unknown_argument_of_the_demo_is_refused_in_one_line_on_stderr() -> None:
     refused = _demo("--fast")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "scripts/demo: unknown argument '--fast'; see scripts/demo --help\n"
@@ -58,8 +58,8 @@ def test_every_endpoint_of_the_demo_is_a_listening_pod_of_the_lab() -> None:
 
 @contextlib.contextmanager
 def _mailbox(directory: Path) -> Iterator[str]:
-    """The part of ``--stay`` on the host, while the block runs; gives the address to open."""
-    command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # its usual port is the node's here
+    """Runs the host's half of ``--stay`` while the block runs; yields the address that a user would open."""
+    command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # the node uses the default port here
     with subprocess.Popen(command, cwd=ROOT) as relay:
         try:
             while not (directory / "address").exists():
@@ -71,7 +71,7 @@ def _mailbox(directory: Path) -> Iterator[str]:
 
 
 @pytest.mark.kernel
-def test_the_demo_passes_and_with_stay_its_node_can_be_inspected_until_it_is_stopped(tmp_path: Path) -> None:
+def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_until_it_is_stopped(tmp_path: Path) -> None:
     with _mailbox(tmp_path) as address:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ui/", address)
         command = [sys.executable, "-m", "scripts.demo_node", "--stay", str(tmp_path)]
@@ -116,7 +116,7 @@ def test_the_demo_passes_and_with_stay_its_node_can_be_inspected_until_it_is_sto
     assert "checks, all as expected" in output
 
 
-def test_a_request_to_the_demo_is_an_error_while_nothing_listens(tmp_path: Path) -> None:
+def test_a_request_to_the_demo_fails_while_nothing_listens(tmp_path: Path) -> None:
     (tmp_path / "1.request").write_text(json.dumps(["/ui/", {"Host": "localhost"}]))
     answer = tmp_path / "1.answer"
     demo_mailbox.answer_all(tmp_path, answer.exists)
@@ -132,7 +132,7 @@ def _run_on_this_kernel(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.kernel
-def test_the_demo_fails_and_names_the_check_if_an_answer_is_wrong(tmp_path: Path) -> None:
+def test_the_demo_fails_and_names_the_failed_check_if_an_answer_is_wrong(tmp_path: Path) -> None:
     for name in ("ipvsproxy", "scripts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "manifests/demo", tmp_path / "manifests/demo")

@@ -21,33 +21,33 @@ LONGEST_CELL = 600
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_leads_to_a_file(document: pathlib.Path) -> None:
+def test_every_link_in_the_documents_leads_to_a_file(document: pathlib.Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", document.read_text())
     assert [link for link in links if not link.startswith("https://") and not (document.parent / link).exists()] == []
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """The headings of a page as links name them: in lower case, without punctuation, with hyphens for spaces."""
+    """The headings of a page as links name them: in lower case, without punctuation, with hyphens instead of spaces."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_into_a_page_leads_to_a_heading(document: pathlib.Path) -> None:
+def test_every_link_to_a_section_leads_to_a_heading(document: pathlib.Path) -> None:
     links = re.findall(r"\]\(((?:[\w/.-]+\.md)?)#([^)]+)\)", document.read_text())
     pages = ((document.parent / page if page else document, anchor) for page, anchor in links)
     assert [(page.name, anchor) for page, anchor in pages if anchor not in anchors(page)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_named_file_of_the_repository_exists(document: pathlib.Path) -> None:
+def test_every_file_of_the_repository_that_a_document_names_exists(document: pathlib.Path) -> None:
     own = re.sub(r"https?://\S+", "", document.read_text())
     named = re.findall(r"\b(?:manifests|scripts|tests|docs)/[\w./-]*[\w-]", own)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_named_file_of_the_program_exists(document: pathlib.Path) -> None:
+def test_every_file_of_the_program_that_a_document_names_exists(document: pathlib.Path) -> None:
     named = re.findall(r"`((?:ipvsproxy/)?(?:[a-z]+/)+[a-z_]+\.(?:py|c))`", document.read_text())
     assert [name for name in named if not any((root / name).exists() for root in (ROOT, PACKAGE))] == []
 
@@ -58,12 +58,12 @@ def test_no_cell_of_a_table_is_too_long(document: pathlib.Path) -> None:
     assert [cell for row in rows for cell in row.split(" | ") if len(cell) > LONGEST_CELL] == []
 
 
-def test_every_flag_that_running_explains_exists() -> None:
+def test_every_flag_that_the_page_running_explains_exists() -> None:
     named = set(re.findall(r"--([a-z][a-z-]*[a-z])", (ROOT / "docs/running.md").read_text()))
     assert named - catalogue.BY_FLAG.keys() == set()
 
 
-def test_running_names_every_module_that_the_start_loads_and_no_other() -> None:
+def test_the_page_running_names_exactly_the_modules_that_the_start_loads() -> None:
     section = (ROOT / "docs/running.md").read_text().partition("\n### Kernel modules\n")[2].partition("\n### ")[0]
     of_nftables = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0].split()
     assert set(of_nftables) == {*host.NFTABLES_MODULES, "ip_vs_rr", "nf_conntrack_netlink"}
@@ -71,18 +71,18 @@ def test_running_names_every_module_that_the_start_loads_and_no_other() -> None:
     assert of_iptables == {*host.MODULES, "ip_vs_rr", "nf_conntrack_netlink"}
 
 
-def test_every_quoted_log_line_is_an_event() -> None:
+def test_every_quoted_log_line_has_an_existing_event() -> None:
     quoted = {event for document in DOCUMENTS for event in re.findall(r'event=("[^"]+"|\w+)', document.read_text())}
     assert quoted - log_page.EVENTS == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_named_log_line_is_an_event(document: pathlib.Path) -> None:
+def test_every_log_event_that_a_document_names_exists(document: pathlib.Path) -> None:
     lists = re.findall(r"\blog lines? ((?:`\w+`(?:, and |, | and )?)+)", document.read_text())
     assert {event for named in lists for event in re.findall(r"\w+(?=`)", named)} - log_page.EVENTS == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_named_metric_exists(document: pathlib.Path) -> None:
+def test_every_metric_that_a_document_names_exists(document: pathlib.Path) -> None:
     named = set(re.findall(r"\b(?:ipvsproxy|kubeproxy)_[a-z_]*[a-z]\b", document.read_text()))
     assert named - {one.name for one in ALL} == set()

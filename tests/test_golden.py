@@ -1,10 +1,9 @@
 """Compares the real program with the recorded kube-proxy: kernel state row by row, HTTP answers, and packets.
 
-Each test is one section of one phase of one profile; a failure lists the differing rows with their scenarios. Rows in
-``golden/accepted.txt`` may differ. The phases of one profile follow each other in one run of the program.
-
-kube-proxy has no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``): then everything else
-equals the recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
+Each test compares one section in one phase of one profile; a failure lists the differing rows with their scenarios. Rows that
+``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
+no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``); then everything else equals the
+recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
 """
 
 import functools
@@ -80,7 +79,7 @@ def _node() -> Iterator[lab.Lab]:
 
 @pytest.fixture(scope="module", name="observed")
 def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], State]:
-    """The state that the program reaches in each phase of a profile; each profile runs once, at the first request."""
+    """The state that the program reaches in each phase of a profile; each profile runs once, when it is first requested."""
 
     @functools.cache
     def phases(profile: str) -> Mapping[str, State]:
@@ -147,9 +146,9 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 
 
 def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
-    """The state, once it equals the recording with its scopes, or has stopped changing and drains nothing.
+    """The state at the time when it equals the recording with its scopes, or when it no longer changes and no real server drains.
 
-    A reading runs several programs, and a sync may go on between them, with scopes last.
+    A reading runs several programs, and a sync may continue between them; the scopes are programmed last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}
@@ -173,7 +172,7 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     answers: State = {}
 
     def is_readable() -> bool:
-        """On a busy machine, a poll may give up a slow program; a later one reads everything."""
+        """On a busy machine, a poll may give up a slow program; a later poll reads everything."""
         nonlocal answers
         answers = golden_http.read_answers(recorded)
         return "unreadable" not in str(answers["health"])
@@ -197,16 +196,18 @@ def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) 
 
 
 @pytest.mark.parametrize(("profile", "phase", "section"), CASES)
-def test_state_equals_the_recording(observed: Callable[[str, str], State], profile: str, phase: str, section: str) -> None:
+def test_the_state_of_the_kernel_equals_the_recording(
+    observed: Callable[[str, str], State], profile: str, phase: str, section: str
+) -> None:
     report = _report(profile, phase, observed(profile, phase), [section])
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
 
 
 @pytest.mark.parametrize("profile", SCOPED)
-def test_second_scopes_are_those_of_the_recorded_services(
+def test_second_scopes_exist_exactly_for_the_recorded_services_with_local_policy(
     observed: Callable[[str, str], State], tmp_path: Path, profile: str
 ) -> None:
-    """The cluster scope of a Service port has the endpoints that kube-proxy gave to its cluster IP."""
+    """The cluster scope of a Service port has the endpoints that kube-proxy gave to the cluster IP of the port."""
     world = golden_fixtures.World(tmp_path)
     world.apply("P0")
     state = observed(profile, "P0")
@@ -219,7 +220,7 @@ def test_second_scopes_are_those_of_the_recorded_services(
 
 
 def _recorded_scopes(world: golden_fixtures.World, recorded: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Each recorded virtual server of an external address with policy Local, with the recorded endpoints of its cluster IP."""
+    """Each recorded virtual server of an external address with policy Local, with the recorded endpoints of the cluster IP."""
     for service in world.services():
         spec = service["spec"]
         if spec.get("externalTrafficPolicy") != "Local":
@@ -245,7 +246,7 @@ def _recorded_endpoints(recorded: Mapping[str, Any], server: str) -> frozenset[s
 
 
 def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str] | None]]:
-    """Each address that gives a mark, with the endpoints of the mark's virtual server; None without one."""
+    """Each address whose packets get a mark, with the endpoints of the mark's virtual server; None if there is no such server."""
     for family in Family:
         for mark, members in scope_rows.marks_of(state["ipsets"], family).items():
             server = scope_rows.server_row(mark, family)
@@ -280,7 +281,10 @@ def _host(address: str) -> str:
 def _answers(
     node: lab.Lab, observed: Callable[[str, str], State], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Mapping[str, lab.Result]]:
-    """All probes after P0 of a profile. The default one has a run of its own, because its next phase drains connections."""
+    """The results of all probes after phase P0 of a profile.
+
+    The default profile has a separate run for the probes, because its next phase drains connections.
+    """
 
     @functools.cache
     def answers(profile: str) -> Mapping[str, lab.Result]:
@@ -297,9 +301,11 @@ def _answers(
 
 
 def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
-    """Run all probes. Probes recorded as unanswered run together, because they mostly wait, and choose no endpoint.
+    """Run all probes.
 
-    The other probes run one by one: the endpoints of a probe are certain only while no other client takes turns.
+    Probes that were recorded as unanswered run at the same time, because they mostly wait and choose no endpoint.
+
+    All other probes run one by one: the endpoints of a probe are certain only while no other client takes turns.
     """
     together = [name for name, recorded in PROBES.items() if "ok" not in recorded["outcome"]]
     answers = dict(zip(together, node.probe_all(map(_probe, together)), strict=True))

@@ -1,7 +1,7 @@
-"""The image built by scripts/image, started on a real kernel as by its DaemonSet: prepared, then with one capability.
+"""The image built by scripts/image runs on a real kernel as its DaemonSet runs it: prepared first, then with one capability.
 
-Building takes minutes and the package sources of Debian and PyPI, so these tests use the result of scripts/image in build/image.
-Not tested: a container runtime; chroot enters the root file system.
+A build takes minutes and downloads packages of Debian and PyPI, so these tests use the image that scripts/image left in
+build/image. Not tested: a container runtime; the tests enter the root file system of the image by chroot.
 """
 
 import pathlib
@@ -74,7 +74,7 @@ def node(network_namespace: None) -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_the_image_prepares_a_node_serves_with_one_capability_and_is_healthy(tmp_path: pathlib.Path) -> None:
+def test_the_image_prepares_a_node_and_then_serves_with_one_capability_and_is_healthy(tmp_path: pathlib.Path) -> None:
     prepared = run(*inside("ipvsproxy", "--init-only", *FLAGS))
     assert prepared.returncode == 0, prepared.stderr
     assert "failed=0" in prepared.stderr
@@ -95,7 +95,7 @@ def test_the_image_prepares_a_node_serves_with_one_capability_and_is_healthy(tmp
 
 @NEEDS_NF_TABLES
 @pytest.mark.usefixtures("network_namespace")
-def test_the_image_serves_with_nftables_without_any_program_and_with_one_capability(tmp_path: pathlib.Path) -> None:
+def test_the_image_serves_with_nftables_without_external_programs_and_with_one_capability(tmp_path: pathlib.Path) -> None:
     flags = (*FLAGS, "--rules-backend=nftables")
     prepared = run(*inside("ipvsproxy", "--init-only", *flags))
     assert prepared.returncode == 0, prepared.stderr
@@ -123,11 +123,11 @@ def test_the_image_serves_with_nftables_without_any_program_and_with_one_capabil
         ("python3", "-c", "import textual.app, rich.text"),
     ],
 )
-def test_the_image_has_every_program_that_is_started_in_it(command: Sequence[str]) -> None:
+def test_the_image_has_every_program_that_ipvsproxy_starts_in_it(command: Sequence[str]) -> None:
     done = run(*inside(*command))
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", ["opt/ipvsproxy/bin/pip", "usr/bin/gcc", "source", "wheels"])
-def test_the_image_has_no_build_tools(path: str) -> None:
+def test_the_image_contains_no_build_tools(path: str) -> None:
     assert not (IMAGE / path).exists()

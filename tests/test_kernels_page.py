@@ -1,4 +1,4 @@
-"""docs/compatibility.md names under "Kernels" all that the drivers use of the kernel, and its two tables agree."""
+"""docs/compatibility.md names under "Kernels" everything that the drivers use of the kernel, and its two tables agree."""
 
 import pathlib
 import re
@@ -26,7 +26,7 @@ NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b
 
 
 def parts(row: Sequence[str]) -> Iterator[str]:
-    """The names in the third cell. ``_NAME`` is short for a name that begins as the one before it."""
+    """The names in the third cell of a row. ``_NAME`` abbreviates a name with the same beginning as the name before it."""
     beginning = ""
     for name in re.findall(r"`([^`]+)`", row[2]):
         whole = beginning + name if name.startswith("_") else name
@@ -42,14 +42,14 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.match(r"[\d.]+", text)[0].split(".")))  # type: ignore[index]
 
 
-def test_each_row_names_its_source_and_what_happens_without_the_feature() -> None:
+def test_each_row_names_its_source_and_the_consequence_if_the_feature_is_missing() -> None:
     assert len(YOUNG) == 10
     for row in (*YOUNG, *BASIC):
         assert len([cell for cell in row if cell.strip()]) == 8, row[0]
         assert row[7].startswith(("fall-back: ", "refused: ")), row[0]
 
 
-def test_the_table_of_kernels_agrees_with_the_version_of_each_feature() -> None:
+def test_the_table_of_kernels_agrees_with_the_kernel_version_of_each_feature() -> None:
     versions = [version(kernel) for kernel, *_ in KERNELS]
     assert versions == sorted(versions)
     assert versions[0] == OLDEST
@@ -59,7 +59,7 @@ def test_the_table_of_kernels_agrees_with_the_version_of_each_feature() -> None:
     assert all(version(row[4]) <= OLDEST for row in BASIC)
 
 
-def test_every_attribute_that_a_driver_names_stands_in_the_table() -> None:
+def test_every_netlink_attribute_that_a_driver_uses_is_in_the_table() -> None:
     (folder,) = ipvsproxy.kernel.__path__
     named = {
         name
@@ -72,7 +72,7 @@ def test_every_attribute_that_a_driver_names_stands_in_the_table() -> None:
     assert sorted(named - PARTS - UNUSED) == []
 
 
-def test_every_setting_that_is_written_stands_in_the_table() -> None:
+def test_every_kernel_setting_that_is_written_is_in_the_table() -> None:
     choices = ConntrackChoices(
         max_per_core=1,
         tcp_established_timeout_s=1,

@@ -1,7 +1,8 @@
 """kustomize builds manifests/, and every object has the fields and types of the API's schema.
 
-The schema is the models of kubernetes_asyncio, which are generated from the API's. kustomize is the one in kubectl; without it,
-only the files themselves are checked against the schema. Not tested: CustomResourceDefinitions of the Prometheus operator.
+The schema consists of the models of kubernetes_asyncio, which are generated from the API. kustomize is the one in kubectl; if
+kubectl is missing, only the files themselves are checked against the schema. Not tested: CustomResourceDefinitions of the
+Prometheus operator.
 """
 
 import json
@@ -91,13 +92,13 @@ def files() -> list[pathlib.Path]:
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_object_matches_the_schema_of_the_api(path: pathlib.Path) -> None:
+def test_every_object_in_the_manifests_matches_the_schema_of_the_api(path: pathlib.Path) -> None:
     for item in yaml.safe_load_all(path.read_text()):
         if "apiVersion" in item and "kustomize" not in item["apiVersion"] and item["kind"] not in OF_THE_OPERATOR:
             assert errors(item, model_of(item), item["kind"]) == []
 
 
-def test_errors_are_found() -> None:
+def test_the_schema_check_finds_errors() -> None:
     pod = {"containers": [{"name": 7, "image": "a", "securityContext": {"privilegd": True}}], "hostNetwork": "yes"}
     assert sorted(errors(pod, "V1PodSpec", "spec")) == [
         "spec.containers[0].name: 7 is no str",
@@ -108,7 +109,7 @@ def test_errors_are_found() -> None:
 
 
 @pytest.mark.parametrize("folder", BUILT)
-def test_built_objects_match_the_schema(folder: str) -> None:
+def test_objects_built_by_kustomize_match_the_schema(folder: str) -> None:
     built = build(folder)
     for item in built:
         if item["kind"] not in OF_THE_OPERATOR:
@@ -119,14 +120,14 @@ def test_built_objects_match_the_schema(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["overlays/beside-kube-proxy", "overlays/replace-kube-proxy"])
-def test_the_overlays_use_the_configuration_of_kube_proxy_and_have_none(folder: str) -> None:
+def test_the_overlays_use_the_config_map_of_kube_proxy_and_have_none_of_their_own(folder: str) -> None:
     built = {item["kind"]: item for item in build(folder)}
     assert "ConfigMap" not in built
     volumes = {volume["name"]: volume for volume in built["DaemonSet"]["spec"]["template"]["spec"]["volumes"]}
     assert volumes["config"]["configMap"]["name"] == "kube-proxy"
 
 
-def test_the_shadow_differs_from_the_proxy_in_name_labels_and_ports_and_prepares_nothing() -> None:
+def test_the_shadow_differs_from_the_proxy_in_name_labels_and_ports_and_does_not_prepare_the_node() -> None:
     shadow = {item["kind"]: item for item in build("overlays/beside-kube-proxy")}
     proxy = {item["kind"]: item for item in build("overlays/replace-kube-proxy")}
     assert {kind: item["metadata"]["name"] for kind, item in shadow.items()} == dict.fromkeys(shadow, "ipvsproxy-shadow")
@@ -145,7 +146,7 @@ def test_the_shadow_differs_from_the_proxy_in_name_labels_and_ports_and_prepares
 
 
 def own_configuration(manifests: pathlib.Path) -> Mapping[str, str]:
-    """The settings in what that overlay builds, under the names that they have in cluster.env."""
+    """The settings in the objects that the overlay own-configuration builds, under their names in cluster.env."""
     built = {item["kind"]: item for item in build("overlays/own-configuration", manifests)}
     daemon_set, config_map = built["DaemonSet"], built["ConfigMap"]
     volumes = {volume["name"]: volume for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}
@@ -167,7 +168,7 @@ def own_configuration(manifests: pathlib.Path) -> Mapping[str, str]:
     }
 
 
-def test_each_setting_of_the_own_configuration_arrives(tmp_path: pathlib.Path) -> None:
+def test_each_setting_of_the_own_configuration_overlay_reaches_the_built_objects(tmp_path: pathlib.Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     settings = tmp_path / "manifests/overlays/own-configuration/cluster.env"
     shipped = dict(re.findall(r"^(\w+)=(.+)$", settings.read_text(), re.MULTILINE))
@@ -176,7 +177,7 @@ def test_each_setting_of_the_own_configuration_arrives(tmp_path: pathlib.Path) -
     assert own_configuration(tmp_path / "manifests") == OTHER_SETTINGS
 
 
-def test_a_change_of_our_configuration_renames_its_config_map_so_the_pods_are_replaced(tmp_path: pathlib.Path) -> None:
+def test_a_changed_configuration_renames_its_config_map_so_that_the_pods_are_replaced(tmp_path: pathlib.Path) -> None:
     names = set()
     for folder, scheduler in (("one", "rr"), ("other", "wrr")):
         shutil.copytree(MANIFESTS, tmp_path / folder)
@@ -191,7 +192,7 @@ def test_a_change_of_our_configuration_renames_its_config_map_so_the_pods_are_re
 
 
 def with_components(folder: pathlib.Path, *components: str) -> Object:
-    """The pod of the DaemonSet of the base with these components."""
+    """The pod of the base's DaemonSet, with these kustomize components."""
     shutil.copytree(MANIFESTS, folder / "manifests")
     names = "".join(f"  - ../components/{name}\n" for name in components)
     (folder / "manifests/chosen").mkdir()
@@ -202,7 +203,7 @@ def with_components(folder: pathlib.Path, *components: str) -> Object:
     return pod
 
 
-def test_components_change_what_they_say(tmp_path: pathlib.Path) -> None:
+def test_each_component_makes_the_change_that_it_is_named_after(tmp_path: pathlib.Path) -> None:
     pod = with_components(tmp_path, "labelled-nodes", "selinux", "nftables-only")
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "service-proxy": "ipvsproxy"}
     (container,), (prepare,) = pod["containers"], pod["initContainers"]
@@ -215,7 +216,7 @@ def test_components_change_what_they_say(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [folder for folder in BUILT if folder != "monitoring"])
-def test_one_field_pins_the_image_of_every_container_by_digest(tmp_path: pathlib.Path, folder: str) -> None:
+def test_one_field_sets_the_image_of_every_container_by_digest(tmp_path: pathlib.Path, folder: str) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     pinned = f"registry.example.com/ipvsproxy:0.1.0@sha256:{'0' * 64}"
     with (tmp_path / "manifests/components/image/kustomization.yaml").open("a") as file:
@@ -225,7 +226,7 @@ def test_one_field_pins_the_image_of_every_container_by_digest(tmp_path: pathlib
     assert set(images) == {pinned}
 
 
-def test_the_role_for_fleet_has_two_rights_in_one_namespace_and_nobody_has_it_yet(tmp_path: pathlib.Path) -> None:
+def test_the_role_for_fleet_has_two_rights_in_one_namespace_and_is_bound_to_no_one(tmp_path: pathlib.Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     (tmp_path / "manifests/chosen").mkdir()
     (tmp_path / "manifests/chosen/kustomization.yaml").write_text("resources: [../base]\ncomponents: [../components/fleet]\n")
@@ -236,7 +237,7 @@ def test_the_role_for_fleet_has_two_rights_in_one_namespace_and_nobody_has_it_ye
 
 
 @pytest.mark.parametrize("folder", ["cleanup", "overlays/cleanup-on-all-nodes"])
-def test_the_cleanup_takes_the_component_for_hosts_with_selinux(tmp_path: pathlib.Path, folder: str) -> None:
+def test_the_cleanup_job_accepts_the_component_for_hosts_with_selinux(tmp_path: pathlib.Path, folder: str) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     with (tmp_path / "manifests/cleanup/kustomization.yaml").open("a") as file:
         file.write("  - ../components/selinux\n")
@@ -247,7 +248,7 @@ def test_the_cleanup_takes_the_component_for_hosts_with_selinux(tmp_path: pathli
     assert cleaning["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
 
 
-def test_the_cleanup_of_all_nodes_is_that_of_one_as_an_init_container() -> None:
+def test_the_cleanup_of_all_nodes_runs_the_container_of_the_cleanup_job_as_an_init_container() -> None:
     (job,), (daemon_set,) = build("cleanup"), build("overlays/cleanup-on-all-nodes")
     one, all_nodes = job["spec"]["template"]["spec"], daemon_set["spec"]["template"]["spec"]
     assert all_nodes["initContainers"] == one["containers"]
@@ -262,7 +263,7 @@ def test_the_cleanup_of_all_nodes_is_that_of_one_as_an_init_container() -> None:
     assert waiting["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_runbook_of_the_alerts_is_a_setting_and_the_dashboard_is_a_config_map(tmp_path: pathlib.Path) -> None:
+def test_the_runbook_url_of_the_alerts_is_a_setting_and_the_dashboard_is_a_config_map(tmp_path: pathlib.Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     settings = tmp_path / "manifests/monitoring/kustomization.yaml"
     shipped = settings.read_text()

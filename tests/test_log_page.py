@@ -1,4 +1,4 @@
-"""docs/log.md has every event and every key of the log calls in the source, and no other."""
+"""docs/log.md has every event and every key of the log calls in the source, and no others."""
 
 import ast
 import pathlib
@@ -17,7 +17,7 @@ EXTENDING = {"exc_info"}
 
 
 class Module:
-    """The log calls of one module: the events and keys that are written in it."""
+    """The log calls of one module, with the events and keys that are written literally in that module."""
 
     def __init__(self, text: str) -> None:
         self._tree = ast.parse(text)
@@ -41,7 +41,7 @@ class Module:
                     pass
 
     def calls(self) -> Iterator[ast.Call]:
-        """The calls of a logger, and of functions that log for others."""
+        """The calls of a logger's methods, and of functions that log on behalf of their callers."""
         for node in ast.walk(self._tree):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in LEVELS:
@@ -52,18 +52,21 @@ class Module:
                     yield node
                 case ast.Call(args=arguments) if any(map(_is_logger, arguments)):
                     yield node
-                case ast.Call(func=ast.Name(id="write")):  # such a method, where it is called
+                case ast.Call(func=ast.Name(id="write")):  # the logger's method that was passed as an argument
                     yield node
                 case _:
                     pass
 
     def events(self, call: ast.Call) -> list[str]:
-        """The events of a call. Empty inside a function that has the event as argument: its callers are checked."""
+        """The events that a call logs.
+
+        The result is empty if a function receives the event as an argument; then its callers are checked.
+        """
         literal = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         return literal + [self._constants[one.id] for one in call.args if isinstance(one, ast.Name) and one.id in self._constants]
 
     def keys(self, call: ast.Call) -> set[str]:
-        """The keys of a call: keyword arguments, and keys of dictionaries in this module."""
+        """The keys of a call: its keyword arguments, and the keys of dictionaries in this module that it passes."""
         keys = {keyword.arg for keyword in call.keywords if keyword.arg}
         for keyword in call.keywords:
             if keyword.arg is None:
@@ -74,7 +77,7 @@ class Module:
 
 
 def _is_logger(node: ast.AST) -> bool:
-    """Whether a method of a logger is passed on, as to a function that limits the rate of lines."""
+    """Whether a logger's method is passed as an argument, for example to a function that limits the rate of lines."""
     match node:
         case ast.Attribute(value=ast.Name(id="log"), attr=level):
             return level in LEVELS
@@ -95,14 +98,14 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_log_call_uses_known_events_and_keys(name: str) -> None:
+def test_every_log_call_uses_documented_events_and_keys(name: str) -> None:
     module = MODULES[name]
     for call in module.calls():
         assert set(module.events(call)) <= EVENTS, ast.unparse(call)
         assert module.keys(call) <= KEYS | EXTENDING, ast.unparse(call)
 
 
-def test_every_event_and_every_key_is_used() -> None:
+def test_every_documented_event_and_key_is_used() -> None:
     calls = [(module, call) for module in MODULES.values() for call in module.calls()]
     assert EVENTS - {event for module, call in calls for event in module.events(call)} == set()
     assert KEYS - set().union(*(module.keys(call) for module, call in calls)) == set()
@@ -110,7 +113,7 @@ def test_every_event_and_every_key_is_used() -> None:
     assert COUNTING <= EVENTS
 
 
-def test_names_are_in_snake_case() -> None:
+def test_events_and_keys_are_in_snake_case() -> None:
     assert [name for name in (*EVENTS, *KEYS) if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
 
 
@@ -123,7 +126,7 @@ def test_names_are_in_snake_case() -> None:
         ("log.warning(event, **keys)", [], set()),
     ],
 )
-def test_calls_are_read_from_source(text: str, events: list[str], keys: set[str]) -> None:
+def test_log_calls_are_read_from_source_code(text: str, events: list[str], keys: set[str]) -> None:
     module = Module(text)
     (call,) = module.calls()
     assert (module.events(call), module.keys(call)) == (events, keys)

@@ -1,7 +1,7 @@
 """Manifests and Containerfile fit the program: flags, configuration, ports, permissions, image.
 
-tests/test_kustomize.py checks them with kustomize and the API's schema. Not tested: the behaviour of a cluster, such as admission
-of a privileged pod.
+tests/test_kustomize.py checks them with kustomize and the API's schema. Not tested: how a cluster treats the objects, such as
+whether it admits a privileged pod.
 """
 
 import importlib.metadata
@@ -38,7 +38,7 @@ def _read(name: str) -> list[Object]:
 
 
 def _base() -> dict[str, Object]:
-    """The objects of the base, by kind."""
+    """The objects of the base directory, by kind."""
     objects = [each for name in _kustomization("base")["resources"] for each in _read(f"base/{name}")]
     assert len({each["kind"] for each in objects}) == len(objects)
     return {each["kind"]: each for each in objects}
@@ -61,7 +61,7 @@ def _container(objects: dict[str, Object]) -> Object:
 
 
 def _load(objects: dict[str, Object]) -> Config:
-    """The configuration of the base's command line, with the files of its ConfigMap where it mounts them."""
+    """The configuration from the base's command line, with the files of its ConfigMap at the paths where they are mounted."""
     pod, container = _pod(objects), _container(objects)
     (folder,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
     (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "config")
@@ -76,7 +76,7 @@ def _load(objects: dict[str, Object]) -> Config:
     return config
 
 
-def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> None:
+def test_every_manifest_is_valid_yaml_and_is_listed_in_a_kustomization_or_is_a_patch() -> None:
     listed = {f"base/{name}" for name in [*_kustomization("base")["resources"], "kustomization.yaml"]}
     listed |= {f"{folder}/{name}" for folder in ("cleanup", "monitoring") for name in _kustomization(folder)["resources"]}
     listed |= {"cleanup/kustomization.yaml", "monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
@@ -88,7 +88,7 @@ def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> No
     assert all(all(_read(name)) for name in found)
 
 
-def test_the_example_has_every_annotation_and_none_is_wrong() -> None:
+def test_the_example_service_has_every_annotation_with_a_valid_value() -> None:
     objects = _read("examples/annotations.yaml")
     skipped: list[Skipped] = []
     given = {name for each in objects for name in each["metadata"]["annotations"]}
@@ -107,14 +107,14 @@ def test_the_daemon_set_selects_its_own_pods() -> None:
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
-def test_the_configuration_loads_without_a_remark() -> None:
+def test_the_configuration_of_the_manifests_loads_without_notices() -> None:
     config = _load(_base())
     assert (config.notices, config.without_effect) == ((), ())
     assert config.node_name == "node-1"
     assert config.translation.cluster_networks
 
 
-def test_the_probes_use_the_configured_port() -> None:
+def test_the_probes_of_the_pod_use_the_configured_port() -> None:
     objects = _base()
     servers = _load(objects).servers
     assert servers.health is not None
@@ -124,11 +124,11 @@ def test_the_probes_use_the_configured_port() -> None:
     assert [probe["path"] for probe in probes.values()] == ["/livez", "/healthz"]
 
 
-async def test_the_source_can_use_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+async def test_the_kubernetes_source_can_use_the_kubeconfig_of_the_manifests(tmp_path: pathlib.Path) -> None:
     (tmp_path / "token").write_text("a-token")
     text = str(_base()["ConfigMap"]["data"]["kubeconfig.conf"])
     assert f"{TOKENS}/ca.crt" in text
-    # Without the authority's certificate, which would have to be a real one.
+    # The test leaves out the authority's certificate, because it would have to be a real certificate.
     document = yaml.safe_load(text.replace(TOKENS, str(tmp_path)))
     del document["clusters"][0]["cluster"]["certificate-authority"]
     kubeconfig = tmp_path / "kubeconfig.conf"
@@ -156,7 +156,7 @@ def test_the_role_allows_exactly_the_lists_watches_and_writes_of_the_program() -
     assert allowed == asked
 
 
-def test_the_role_is_bound_to_the_account_that_the_pods_run_under() -> None:
+def test_the_role_is_bound_to_the_service_account_of_the_pods() -> None:
     objects = _base()
     account, binding = objects["ServiceAccount"]["metadata"], objects["ClusterRoleBinding"]
     assert _pod(objects)["serviceAccountName"] == account["name"]
@@ -173,8 +173,8 @@ def test_the_pod_runs_on_every_node() -> None:
     assert pod["priorityClassName"] == "system-node-critical"
 
 
-def test_the_serving_container_has_one_capability_and_only_the_iptables_lock_of_the_host() -> None:
-    # tests/test_running.py shows on a kernel that this is enough.
+def test_the_serving_container_has_one_capability_and_mounts_only_the_iptables_lock_of_the_host() -> None:
+    # tests/test_running.py shows on a real kernel that one capability is enough.
     container = _container(_base())
     assert container["securityContext"] == {
         "runAsUser": 0,
@@ -189,7 +189,7 @@ def test_the_serving_container_has_one_capability_and_only_the_iptables_lock_of_
     assert "emptyDir" in writable[1]
 
 
-def test_the_preparing_container_runs_the_same_command_with_init_only() -> None:
+def test_the_init_container_runs_the_same_command_with_init_only() -> None:
     objects = _base()
     (prepare,) = _pod(objects)["initContainers"]
     serve = _container(objects)
@@ -200,7 +200,7 @@ def test_the_preparing_container_runs_the_same_command_with_init_only() -> None:
     assert mounts == {"/var/lib/kube-proxy": True, "/run/xtables.lock": False, "/lib/modules": True}
 
 
-def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command_takes_options() -> None:
+def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command_accepts_options() -> None:
     pod = _read("cleanup/job.yaml")[0]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     serving = _container(_base())
@@ -226,13 +226,13 @@ def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command
         assert (config.cleanup, config.dry_run, config.drivers.route_protocol) == (True, dry_run, 99)
 
 
-def test_every_mount_is_a_volume_and_every_volume_is_mounted() -> None:
+def test_every_mount_has_a_volume_and_every_volume_is_mounted() -> None:
     pod = _pod(_base())
     mounted = {mount["name"] for each in [*pod["initContainers"], *pod["containers"]] for mount in each["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_replacing_kube_proxy_takes_labelled_nodes_only_and_kube_proxy_avoids_exactly_those() -> None:
+def test_replacing_kube_proxy_uses_only_labelled_nodes_and_kube_proxy_avoids_exactly_those_nodes() -> None:
     overlay = _kustomization("overlays/replace-kube-proxy")
     assert (MANIFESTS / "overlays/replace-kube-proxy" / overlay["resources"][0]).resolve() == MANIFESTS / "base"
     patches = [yaml.safe_load(patch["patch"]) for patch in overlay["patches"]]
@@ -251,7 +251,7 @@ def test_replacing_kube_proxy_takes_labelled_nodes_only_and_kube_proxy_avoids_ex
     assert any(patch.get("$patch") == "delete" and patch["kind"] == "ConfigMap" for patch in patches)
 
 
-def test_the_patched_daemon_set_of_kube_proxy_has_the_command_of_our_own() -> None:
+def test_the_patched_kube_proxy_daemon_set_runs_the_same_command_as_our_own_daemon_set() -> None:
     (patch,) = _read("patches/replace-kube-proxy.yaml")
     (container,) = patch["spec"]["template"]["spec"]["containers"]
     assert container["name"] == "kube-proxy", "the name of kubeadm's container; another name would add a second container"
@@ -261,27 +261,27 @@ def test_the_patched_daemon_set_of_kube_proxy_has_the_command_of_our_own() -> No
 
 
 def _instructions() -> list[tuple[str, str]]:
-    """The instructions of Containerfile, with their lines joined."""
+    """The instructions of the Containerfile, with continued lines joined."""
     lines = [line for line in (ROOT / "Containerfile").read_text().splitlines() if line and not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", "").splitlines()
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined]
 
 
-def test_the_image_is_built_from_existing_files() -> None:
+def test_the_image_is_built_only_from_existing_files() -> None:
     copied = [argument.split() for name, argument in _instructions() if name == "COPY" and "--from" not in argument]
     assert copied
     for *sources, _ in copied:
         assert all((ROOT / source).exists() for source in sources), sources
 
 
-def test_the_image_starts_the_installed_command_as_the_pods_do() -> None:
+def test_the_image_starts_the_installed_command_that_the_pods_start() -> None:
     (entry,) = (json.loads(argument) for name, argument in _instructions() if name == "ENTRYPOINT")
     scripts = importlib.metadata.entry_points(group="console_scripts", name=entry[0])
     assert [script.value for script in scripts] == ["ipvsproxy.cli:main"]
     assert _container(_base())["command"][0] == entry[0]
 
 
-def test_the_image_has_the_version_of_the_package() -> None:
+def test_the_image_has_the_version_of_the_python_package() -> None:
     version = importlib.metadata.version("ipvsproxy")
     (label,) = (argument for name, argument in _instructions() if name == "LABEL")
     labels = dict(word.split("=", 1) for word in shlex.split(label))
@@ -291,14 +291,14 @@ def test_the_image_has_the_version_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("program", [*iptables.COMMANDS.values(), "modprobe"])
-def test_the_image_contains_every_program_that_is_started(program: str) -> None:
+def test_the_containerfile_installs_every_program_that_ipvsproxy_starts(program: str) -> None:
     packages = {"iptables": "iptables", "ip6tables": "iptables", "modprobe": "kmod"}
     last_stage = max(at for at, (name, _) in enumerate(_instructions()) if name == "FROM")
     (install,) = (text for name, text in _instructions()[last_stage:] if name == "RUN" and "apt-get install" in text)
     assert packages[program] in install.split()
 
 
-def test_the_health_check_requests_livez_on_the_default_port() -> None:
+def test_the_health_check_of_the_image_requests_livez_on_the_default_port() -> None:
     (check,) = (argument for name, argument in _instructions() if name == "HEALTHCHECK")
     code = json.loads(check[check.index("[") :])[-1]
     compile(code, "HEALTHCHECK", "exec")

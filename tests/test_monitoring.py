@@ -58,7 +58,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 
 
 class OurNode:
-    """A node whose page has every series of this program, with events on request."""
+    """A node whose metrics page has every series of this program; on request, all events happen."""
 
     def __init__(self) -> None:
         self._scene = Scene(WEB, of_endpoints=True)
@@ -100,12 +100,12 @@ class OurNode:
 
 
 async def our_page() -> str:
-    """A page with every series of this program."""
+    """A metrics page with every series of this program."""
     return (await OurNode().metrics.expose()).whole.decode()
 
 
 async def our_series() -> Mapping[str, set[str]]:
-    """Every series, with its labels."""
+    """Every series of the page, with its labels."""
     labels: dict[str, set[str]] = {}
     for line in (await our_page()).splitlines():
         if not line.startswith("#"):
@@ -131,7 +131,9 @@ def _write(folder: pathlib.Path, spec: Object) -> None:
     (folder / "rules.yml").write_text(yaml.safe_dump(spec))
 
 
-def test_promtool_accepts_the_rules_and_they_fire_as_in_their_tests(promtool: str, tmp_path: pathlib.Path) -> None:
+def test_promtool_accepts_the_alert_rules_and_the_alerts_fire_as_their_tests_expect(
+    promtool: str, tmp_path: pathlib.Path
+) -> None:
     _write(tmp_path, _read("rules.yaml")["spec"])
     shutil.copy(MONITORING / "rules.test.yaml", tmp_path)
     _run(promtool, "check", "rules", "--lint-fatal", "rules.yml", folder=tmp_path)
@@ -157,7 +159,7 @@ async def test_promtool_finds_no_fault_in_our_traffic_series(promtool: str) -> N
 
 
 def _used(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Each series of an expression, with its selecting labels; labels of ``by`` count for all series."""
+    """Each series of an expression, with the labels that select it; labels of ``by`` count for all series of the expression."""
     grouped = {word for inside in re.findall(r"by \(([^)]*)\)", expression) for word in WORD.findall(inside)}
     for name, chosen in SERIES.findall(expression):
         yield name, set(re.findall(r"(\w+)=", chosen)) | grouped
@@ -174,7 +176,7 @@ async def test_every_queried_series_and_label_exists(where: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
-def test_every_alert_has_a_severity_a_summary_a_test_and_a_page(rule: Object) -> None:
+def test_every_alert_has_a_severity_a_summary_a_test_and_a_runbook_section(rule: Object) -> None:
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert rule["annotations"]["summary"]
     tested = {case["alertname"] for test in _read("rules.test.yaml")["tests"] for case in test["alert_rule_test"]}
@@ -186,7 +188,7 @@ def test_every_alert_has_a_severity_a_summary_a_test_and_a_page(rule: Object) ->
     assert anchor in [heading.lower() for heading in headings]
 
 
-def test_every_alert_keeps_cluster_and_node_and_names_the_node() -> None:
+def test_every_alert_keeps_the_labels_cluster_and_node_and_its_text_names_the_node() -> None:
     for rule in RULES:
         for labels in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
             assert {"cluster", "node"} <= set(WORD.findall(labels)), rule["alert"]
@@ -195,13 +197,13 @@ def test_every_alert_keeps_cluster_and_node_and_names_the_node() -> None:
         assert "or $labels.node $labels.instance" in rule["annotations"]["summary"], rule["alert"]
 
 
-def test_every_query_of_the_dashboard_is_limited_by_its_variables() -> None:
+def test_every_query_of_the_dashboard_is_limited_by_the_dashboards_variables() -> None:
     assert [variable["name"] for variable in VARIABLES] == ["cluster", "job", "node", "namespace", "service"]
     for panel in PANELS:
         for target in panel["targets"]:
             for name, chosen in SERIES.findall(target["expr"]):
                 used = {"cluster", "job", "node"} | ({"namespace", "service"} if "namespace" in target["expr"] else set())
-                if name != "ipvsproxy_build_info":  # beside it stands a series that is limited
+                if name != "ipvsproxy_build_info":  # the series beside it in the expression is limited
                     assert set(re.findall(r'(\w+)=~"\$\1"', chosen)) == used, panel["title"]
 
 
@@ -235,7 +237,7 @@ def test_grafana_can_load_the_dashboard() -> None:
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set(WORD.findall(target["expr"]))
 
 
-def test_the_pod_monitor_selects_our_pods_and_a_port_that_they_name() -> None:
+def test_the_pod_monitor_selects_our_pods_and_a_port_that_they_define() -> None:
     monitor = _read("podmonitor.yaml")["spec"]
     pods = yaml.safe_load((ROOT / "manifests/base/daemonset.yaml").read_text())["spec"]["template"]
     assert monitor["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()

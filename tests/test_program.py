@@ -1,6 +1,6 @@
-"""The program as a process of its own, on a real kernel, with an API server: it starts, stops, and starts again.
+"""The program as a separate process on a real kernel with an API server: it starts, stops, and starts again.
 
-If it cannot start, it ends with status 2 and a sentence, and the kernel has no object of ours.
+If the program cannot start, it ends with status 2 and a sentence, and the kernel has no object of ours.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ State = Mapping[str, Any]
 
 @dataclasses.dataclass
 class Running:
-    """A running program, its log, and how many lines of it have been read."""
+    """A running program, its log, and the number of log lines that have been read."""
 
     process: Program
     path: pathlib.Path
@@ -57,11 +57,11 @@ class Running:
 
     @property
     def log(self) -> list[str]:
-        """The lines so far."""
+        """The log lines so far."""
         return self.path.read_text().splitlines()
 
     async def read_until(self, text: str) -> str:
-        """The next line with this text."""
+        """The next log line that contains this text."""
         async with asyncio.timeout(SYNCED_WITHIN_S):
             while True:
                 is_alive, lines = self.process.is_alive, self.log
@@ -73,7 +73,7 @@ class Running:
                 await asyncio.sleep(BETWEEN_LINES_S)
 
     async def stop(self) -> int:
-        """Stop it, in time; returns its exit status."""
+        """Stop the program within the time limit; returns its exit status."""
         await asyncio.to_thread(self.process.__exit__, None, None, None)
         assert self.process.status is not None
         return self.process.status
@@ -91,7 +91,7 @@ async def running(*flags: str) -> AsyncIterator[Running]:
 
 
 async def run(*command: str) -> tuple[int, str]:
-    """Run a command to its end; returns status and standard error."""
+    """Run a command to its end; returns its exit status and its standard error."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -105,7 +105,7 @@ async def run(*command: str) -> tuple[int, str]:
 
 
 async def run_for_output(*command: str) -> tuple[int, str]:
-    """Run a command to its end; returns status and standard output."""
+    """Run a command to its end; returns its exit status and its standard output."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -141,7 +141,7 @@ NODE: Object = {"metadata": {"name": "node-a"}, "status": {"addresses": [{"type"
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """An API server with the Node and three Services."""
+    """An API server that has the Node and three Services."""
     async with ApiServer() as server:
         server.put(NODES, NODE)
         for number in range(1, 4):
@@ -152,13 +152,16 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
-    """A flag with the kubeconfig of that server."""
+    """The flag that names the kubeconfig of the API server."""
     return f"--kubeconfig={api_server.write_kubeconfig(tmp_path / 'kubeconfig', server.url)}"
 
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The same objects as files, for tests of any source: without the API's client the program starts faster."""
+    """The same objects as manifest files, for tests that work with any source.
+
+    Without the API client, the program starts faster.
+    """
     folder = tmp_path / "manifests"
     folder.mkdir()
     show(folder, "v1", "Node", NODE)
@@ -178,7 +181,7 @@ def read_state() -> State:
 
 
 def virtual_servers() -> State:
-    """The part of the state that is read with the fewest programs, each of which takes long on user-mode Linux."""
+    """The virtual servers of the kernel: to read them takes the fewest external programs, which are slow on user-mode Linux."""
     rows: State = golden_state.read_state(("virtual_servers",))["virtual_servers"]
     return rows
 
@@ -189,7 +192,7 @@ def rules() -> State:
 
 
 @pytest.mark.distribution
-async def test_the_program_follows_the_objects_of_the_server_and_leaves_the_kernel_as_it_is_when_stopped(
+async def test_the_program_follows_the_objects_of_the_server_and_leaves_the_kernel_unchanged_when_stopped(
     server: ApiServer, kubeconfig: str
 ) -> None:
     async with running(kubeconfig) as program:
@@ -212,9 +215,9 @@ async def test_the_program_follows_the_objects_of_the_server_and_leaves_the_kern
 
 
 @pytest.mark.distribution
-async def test_a_restart_adopts_everything_without_a_single_operation(server: ApiServer, kubeconfig: str) -> None:
+async def test_a_restart_adopts_all_kernel_objects_without_a_single_operation(server: ApiServer, kubeconfig: str) -> None:
     for item in server.store.objects(SERVICES):
-        # Each start reads the tracked flows of UDP ports.
+        # Each start reads the conntrack flows of UDP ports.
         server.put(SERVICES, item | {"spec": item["spec"] | {"ports": item["spec"]["ports"][:1]}})
     async with running(kubeconfig) as program:
         await program.read_until("event=synced")
@@ -229,7 +232,10 @@ async def test_a_restart_adopts_everything_without_a_single_operation(server: Ap
 
 @contextlib.asynccontextmanager
 async def elsewhere(server: ApiServer, address: str) -> AsyncIterator[str]:
-    """Serve the API server at this address of another host; returns its URL. Only a packet that leaves this host reaches it."""
+    """Serve the API server at this address of another host; returns the server's URL.
+
+    Only packets that leave this host reach the server.
+    """
     namespaces = lab_agent.Namespaces()
     other = namespaces.create("other")
     ip("link", "add", "uplink", "type", "veth", "peer", "name", "uplink", "netns", other)
@@ -253,7 +259,7 @@ def ip(*arguments: str) -> None:
 
 
 async def forward(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass all bytes on to a port of this host, and back."""
+    """Forward all bytes to a port of this host, and all bytes of its answers back."""
     back, to = await asyncio.open_connection("127.0.0.1", port)
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -267,7 +273,7 @@ async def forward(port: int, reader: asyncio.StreamReader, writer: asyncio.Strea
 
 
 @pytest.mark.parametrize("binding", ["addresses", pytest.param("routes", marks=patience.THOROUGH)])
-async def test_a_start_gives_up_the_address_of_the_api_server_that_a_service_has_taken(
+async def test_a_start_removes_a_service_address_that_hides_the_api_server(
     server: ApiServer, folder: pathlib.Path, tmp_path: pathlib.Path, binding: str
 ) -> None:
     address, flag = "192.0.2.99", f"--ipvs-vip-binding={binding}"
@@ -294,7 +300,7 @@ async def test_a_start_gives_up_the_address_of_the_api_server_that_a_service_has
 
 
 def has_no_lock() -> bool:
-    """Whether the variant of iptables on this kernel works without the lock: the kernel's transactions replace it."""
+    """Whether the iptables variant of this kernel works without the lock, because transactions of the kernel replace the lock."""
     program = shutil.which("iptables")
     return (
         program is not None
@@ -321,11 +327,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @LOCKS
-async def test_a_new_service_is_served_under_a_held_iptables_lock_and_its_rules_follow(
+async def test_a_new_service_is_served_while_the_iptables_lock_is_held_and_its_rules_are_written_afterwards(
     folder: pathlib.Path,
 ) -> None:
     new = service("new", 9)
-    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first one, on which a rule depends
+    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first external IP, on which a rule depends
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
         with locked_tables() as free:
@@ -338,7 +344,7 @@ async def test_a_new_service_is_served_under_a_held_iptables_lock_and_its_rules_
         await until(lambda: "KUBE-EXTERNAL-IP" in str(rules()["v4/nat/KUBE-SERVICES"]))
 
 
-async def test_a_restart_removes_objects_that_were_deleted_meanwhile(folder: pathlib.Path) -> None:
+async def test_a_restart_removes_kernel_objects_of_services_that_were_deleted_in_between(folder: pathlib.Path) -> None:
     manifests = f"--manifests={folder}"
     async with running(manifests) as program:
         await program.read_until("event=synced")
@@ -355,7 +361,7 @@ async def test_a_restart_removes_objects_that_were_deleted_meanwhile(folder: pat
         assert read_state() == adopted
 
 
-async def test_node_ports_on_an_address_lost_meanwhile_are_removed_and_foreign_ones_stay(folder: pathlib.Path) -> None:
+async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_foreign_ones_stay(folder: pathlib.Path) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"
     addresses = [f"address add {address}/24 dev wide" for address in (gone, kept)]
     for words in ("link add wide type dummy", *addresses, "link set wide up"):
@@ -391,7 +397,7 @@ def leave_iptables_mode() -> None:
             subprocess.run((f"{name}-restore", "--noflush"), input=text, text=True, check=True)
 
 
-async def test_rules_left_by_an_iptables_mode_refuse_no_service_and_foreign_rules_stay(
+async def test_leftover_rules_of_the_iptables_mode_refuse_no_service_and_foreign_rules_stay(
     folder: pathlib.Path,
 ) -> None:
     leave_iptables_mode()
@@ -408,19 +414,21 @@ async def test_rules_left_by_an_iptables_mode_refuse_no_service_and_foreign_rule
 
 
 @pytest.mark.distribution
-async def test_an_address_removed_by_another_program_is_soon_back(folder: pathlib.Path) -> None:
+async def test_an_address_removed_by_another_program_is_restored_soon(folder: pathlib.Path) -> None:
     async with running(f"--manifests={folder}", "--ipvs-sync-period=1h") as program:
         await program.read_until("event=synced")
         held = read_state()
         assert (await run("ip", "address", "del", "10.96.0.1/32", "dev", "kube-ipvs0"))[0] == 0
-        await program.read_until(" operations=1 ")  # on a slow kernel, a sync without operations may come before
+        await program.read_until(" operations=1 ")  # on a slow kernel, a sync without operations may come first
         assert read_state() == held
         assert (await run("ip", "link", "del", "kube-ipvs0"))[0] == 0
         await program.read_until("event=synced")
         assert read_state() == held
 
 
-async def test_a_scheduler_that_the_kernel_lacks_is_replaced_and_reported_by_an_event(server: ApiServer, kubeconfig: str) -> None:
+async def test_a_scheduler_that_is_missing_from_the_kernel_is_replaced_and_reported_by_an_event(
+    server: ApiServer, kubeconfig: str
+) -> None:
     async with running(kubeconfig, "--ipvs-scheduler=nosuch") as program:
         line = await program.read_until("scheduler_not_used")
         assert "ip_vs_nosuch is missing" in line
@@ -435,7 +443,7 @@ async def test_a_scheduler_that_the_kernel_lacks_is_replaced_and_reported_by_an_
         assert await program.stop() == 0
 
 
-async def test_a_signal_early_in_the_start_ends_it_cleanly(server: ApiServer, kubeconfig: str) -> None:
+async def test_a_stop_signal_early_in_the_start_ends_the_program_cleanly(server: ApiServer, kubeconfig: str) -> None:
     server.lists_open.clear()
     async with running(kubeconfig) as program:
         await program.read_until("waiting_for_first_lists")
@@ -445,7 +453,7 @@ async def test_a_signal_early_in_the_start_ends_it_cleanly(server: ApiServer, ku
 
 
 async def livez_took_s() -> float:
-    """How long /livez takes to answer."""
+    """How long a request for /livez takes."""
     began_s = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", 10256)
     try:
@@ -495,7 +503,7 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
 )
 
 
-def test_errors_are_reported_in_a_sentence_and_nothing_is_programmed() -> None:
+def test_errors_at_the_start_are_reported_in_a_sentence_and_nothing_is_programmed() -> None:
     before = read_state()
     answers = run_in_turn(*(arguments for arguments, _ in WRONG), within_s=SYNCED_WITHIN_S)
     for answer, (_, sentence) in zip(answers, WRONG, strict=True):
@@ -514,7 +522,7 @@ async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
     assert read_state() == before
 
 
-async def test_a_device_of_another_kind_with_our_name_ends_the_program_and_stays(folder: pathlib.Path) -> None:
+async def test_a_device_of_another_type_with_our_name_ends_the_program_and_is_kept(folder: pathlib.Path) -> None:
     assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
     before = read_state()
     status, error = await run(*MAIN, IPVS, *FLAGS, f"--manifests={folder}")
@@ -528,7 +536,9 @@ async def test_a_device_of_another_kind_with_our_name_ends_the_program_and_stays
     assert "kube-ipvs0 is a bridge device, not a dummy" in doctor.output
 
 
-async def test_the_program_waits_for_a_withheld_list_and_programs_nothing_before_it(server: ApiServer, kubeconfig: str) -> None:
+async def test_the_program_waits_for_a_missing_list_and_programs_nothing_before_it_arrives(
+    server: ApiServer, kubeconfig: str
+) -> None:
     before = read_state()
     server.refuse(*[api_server.Refusal(403, "list", NODES)] * 3)
     async with running(kubeconfig) as program:

@@ -1,8 +1,8 @@
 """A real Prometheus scrapes our page over HTTP: each query of the dashboard returns series, each alert is evaluated.
 
-The page is that of a node on which every event happens (tests/test_monitoring.py); the program's own server answers. It is
-scraped twice, with the labels that the Prometheus operator gives to targets: as our job, and as the job kube-proxy, for which
-the queries and alerts of kubernetes-mixin are evaluated.
+The page is that of a node on which every event happens (tests/test_monitoring.py), and the program's own server sends it. The
+page is scraped twice, with the labels that the Prometheus operator gives to targets: as our own job, and as the job kube-proxy,
+for which the queries and alerts of kubernetes-mixin are evaluated.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """Queries a Prometheus on this port."""
+    """Sends queries to the Prometheus on this port."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -101,7 +101,7 @@ class Prometheus:
     async def wait_for_scrapes(self) -> None:
         async with asyncio.timeout(WITHIN_S):
             while True:
-                with contextlib.suppress(aiohttp.ClientError, ValueError):  # not listening yet, or without data
+                with contextlib.suppress(aiohttp.ClientError, ValueError):  # it does not listen yet, or has no data yet
                     rows = await self.query("count_over_time(ipvsproxy_build_info[1h])")
                     if len(rows) == len(JOBS) and all(int(row["value"][1]) >= SCRAPES for row in rows):
                         return
@@ -149,7 +149,7 @@ CHOSEN = {"cluster": "one", "job": "|".join(sorted(JOBS)), "node": "worker-1", "
 
 
 def filled(expression: str, chosen: str | None) -> str:
-    """An expression with one value for all variables, or with those of ``CHOSEN``."""
+    """An expression in which all variables have one value, or the values of ``CHOSEN``."""
     return re.sub(r"\$(\w+)", lambda name: chosen or CHOSEN[name[1]], expression.replace("$__rate_interval", "30s"))
 
 
@@ -177,7 +177,9 @@ async def test_every_query_of_the_dashboard_returns_series_and_every_alert_is_ev
     assert [(target["health"], target["lastError"]) for target in targets] == [("up", "")] * len(JOBS)
 
 
-async def test_the_dashboard_and_alerts_of_kubernetes_mixin_find_our_series_as_job_kube_proxy(prometheus: Prometheus) -> None:
+async def test_the_dashboard_and_alerts_of_kubernetes_mixin_find_our_series_under_the_job_kube_proxy(
+    prometheus: Prometheus,
+) -> None:
     for title, expression in MIXIN.items():
         query = expression.replace("{S", "{" + OF_KUBE_PROXY).replace("[W]", "[30s]")
         rows = await prometheus.query(query)

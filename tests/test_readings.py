@@ -1,7 +1,7 @@
-"""After any history of writes, removals by others, audits and polls, the next audit shows the reconciler the kernel's table.
+"""After any history of writes, removals by other programs, audits and polls, the next audit reports the kernel's table.
 
-The driver of IPVS reads a table in memory: IPv4 by ``getsockopt``, IPv6 by netlink. Left out: other kinds of kernel objects,
-whose readings are complete in one part.
+The IPVS driver reads a table in memory: IPv4 by ``getsockopt``, and IPv6 by netlink. Not covered here: other kinds of kernel
+objects, which are always read completely in one part.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ keys = st.sampled_from(KEYS)
 
 
 class Kernel:
-    """One table behind both interfaces. ``failing`` families cannot be read."""
+    """One table that both interfaces show. The table of a family in ``failing`` cannot be read."""
 
     def __init__(self) -> None:
         self.older = Table()
@@ -65,7 +65,7 @@ class Kernel:
 
     def answer(self, sent: bytes) -> Iterator[bytes]:
         ((_, kind, flags, sequence, payload),) = fake_netlink.split(sent)
-        if kind != NUMBER:  # which number IPVS has
+        if kind != NUMBER:  # asks for the number of the IPVS netlink family
             yield fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", NUMBER)))
         elif Family.IPV6 in self.failing:
             yield fake_netlink.error(sequence, errno.ENOMEM)
@@ -108,7 +108,7 @@ class Kernel:
 
 
 class AnyHistory(stateful.RuleBasedStateMachine):
-    """Each reading may be disturbed between its parts, as others and the program itself write meanwhile."""
+    """Each reading may be disturbed between its parts, because other programs and the program itself write in the meantime."""
 
     @stateful.initialize()
     def start(self) -> None:

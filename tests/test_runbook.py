@@ -1,8 +1,8 @@
-"""The commands of docs/runbook.md and docs/migration.md, as printed, on a real kernel: none of them fails.
+"""The commands of docs/runbook.md and docs/migration.md run as printed on a real kernel, and none of them fails.
 
-Lines that look into iptables and ipset run with the backend iptables, those that look into nftables with nftables. kubectl is a
-stand-in: "exec" runs the command here; applied files must exist, and a folder for -k must have a kustomization.yaml.
-Not tested: a cluster's answers.
+Lines that inspect iptables and ipset run with the iptables backend, and lines that inspect nftables with the nftables backend.
+kubectl is a stand-in: "exec" runs the command on this machine; applied files must exist, and a folder for -k must have a
+kustomization.yaml. Not tested: the answers of a cluster.
 """
 
 import os
@@ -71,7 +71,7 @@ Surroundings = Mapping[str, str]
 
 
 def blocks(document: str, backend: Backend = Backend.IPTABLES) -> list[str]:
-    """The shell commands of a document for one backend, one string per heading."""
+    """The shell commands of a document for one backend, as one string for each heading."""
     text = (ROOT / "docs" / document).read_text()
     parts = [
         re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL) for part in re.split(r"^##+ ", text, flags=re.MULTILINE)
@@ -83,7 +83,7 @@ def blocks(document: str, backend: Backend = Backend.IPTABLES) -> list[str]:
 
 @pytest.fixture
 def backend() -> Backend:
-    """The backend of the program, unless a test has another one."""
+    """The rules backend of the program, unless a test chooses another backend."""
     return Backend.IPTABLES
 
 
@@ -91,7 +91,7 @@ def backend() -> Backend:
 def surroundings(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, network_namespace: None, backend: Backend
 ) -> Iterator[Surroundings]:
-    """A node that runs ipvsproxy with the demo's Services, with the stand-ins in PATH."""
+    """A node that runs ipvsproxy with the demo's Services, and whose PATH has the stand-ins."""
     tools = tmp_path / "tools"
     tools.mkdir()
     kubectl = KUBECTL.replace("@KUBECTL@", shutil.which("kubectl") or "false")
@@ -113,7 +113,7 @@ def surroundings(
 
 
 def type_in(commands: str, folder: str) -> str:
-    """Run lines in one shell, in a folder with the files that they name; returns their output, or fails with the error."""
+    """Run lines in one shell, in a folder that has the files that the lines name; returns the output, or fails with the error."""
     (pathlib.Path(folder) / "manifests").symlink_to(ROOT / "manifests")
     done = subprocess.run(
         ("bash", "-eEu", "-o", "pipefail", "-c", f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"),
@@ -141,7 +141,7 @@ def test_every_command_of_the_runbook_works_as_printed(surroundings: Surrounding
 
 
 @pytest.mark.kernel
-def test_every_command_of_the_migration_works_as_printed(surroundings: Surroundings) -> None:
+def test_every_command_of_the_migration_page_works_as_printed(surroundings: Surroundings) -> None:
     said = type_in("".join(blocks("migration.md")), surroundings["folder"])
     assert "mode: ipvs" in said
     assert "\n200\n" in said.replace("}200", "}\n200")
@@ -161,7 +161,7 @@ def test_every_command_of_the_migration_works_as_printed(surroundings: Surroundi
             assert calls.count(one_node) >= times, "each node is waited for before the next one is touched"
 
 
-def test_the_wait_for_a_pod_that_never_comes_ends_with_a_failure(tmp_path: pathlib.Path) -> None:
+def test_the_printed_wait_for_a_pod_gives_up_after_sixty_attempts(tmp_path: pathlib.Path) -> None:
     (ready,) = (part for part in blocks("migration.md") if "ready() {" in part)
     stands_in = 'kubectl() { [[ $* != *" wait "* ]]; }; sleep() { echo slept; }\n'
     script = f"{stands_in}{ready.partition('NODE=')[0]}ready worker-1 k8s-app=kube-proxy || echo gave up\n"
@@ -171,7 +171,7 @@ def test_the_wait_for_a_pod_that_never_comes_ends_with_a_failure(tmp_path: pathl
 
 @pytest.mark.kernel
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
-def test_the_jobs_of_the_migration_clean_that_node_and_first_only_list(surroundings: Surroundings) -> None:
+def test_the_cleanup_jobs_of_the_migration_run_on_the_named_node_and_first_only_list(surroundings: Surroundings) -> None:
     (clean,) = (part for part in blocks("migration.md") if "kubectl drain $NODE" in part and "manifests/cleanup" in part)
     type_in(clean, surroundings["folder"])
     jobs = list(yaml.safe_load_all((pathlib.Path(surroundings["calls"]).parent / "applied").read_text()))
@@ -183,7 +183,9 @@ def test_the_jobs_of_the_migration_clean_that_node_and_first_only_list(surroundi
 
 @pytest.mark.kernel
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
-def test_the_jobs_of_the_way_back_remove_only_what_kube_proxy_does_not_know(surroundings: Surroundings) -> None:
+def test_the_cleanup_jobs_for_returning_to_kube_proxy_remove_only_what_kube_proxy_does_not_know(
+    surroundings: Surroundings,
+) -> None:
     parts = blocks("migration.md")
     (ready,) = (part for part in parts if "ready() {" in part)
     (back,) = (part for part in parts if "--only=own" in part)

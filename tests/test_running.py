@@ -30,7 +30,7 @@ STOPPED_WITHIN_S = patience.seconds(30.0)
 FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")  # writable only in the host's own namespace
 CAPABILITIES = (
     "+net_admin" if iptables_process.LIBRARY.exists() else "+net_admin,+net_raw"
-)  # after an installation without a compiler
+)  # as after an installation without a compiler
 UNPRIVILEGED = (
     "unshare",
     "--mount",
@@ -72,7 +72,7 @@ conntrack: {maxPerCore: 0}
 
 
 class Started(Program):
-    """A program, perhaps started by another command, and stopped by a signal."""
+    """A program that was started, possibly by another command, and that is stopped by a signal."""
 
     def __init__(self, folder: pathlib.Path, *flags: str, by: Sequence[str] = ()) -> None:
         super().__init__(folder / "manifests", folder / "log", *flags, starter=STARTER if by else ())
@@ -84,7 +84,7 @@ class Started(Program):
         return self._process
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; returns the exit status."""
+        """Send a signal and wait until the program has ended; returns its exit status."""
         began_s = time.monotonic()
         os.kill(self.process_id, number)
         status = self._process.wait(STOPPED_WITHIN_S + 10)
@@ -131,7 +131,7 @@ def warnings(folder: pathlib.Path) -> list[str]:
     return [line for line in (folder / "log").read_text().splitlines() if "level=info" not in line]
 
 
-def test_after_init_only_one_capability_is_enough_and_settings_stay_unwritten(folder: pathlib.Path) -> None:
+def test_after_init_only_one_capability_is_enough_and_kernel_settings_are_not_written(folder: pathlib.Path) -> None:
     prepared = ipvsproxy(folder, "--init-only", *FLAGS)
     assert "path=net/ipv4/vs/conntrack value=1 before=0" in prepared
     assert "event=node_prepared" in prepared
@@ -145,7 +145,9 @@ def test_after_init_only_one_capability_is_enough_and_settings_stay_unwritten(fo
     assert warnings(folder) == []
 
 
-def test_without_init_only_unwritable_indispensable_settings_end_it_and_others_cause_one_warning(folder: pathlib.Path) -> None:
+def test_without_init_only_an_unwritable_indispensable_setting_ends_the_program_and_others_cause_one_warning(
+    folder: pathlib.Path,
+) -> None:
     with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
         assert program.process.wait(60) == 2
     refusal = (folder / "log").read_text()
@@ -157,7 +159,7 @@ def test_without_init_only_unwritable_indispensable_settings_end_it_and_others_c
     with Started(folder, *FLAGS, "--ipvs-sync-period=1s", by=UNPRIVILEGED) as program:
         program.wait_until_synced()
         program.wait_until(lambda: (folder / "log").read_text().count("net/ipv4/vs/expire") > 0, "warned", 10)
-        time.sleep(2.5)  # more than two audits
+        time.sleep(2.5)  # longer than two audit intervals
         assert ask_health() == 200
         assert program.stop() == 0
     (warning,) = [line for line in warnings(folder) if "kernel_settings_not_writable" in line]
@@ -166,7 +168,7 @@ def test_without_init_only_unwritable_indispensable_settings_end_it_and_others_c
     assert "--init-only" in warning
 
 
-def test_another_instance_and_the_cleanup_job_are_refused_beside_the_program_and_the_job_removes_everything_after_it(
+def test_a_second_instance_and_the_cleanup_job_are_refused_and_after_the_program_the_job_removes_everything(
     folder: pathlib.Path,
 ) -> None:
     pod = yaml.safe_load(CLEANUP_JOB.read_text())["spec"]["template"]["spec"]
@@ -196,14 +198,14 @@ def test_another_instance_and_the_cleanup_job_are_refused_beside_the_program_and
     assert "KUBE-" not in run("ipset", "list", "-name") + run("iptables-save")
 
 
-def test_init_only_names_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
+def test_init_only_reports_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
     pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("0")  # inherited from the first namespace, where it may be 1
     command = (*UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
     output = run(*command, status=1)
     assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in output
 
 
-def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_as_it_is(folder: pathlib.Path) -> None:
+def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_unchanged(folder: pathlib.Path) -> None:
     with Started(folder, *FLAGS) as program:
         program.wait_until_synced()
         assert ask_health() == 200
@@ -222,16 +224,16 @@ def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_as_it_is(f
 
 
 @pytest.mark.parametrize(("flag", "status"), [("--init-only", 1), ("--hostname-override=node-a", 0)])
-def test_a_stop_signal_during_a_hanging_modprobe_does_not_wait_for_it(folder: pathlib.Path, flag: str, status: int) -> None:
+def test_the_program_stops_on_a_signal_without_waiting_for_a_hanging_modprobe(
+    folder: pathlib.Path, flag: str, status: int
+) -> None:
     modprobe = folder / "modprobe"
     modprobe.write_text(f"#!/bin/sh\ntouch {folder}/asked\nexec sleep 60\n")
     modprobe.chmod(0o755)
-    # With an empty /sys/module, the program runs modprobe.
+    # If /sys/module is empty, the program runs modprobe.
     unseen = ("sh", "-c", 'mount -t tmpfs none /sys/module && exec "$@"', "sh")
     by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--mount", "--fork", "--kill-child=SIGTERM", *unseen)
-    with Started(
-        folder, *FLAGS, flag, by=by
-    ) as program:  # like the first process of a container, which no signal ends by default
+    with Started(folder, *FLAGS, flag, by=by) as program:  # as the first process of a container, which no signal ends by default
         program.wait_until((folder / "asked").exists, "at modprobe", 60)
         (inner,) = run("pgrep", "--parent", str(program.process.pid)).split()
         began_s = time.monotonic()
@@ -242,12 +244,12 @@ def test_a_stop_signal_during_a_hanging_modprobe_does_not_wait_for_it(folder: pa
 
 
 @pytest.mark.parametrize(("how", "number"), [(">&- 2>&-", signal.SIGTERM), ("> >(true) 2>&1", signal.SIGINT)])
-def test_an_unreadable_log_does_not_end_the_program_which_either_signal_does(
+def test_a_log_that_nobody_reads_does_not_end_the_program_and_each_stop_signal_does(
     folder: pathlib.Path, how: str, number: signal.Signals
 ) -> None:
     by = ("bash", "-c", f'exec "$@" {how}', "bash")
     with Started(folder, *FLAGS, by=by) as program:
-        # Wait for health: the log, which would have event=synced, is unreadable, and virtual servers are in force before rules.
+        # Wait for health, because the log with event=synced is unreadable and virtual servers are programmed before rules.
         program.wait_until(lambda: ask_health() == 200, "healthy", 60)
         assert program.stop(number) == 0
     assert virtual_servers() != []
@@ -255,7 +257,7 @@ def test_an_unreadable_log_does_not_end_the_program_which_either_signal_does(
 
 @contextlib.contextmanager
 def echo_server() -> Iterator[None]:
-    """Echo on one connection to 10.1.1.1:8080 until the block ends."""
+    """Echo data on one connection to 10.1.1.1:8080 until the block ends."""
     program = (
         "import socket\n"
         "server = socket.create_server(('10.1.1.1', 8080))\n"
@@ -282,7 +284,7 @@ STRICT_ARP = pathlib.Path("/proc/sys/net/ipv4/conf/all/arp_ignore")
 
 
 def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """Write a file to a volume as the kubelet writes a ConfigMap; returns its path."""
+    """Write a file to a volume as the kubelet writes a ConfigMap; returns the path of the file."""
     (folder / name).mkdir(parents=True)
     (folder / name / "config.conf").write_text(text)
     (folder / "..data_tmp").symlink_to(name)
@@ -293,7 +295,7 @@ def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
     return path
 
 
-def test_a_swapped_config_map_changes_the_scheduler_and_connections_continue(folder: pathlib.Path) -> None:
+def test_a_swapped_config_map_changes_the_scheduler_and_open_connections_continue(folder: pathlib.Path) -> None:
     volume = folder / "volume"
     path = swap(volume, "..1", CONFIGURATION)
     with Started(folder, f"--config={path}") as program, echo_server():

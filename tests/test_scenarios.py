@@ -1,7 +1,7 @@
-"""Scenarios in ``tests/scenarios``: the API's state, phase by phase, each delivered in several ways.
+"""Scenarios in ``tests/scenarios``: the API's state, phase by phase; each scenario is delivered in several ways.
 
-In each way, after each phase the kernel has the same objects as if that state alone had been programmed on an empty kernel, and
-nothing is pending. The method follows ``testExpanders`` in projectcalico/calico.
+For each way of delivery, after each phase the kernel has the same objects as if only the state of this phase had been programmed
+on an empty kernel, and no operation is pending. The method is that of ``testExpanders`` in projectcalico/calico.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def phases_reversed(states: Sequence[State]) -> Iterator[Story]:
 
 
 def with_empty_phases_between(states: Sequence[State]) -> Iterator[Story]:
-    # The Node stays, because a node without its Node object keeps the last known one.
+    # The Node object stays, because a node without its Node object keeps the last known object.
     pairs = [(state, {name: put for name, put in state.items() if put.kind is ObjectKind.NODE}) for state in states]
     yield list(itertools.chain.from_iterable(pairs)), False
 
@@ -82,7 +82,7 @@ def restarted_between_phases(states: Sequence[State]) -> Iterator[Story]:
 
 
 def transition(before: State, after: State) -> list[Event]:
-    """The events of a change: changed objects in the order of the new state, then deleted ones."""
+    """The events of a change: the changed objects in the order of the new state, and then the deleted objects."""
     changed: list[Event] = [put for name, put in after.items() if before.get(name) != put]
     return [*changed, *(Gone(*name) for name in before if name not in after)]
 
@@ -102,7 +102,7 @@ def assert_in_force(node: MemoryNode, state: Collection[Put]) -> None:
 
 
 async def deliver(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, restarted: bool) -> None:
-    """Deliver all states to one process, or each to a process of its own; check the kernel after each."""
+    """Deliver all states to one process, or each state to a new process; check the kernel after each state."""
     for part in [[state] for state in states] if restarted else [states]:
         node = MemoryNode(kernel, settings=SETTINGS)
         async with node.running():
@@ -122,7 +122,7 @@ async def deliver(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, re
 )
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_each_state_is_in_force_in_every_way_of_delivery(
+async def test_each_state_is_programmed_whichever_way_it_is_delivered(
     path: pathlib.Path, expand: Callable[[Sequence[State]], Iterator[Story]]
 ) -> None:
     for states, restarted in expand(read_states(path)):
@@ -131,7 +131,7 @@ async def test_each_state_is_in_force_in_every_way_of_delivery(
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_all_phases_delivered_at_once_leave_the_last_one_in_force(path: pathlib.Path) -> None:
+async def test_if_all_phases_are_delivered_at_once_the_state_of_the_last_phase_is_programmed(path: pathlib.Path) -> None:
     states = read_states(path)
     node = MemoryNode(settings=SETTINGS)
     async with node.running():
@@ -141,7 +141,7 @@ async def test_all_phases_delivered_at_once_leave_the_last_one_in_force(path: pa
         assert len(node.watcher.summaries) == 1
 
 
-def test_states_of_a_scenario_differ_and_program_something() -> None:
+def test_the_states_of_a_scenario_differ_and_program_kernel_objects() -> None:
     for path in SCENARIOS:
         states = read_states(path)
         assert len(states) >= 3

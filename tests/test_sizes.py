@@ -1,6 +1,6 @@
-"""Computed numbers in docs/choosing.md and docs/running.md follow the rules that these pages give.
+"""The computed numbers in docs/choosing.md and docs/running.md follow the rules that these pages state.
 
-Measured figures are those of docs/performance.md.
+The measured figures come from docs/performance.md.
 """
 
 import math
@@ -25,7 +25,7 @@ def first_number(cell: str) -> int:
 
 
 @pytest.mark.parametrize("row", SIZES, ids=lambda row: row[0])
-def test_requests_and_limits_follow_from_the_measured_memory(row: list[str]) -> None:
+def test_requests_and_limits_are_computed_from_the_measured_memory(row: list[str]) -> None:
     services, resident, request, limit = row[0], *map(first_number, row[1:4])
     assert request == math.ceil(2 * resident * 1e6 / 2**20 / 64) * 64
     assert limit == 2 * request
@@ -35,13 +35,13 @@ def test_requests_and_limits_follow_from_the_measured_memory(row: list[str]) -> 
     assert any(re.search(rf"\b{resident}\b.*MB", line) for line in rows)
 
 
-def test_the_tables_of_sizes_have_rows_to_check() -> None:
+def test_the_size_tables_have_rows_that_can_be_checked() -> None:
     assert len(SIZES) == 5
     assert len(UPDATES) == 4
 
 
 @pytest.mark.parametrize("row", UPDATES, ids=lambda row: row[0] + row[1])
-def test_the_duration_of_an_update_follows_from_the_number_of_nodes(row: tuple[str, str, str, str, str]) -> None:
+def test_the_duration_of_a_rolling_update_is_computed_from_the_number_of_nodes(row: tuple[str, str, str, str, str]) -> None:
     number, percent, at_a_time, rounds, duration = row
     unavailable = math.ceil(NODES * int(number) / 100) if percent else int(number)
     assert unavailable == int(at_a_time.replace(",", ""))

@@ -1,4 +1,4 @@
-"""The track record names tests and commits that exist, and notices a fault that is no longer found."""
+"""The track record names tests and commits that exist, and detects a fault that today's test no longer finds."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tests.track_record import ROOT, Row
 ROWS = track_record.rows(track_record.PAGE.read_text())
 
 
-def test_a_row_is_read_with_its_code() -> None:
+def test_a_row_of_the_track_record_is_read_with_its_code() -> None:
     page = "| fault | found by |\n| --- | --- |\n| one | chaos | `scripts/x --y` | `abc1234` | `a\\|b` |\n"
     page += "| two | review | `t.py::a` | `abc` |\n"
     assert track_record.rows(page) == [
@@ -33,7 +33,7 @@ def test_each_row_names_a_test_or_a_kind_of_chaos_that_exists(row: Row) -> None:
 
 
 @pytest.mark.parametrize("commit", sorted({row.commit for row in ROWS}))
-def test_each_commit_is_of_this_history(commit: str) -> None:
+def test_each_commit_in_the_track_record_is_an_ancestor_of_the_current_one(commit: str) -> None:
     if not (ROOT / ".git").exists() or (ROOT / ".git/shallow").exists():
         pytest.skip("the history is not here")
     subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, check=True)
@@ -47,7 +47,7 @@ def test_each_commit_is_of_this_history(commit: str) -> None:
         ("echo lost", "the fault is no longer found"),
     ],
 )
-def test_a_command_must_fail_with_the_symptom(
+def test_a_command_counts_only_if_it_fails_with_the_symptom(
     command: str, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(track_record, "PROGRAMS", tmp_path)
@@ -56,7 +56,7 @@ def test_a_command_must_fail_with_the_symptom(
 
 
 @pytest.mark.parametrize(("command", "names"), [("scripts/x", "IPVSPROXY_TEST_PROGRAM"), ("pytest", "PYTHONPATH")])
-def test_a_script_gets_the_old_program_and_pytest_imports_it(
+def test_scripts_run_the_old_program_and_pytest_imports_the_old_program(
     command: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(track_record, "PROGRAMS", tmp_path)

@@ -1,8 +1,8 @@
-"""The faults of docs/track-record.md: today's tests must still find each in the last program that has it.
+"""The faults of docs/track-record.md: today's tests must still find each fault in the last program that has it.
 
 ``scripts/track-record`` unpacks the package of that commit into build/track-record, and runs the command of the row. The old
-package is the program under test if the command is one of ``scripts/``, else pytest imports it. The command must fail with
-the symptom of the row.
+package is the program under test if the command is one of ``scripts/``; otherwise pytest imports the old package. The command
+must fail with the symptom of the row.
 """
 
 import argparse
@@ -22,7 +22,10 @@ _CODE = re.compile(r"`([^`]+)`")
 
 
 class Row(NamedTuple):
-    """One fault. Without ``symptom``, no old program shows it, but ``command`` is the test that would find it today."""
+    """One fault.
+
+    If a fault has no ``symptom``, no old program shows the fault, but ``command`` is the test that would find the fault today.
+    """
 
     fault: str
     found_by: str
@@ -32,7 +35,7 @@ class Row(NamedTuple):
 
 
 def rows(page: str) -> list[Row]:
-    """Read the rows of all tables of the page. Those of the table without symptoms have a test as their command."""
+    """Read the rows of all tables of the page. In the table without symptoms, the command of a row is a test."""
     cells = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     return [Row(fault, found_by, *map(_code, (*rest, "")[:3])) for fault, found_by, *rest in cells if _code("".join(rest))]
 
@@ -43,7 +46,7 @@ def _code(cell: str) -> str:
 
 
 def unpack(commit: str) -> pathlib.Path:
-    """Return a folder with the package of this commit."""
+    """Return a folder that has the package of this commit."""
     folder = PROGRAMS / commit
     if not (folder / "ipvsproxy").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,13 +55,13 @@ def unpack(commit: str) -> pathlib.Path:
 
 
 def run(row: Row, *, mended: bool) -> str:
-    """Run the command of a row; returns what is wrong, or nothing."""
+    """Run the command of a row; returns what is wrong, or an empty text."""
     environment = dict(os.environ)
     if not mended:
         folder = str(unpack(row.commit))
         if re.search(r"(^| )scripts/", row.command):
             environment["IPVSPROXY_TEST_PROGRAM"] = folder
-        else:  # pytest imports the package before the tests do
+        else:  # pytest imports the old package before the tests import it
             environment |= {"PYTHONPATH": folder, "PYTEST_ADDOPTS": "-p ipvsproxy"}
     try:
         done = subprocess.run(
@@ -82,7 +85,7 @@ def run(row: Row, *, mended: bool) -> str:
 
 
 def main() -> int:
-    """Run the chosen rows."""
+    """Run the chosen rows of the track record."""
     parser = argparse.ArgumentParser(prog="scripts/track-record", description="Prove that old faults are still found.")
     parser.add_argument("--mended", action="store_true", help="run today's program, which must have none of the faults")
     parser.add_argument("words", nargs="*", metavar="WORD", help="only rows with one of these words")

@@ -1,6 +1,6 @@
-"""Covers the whole program on a kernel in memory: its start, the reasons not to start, and its end.
+"""Covers the whole program on an in-memory kernel: its start, the reasons why it may not start, and its end.
 
-``tests/test_program.py`` covers the same on a real kernel, as a process of its own.
+``tests/test_program.py`` covers the same for a separate process on a real kernel.
 """
 
 import asyncio
@@ -56,7 +56,10 @@ CHOICE = VariantChoice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
 
 
 class Kernel(FakeKernel):
-    """A kernel with the attributes of the real one that the program uses. ``on_apply`` is called before each ``apply``."""
+    """An in-memory kernel that also has those attributes of the real kernel that the program uses.
+
+    ``on_apply`` is called before each call of ``apply``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +114,10 @@ class Kernel(FakeKernel):
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """The kernel of all programs of this test. The configuration of the log stays, because loggers of the test use it."""
+    """The kernel that all programs of this test use.
+
+    The log is not configured again, because loggers of the test use the present configuration.
+    """
     kernel = Kernel()
 
     @contextlib.asynccontextmanager
@@ -131,13 +137,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def configured(*flags: str) -> Config:
-    """A configuration that these flags complete, without HTTP servers."""
+    """A configuration made of these flags and of defaults for tests; it has no HTTP servers."""
     config = loading.from_flags("--hostname-override=node-a", *flags)
     return dataclasses.replace(config, servers=Servers(health=None, metrics=None))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_program_and_leaves_the_kernel_as_it_is(
+def test_a_stop_signal_ends_the_program_and_leaves_the_kernel_unchanged(
     kernel: Kernel, tmp_path: pathlib.Path, number: signal.Signals
 ) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
@@ -148,7 +154,9 @@ def test_a_signal_ends_the_program_and_leaves_the_kernel_as_it_is(
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
 
 
-def test_leftover_rules_of_another_proxy_are_removed_when_our_rules_are_in_force(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+def test_leftover_rules_of_another_proxy_are_removed_once_our_rules_are_programmed(
+    kernel: Kernel, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.leftover_rules.put(USED, LEFT)
     rules_before: list[bool] = []
@@ -164,7 +172,7 @@ def test_leftover_rules_of_another_proxy_are_removed_when_our_rules_are_in_force
 
 
 @pytest.mark.parametrize(("node_name", "expected"), [("node-a", []), ("node-b", ["node-b"])])
-def test_a_node_without_a_node_object_is_logged_once(
+def test_a_missing_node_object_is_logged_once(
     kernel: Kernel, tmp_path: pathlib.Path, node_name: str, expected: list[str]
 ) -> None:
     (tmp_path / "node.yaml").write_text("{apiVersion: v1, kind: Node, metadata: {name: node-a}}")
@@ -175,7 +183,9 @@ def test_a_node_without_a_node_object_is_logged_once(
     assert [line["node"] for line in logged if line["event"] == "load_balancers_turned_away"] == expected
 
 
-def test_a_configuration_that_leaves_out_a_served_family_is_logged_at_the_start(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+def test_a_configuration_whose_addresses_do_not_cover_a_served_family_is_logged_at_the_start(
+    kernel: Kernel, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with structlog.testing.capture_logs() as logged:
@@ -184,7 +194,7 @@ def test_a_configuration_that_leaves_out_a_served_family_is_logged_at_the_start(
     assert notices == ["nodePortAddresses has no range of IPv6, which this node serves"]
 
 
-def test_a_program_that_is_stopped_while_it_waits_ends_regularly(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_stopped_while_it_waits_ends_with_success(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve_nothing(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
@@ -195,7 +205,7 @@ def test_a_program_that_is_stopped_while_it_waits_ends_regularly(kernel: Kernel,
 
 
 @pytest.mark.parametrize("configured_scheduler", ["wlc", "nosuch"])
-def test_a_scheduler_that_the_kernel_lacks_is_logged_and_replaced(
+def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, configured_scheduler: str
 ) -> None:
     class RememberedStatus(health.Status):
@@ -220,7 +230,7 @@ def test_a_scheduler_that_the_kernel_lacks_is_logged_and_replaced(
 
 
 @pytest.mark.usefixtures("kernel")
-def test_host_ports_before_services_are_logged_once_until_an_audit_no_longer_finds_them(
+def test_host_ports_that_take_packets_before_services_are_logged_once_until_an_audit_finds_none(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = ("legacy IPv4",)
@@ -259,7 +269,7 @@ def test_host_ports_before_services_are_logged_once_until_an_audit_no_longer_fin
 
 
 def run(config: Config) -> int:
-    """Serve; the configuration never changes."""
+    """Serve with a configuration that never changes."""
     return app.run(config, lambda: config)
 
 
@@ -267,7 +277,7 @@ FILE = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 @pytest.mark.parametrize("trouble", ["ENOBUFS", "no scheduler"])
-def test_a_failed_reload_changes_nothing_and_is_tried_again(
+def test_a_failed_reload_of_the_configuration_changes_nothing_and_is_retried(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     calls: list[object] = []
@@ -319,7 +329,7 @@ def test_a_failed_reload_changes_nothing_and_is_tried_again(
 
 
 def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The sentences of a program that cannot start."""
+    """The sentences that a program prints if it cannot start."""
     assert run(config) == lifecycle.CANNOT_START
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("ipvsproxy: ") for line in lines)
@@ -327,7 +337,7 @@ def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.removeprefix("ipvsproxy: ") for line in lines[:-1]]
 
 
-def test_a_kernel_without_any_usable_scheduler_is_refused(
+def test_the_program_does_not_start_on_a_kernel_without_any_usable_scheduler(
     kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
     kernel.schedulers = frozenset()
@@ -337,7 +347,7 @@ def test_a_kernel_without_any_usable_scheduler_is_refused(
 
 
 @pytest.mark.checklist(95)
-def test_a_kernel_that_refuses_virtual_servers_is_refused(
+def test_the_program_does_not_start_on_a_kernel_that_refuses_virtual_servers(
     kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> str:
@@ -348,20 +358,24 @@ def test_a_kernel_that_refuses_virtual_servers_is_refused(
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["list the virtual servers: Operation not permitted"]
 
 
-def test_a_missing_directory_is_named(kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_manifest_directory_is_reported(
+    kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "missing"
     assert refusal(configured(f"--manifests={missing}"), capsys) == [f"--manifests: {missing} is not a directory"]
     assert kernel.applied == []
 
 
-def test_a_missing_kubeconfig_is_named(kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_kubeconfig_file_is_reported(
+    kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "missing"
     (line,) = refusal(configured(f"--kubeconfig={missing}"), capsys)
     assert line == f"kubeconfig {missing}: {missing}: No such file or directory"
     assert kernel.applied == []
 
 
-def test_without_kubeconfig_outside_a_pod_the_missing_requirement_is_named(
+def test_outside_a_pod_a_missing_kubeconfig_is_reported_with_the_requirement(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -386,7 +400,7 @@ def test_the_program_waits_for_an_api_server_that_does_not_answer(
     assert kernel.applied == []
 
 
-def test_the_address_of_an_api_server_that_does_not_answer_is_given_up_by_a_start(
+def test_a_start_removes_a_leftover_address_of_an_api_server_that_does_not_answer(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -443,7 +457,7 @@ def test_an_address_in_use_ends_the_program_if_so_configured(
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A host that meets all requirements without a real kernel. Each test removes one."""
+    """A host that meets all requirements of the program, without a real kernel. Each test takes one requirement away."""
     monkeypatch.setattr(log, "set_up", lambda **_: None)
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ())
     monkeypatch.setattr(host, "load_modules", lambda *_: "")
@@ -465,14 +479,14 @@ MISSING = (host.Missing("it is not there", "get it"),)
 
 
 @pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types", "missing_settings"])
-def test_a_missing_requirement_is_named_with_its_remedy(
+def test_a_missing_requirement_is_reported_with_its_remedy(
     bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare.setattr(host, what, lambda **_: MISSING)
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["it is not there: get it"]
 
 
-def test_the_message_of_modprobe_is_shown_with_a_missing_feature(
+def test_a_missing_kernel_feature_is_reported_with_the_message_of_modprobe(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare.setattr(host, "load_modules", lambda *_: "modprobe says: it finds no module ip_vs")
@@ -483,7 +497,7 @@ def test_the_message_of_modprobe_is_shown_with_a_missing_feature(
     ]
 
 
-def test_a_kernel_that_cannot_be_opened_has_a_reason(
+def test_a_kernel_that_cannot_be_opened_is_reported_with_the_reason(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def make(*_: object, **__: object) -> Kernel:
@@ -494,7 +508,7 @@ def test_a_kernel_that_cannot_be_opened_has_a_reason(
     assert "open a netlink socket" in line
 
 
-def test_another_kind_of_device_with_our_name_is_named_and_ends_the_program(
+def test_a_network_device_of_another_type_with_our_name_is_reported_and_ends_the_program(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interface_addresses(_: object) -> Sequence[object]:
@@ -507,7 +521,7 @@ def test_another_kind_of_device_with_our_name_is_named_and_ends_the_program(
 
 
 class Iptables:
-    """An iptables driver that refuses to write rules of these families."""
+    """An iptables driver that cannot write rules of these families."""
 
     def __init__(self, refusals: Mapping[Family, Refusal]) -> None:
         self._refusals = refusals
@@ -523,14 +537,14 @@ NO_TABLE, NOT_INSTALLED = (Refusal(reason, is_certain=True) for reason in ("refu
 
 
 @pytest.mark.parametrize("unserved", [None, *Family])
-def test_iptables_for_one_family_is_enough_to_start(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
+def test_the_program_starts_if_iptables_works_for_one_family(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
     kernel = Kernel()
     bare.setattr(kernel, "rules", Iptables({unserved: NO_TABLE} if unserved else {}), raising=False)
     served = [family for family in Family if family is not unserved]
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
 
 
-def test_a_kernel_whose_ipvs_has_no_ipv6_serves_ipv4_and_says_why(bare: pytest.MonkeyPatch) -> None:
+def test_on_a_kernel_whose_ipvs_has_no_ipv6_the_program_serves_ipv4_and_logs_the_reason(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     bare.setattr(kernel, "rules", Iptables({}), raising=False)
     bare.setattr(kernel, "has_ipv6", lambda: False)
@@ -565,7 +579,7 @@ async def test_missing_kernel_features_are_logged_once_at_the_start(
     assert [line["features"] for line in logs if line["event"] == "kernel_lacks"] == [lacking]
 
 
-def test_without_any_family_the_reason_of_each_is_named(bare: pytest.MonkeyPatch) -> None:
+def test_if_no_family_can_be_served_the_reason_of_each_family_is_reported(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     bare.setattr(
         kernel,
@@ -583,7 +597,7 @@ def test_without_any_family_the_reason_of_each_is_named(bare: pytest.MonkeyPatch
     )
 
 
-def test_a_family_whose_rules_cannot_be_written_now_is_served(bare: pytest.MonkeyPatch) -> None:
+def test_a_family_whose_rules_cannot_be_written_at_the_start_is_still_served(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     held = Refusal("Another app is currently holding the xtables lock", is_certain=False)
     bare.setattr(kernel, "rules", Iptables(dict.fromkeys(Family, held)), raising=False)
@@ -595,7 +609,7 @@ def test_a_family_whose_rules_cannot_be_written_now_is_served(bare: pytest.Monke
     ]
 
 
-async def test_a_step_of_the_start_that_fails_is_tried_again(bare: pytest.MonkeyPatch) -> None:
+async def test_a_step_of_the_start_that_fails_once_is_retried(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(requirements, "DELAYS_S", (0.001, 0.001))
     errors = [KernelError(action="list addresses", errno=errno.ENOBUFS)] * 2
 
@@ -609,7 +623,7 @@ async def test_a_step_of_the_start_that_fails_is_tried_again(bare: pytest.Monkey
     assert [line["event"] for line in logs] == ["start_step_failed"] * 2
 
 
-async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_its_reason(bare: pytest.MonkeyPatch) -> None:
+async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_the_reason(bare: pytest.MonkeyPatch) -> None:
     async def ask() -> str:
         raise KernelError(action="list addresses", errno=errno.ENOMEM)
 
@@ -618,7 +632,7 @@ async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_its_
 
 
 @pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
-def test_a_family_without_the_version_of_its_program_is_given_up_unless_the_program_hangs(
+def test_a_family_whose_iptables_program_does_not_work_is_not_served_unless_the_program_only_hangs(
     bare: pytest.MonkeyPatch, number: int, *, is_given_up: bool
 ) -> None:
     kernel, iptables = Kernel(), Iptables({})
@@ -638,7 +652,10 @@ def test_a_family_without_the_version_of_its_program_is_given_up_unless_the_prog
 
 
 def _reloaded(kernel: Kernel, directory: pathlib.Path, section: str) -> list[Any]:
-    """Run the program until a signal; once all is programmed, its file gets this section. Returns the log."""
+    """Run the program until a signal; once everything is programmed, write this section into its configuration file.
+
+    Returns the log.
+    """
     path, fresh = directory / "config.conf", directory / "fresh"
     (directory / "web.yaml").write_text(MANIFEST)
     path.write_text(FILE)
@@ -659,7 +676,7 @@ def _reloaded(kernel: Kernel, directory: pathlib.Path, section: str) -> list[Any
     return logged
 
 
-def test_objects_of_the_other_backend_that_cannot_be_removed_are_shown_by_health(
+def test_health_shows_objects_of_the_other_backend_that_cannot_be_removed(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []

@@ -1,6 +1,6 @@
-"""Covers jumps of the machine's clock by days in both directions: the program goes on, removes nothing, and stays healthy.
+"""Covers jumps of the machine's clock by days in both directions: the program continues, removes nothing, and stays healthy.
 
-Only on a kernel of our own, because a test must not change the clock of the host.
+The tests run only on a kernel of their own, because a test must not change the clock of the host.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def jumped(by_s: float) -> Iterator[None]:
-    """Set the clock wrong by this many seconds."""
+    """Set the clock ahead or back by this many seconds."""
     time.clock_settime(time.CLOCK_REALTIME, time.time() + by_s)
     try:
         yield
@@ -45,7 +45,7 @@ def is_healthy() -> bool:
         return bool(answer.status == 200)
 
 
-def test_changes_are_served_and_drift_is_repaired_with_a_wrong_clock(tmp_path: pathlib.Path) -> None:
+def test_changes_are_programmed_and_drift_is_repaired_while_the_clock_is_wrong(tmp_path: pathlib.Path) -> None:
     objects = list(world.anchors())
     web = next(item for item in objects if item["metadata"]["name"] == "anchor")
     with contextlib.ExitStack() as running:

@@ -1,6 +1,6 @@
-"""Covers the way from an API server over real HTTP to a kernel in memory, through the real source, store and loop.
+"""Covers the path from an API server over real HTTP to an in-memory kernel, through the real source, store and loop.
 
-After any trouble on the way, the kernel equals the state computed from scratch from the objects of the server.
+After any trouble on this path, the kernel equals the state that is computed from scratch from the objects of the server.
 """
 
 import asyncio
@@ -61,19 +61,19 @@ def node(zone: str = "zone-a", *addresses: str) -> Object:
 
 @dataclasses.dataclass
 class World:
-    """An API server, a node that follows it, and what its source had trouble with."""
+    """An API server, a node that follows the server, and the troubles that the node's source reported."""
 
     server: ApiServer
     node: memory_node.MemoryNode
     troubles: list[Trouble]
 
     async def watched(self) -> None:
-        """All kinds are watched."""
+        """Objects of all kinds are watched."""
         for resource in RESOURCES:
             await self.server.watched(resource)
 
     def desired(self) -> memory_node.Contents:
-        """The kernel objects that the present objects of the server require."""
+        """The kernel objects that the current objects of the server require."""
         store = Store(started_s=0)
         for resource, kind in KIND_OF.items():
             matches = api_store.selector(SELECTORS[resource])
@@ -82,7 +82,7 @@ class World:
         return memory_node.from_scratch(store, self.node.settings, self.node.kernel)
 
     async def in_force(self) -> None:
-        """Whether the kernel equals the state for the server's objects, and nothing is pending."""
+        """Whether the kernel equals the state for the server's objects, and no operation is pending."""
         async with asyncio.timeout(DEADLINE_S):
             await self.node.watcher.until(lambda: memory_node.contents(self.node.kernel) == self.desired())
         assert self.node.engine._reconciler.pending == 0
@@ -113,7 +113,7 @@ def fill(server: ApiServer) -> None:
 
 @pytest.fixture
 async def world(tmp_path: pathlib.Path) -> AsyncIterator[World]:
-    """A node with seven Services in force and open watches."""
+    """A node on which seven Services are programmed and all watches are open."""
     async with ApiServer() as server:
         fill(server)
         async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as world:
@@ -123,7 +123,7 @@ async def world(tmp_path: pathlib.Path) -> AsyncIterator[World]:
             yield world
 
 
-async def test_new_changed_and_deleted_objects_are_in_force(world: World) -> None:
+async def test_added_changed_and_deleted_objects_are_programmed(world: World) -> None:
     server = world.server
     server.put(SERVICES, service("new", 20))
     server.put(ENDPOINT_SLICES, endpoint_slice("new", "v4", "10.244.0.20"))
@@ -138,7 +138,7 @@ async def test_new_changed_and_deleted_objects_are_in_force(world: World) -> Non
     await world.in_force()
 
 
-async def test_node_ports_follow_the_node_that_the_server_describes(world: World) -> None:
+async def test_node_ports_follow_the_node_object_of_the_server(world: World) -> None:
     ports = [{"name": "http", "port": 80, "protocol": "TCP", "nodePort": 30080}]
     world.server.put(SERVICES, service("web-1", 1, type="NodePort", ports=ports))
     await world.in_force()
@@ -161,7 +161,7 @@ async def test_nothing_is_removed_while_the_server_is_absent(world: World) -> No
     assert not [line for line in world.node.done if line.startswith("remove")]
 
 
-async def test_an_object_that_cannot_be_read_stays_in_force_as_it_was(world: World) -> None:
+async def test_an_object_that_can_no_longer_be_read_stays_programmed_as_before(world: World) -> None:
     before = memory_node.contents(world.node.kernel)
     world.server.put(SERVICES, service("web-1", 1, ports="http"))
     world.server.put(SERVICES, service("new", 20))

@@ -1,4 +1,4 @@
-"""Covers Kubernetes events: their causes, form and rate, and failed writes. Left out: a real API server."""
+"""Covers Kubernetes Events: their causes, their form and rate, and failed writes. Not covered here: a real API server."""
 
 import asyncio
 import dataclasses
@@ -44,7 +44,7 @@ WEB = ServiceName("shop", "web")
 
 
 class Desk:
-    """A recorder with a list in place of the API server."""
+    """A recorder that writes Events into a list in place of the API server."""
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
@@ -69,7 +69,7 @@ class Desk:
         self.recorder.record(KubernetesEvent(regarding, "Reason", "Act", note, everywhere=everywhere))
 
 
-async def test_an_event_is_written_in_the_form_of_kube_proxy() -> None:
+async def test_an_event_is_written_in_the_form_that_kube_proxy_uses() -> None:
     desk = Desk()
     desk.recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", "", is_warning=False))
     await desk.recorder.write_due()
@@ -92,7 +92,7 @@ async def test_an_event_is_written_in_the_form_of_kube_proxy() -> None:
     assert desk.outcomes == ["posted"]
 
 
-async def test_an_event_of_a_service_is_in_its_namespace() -> None:
+async def test_an_event_about_a_service_is_in_the_namespace_of_the_service() -> None:
     desk = Desk()
     desk.record(regarding=of_service(WEB, "u1"))
     await desk.recorder.write_due()
@@ -101,7 +101,7 @@ async def test_an_event_of_a_service_is_in_its_namespace() -> None:
     assert event["regarding"] == {"apiVersion": "v1", "kind": "Service", "name": "web", "namespace": "shop", "uid": "u1"}
 
 
-async def test_repeats_that_wait_are_one_event_with_a_count() -> None:
+async def test_repeated_events_that_wait_are_written_as_one_event_with_a_count() -> None:
     desk = Desk()
     for _ in range(3):
         desk.record("same")
@@ -110,7 +110,7 @@ async def test_repeats_that_wait_are_one_event_with_a_count() -> None:
     assert event["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:00:00.000001Z"}
 
 
-async def test_each_object_has_a_rate_limit_and_dropped_events_count_in_the_next_one() -> None:
+async def test_events_of_each_object_are_rate_limited_and_the_next_event_counts_the_dropped_ones() -> None:
     desk = Desk()
     for number in range(OBJECT_BURST + 3):
         desk.record()
@@ -127,7 +127,7 @@ async def test_each_object_has_a_rate_limit_and_dropped_events_count_in_the_next
     assert desk.written[-1]["series"]["count"] == 4
 
 
-async def test_the_process_has_a_rate_limit_across_objects() -> None:
+async def test_events_of_the_whole_process_are_rate_limited() -> None:
     desk = Desk()
     for number in range(BURST + 10):
         desk.record(regarding=of_service(ServiceName("shop", f"s{number}")))
@@ -140,7 +140,7 @@ async def test_the_process_has_a_rate_limit_across_objects() -> None:
     assert len(desk.written) == BURST + 3
 
 
-async def test_an_event_that_all_nodes_share_is_posted_later_under_one_name_and_a_conflict_counts_as_posted() -> None:
+async def test_an_event_shared_by_all_nodes_is_posted_later_under_one_name_and_a_conflict_counts_as_posted() -> None:
     names = set()
     for _ in range(2):
         desk = Desk()
@@ -176,7 +176,7 @@ async def test_without_an_api_server_events_are_not_queued() -> None:
     assert outcomes == []
 
 
-async def test_a_note_is_cut_between_characters() -> None:
+async def test_a_long_note_of_an_event_is_truncated_between_characters() -> None:
     desk = Desk()
     desk.record("x" + "ü" * 1000)
     await desk.recorder.write_due()
@@ -204,7 +204,7 @@ async def test_an_api_server_accepts_the_events(tmp_path: pathlib.Path) -> None:
 
 
 class Stage:
-    """An announcer with its recorder."""
+    """An announcer together with its recorder."""
 
     def __init__(self) -> None:
         self.desk = Desk()
@@ -221,7 +221,7 @@ class Stage:
         return [(event["regarding"]["name"], event["reason"], event["note"]) for event in written]
 
 
-async def test_the_start_and_each_notice_are_one_event_of_the_node() -> None:
+async def test_the_start_and_each_notice_cause_one_event_on_the_node() -> None:
     stage = Stage()
     stage.status.notices.append(Notice("SchedulerMissing", "no mh"))
     stage.announcer.start()
@@ -229,7 +229,7 @@ async def test_the_start_and_each_notice_are_one_event_of_the_node() -> None:
     assert await stage.written() == [("node-a", "Starting", ""), ("node-a", "SchedulerMissing", "no mh")]
 
 
-async def test_a_health_check_port_that_cannot_be_opened_has_kube_proxys_event() -> None:
+async def test_a_health_check_port_that_cannot_be_opened_causes_the_same_event_as_in_kube_proxy() -> None:
     stage = Stage()
     stage.announcer.port_failed(WEB, 30001, "address already in use")
     note = 'node node-a failed to start healthcheck "shop/web" on port 30001: address already in use'
@@ -237,7 +237,7 @@ async def test_a_health_check_port_that_cannot_be_opened_has_kube_proxys_event()
     assert stage.desk.written[0]["regarding"]["uid"] == "uid-of-web"
 
 
-async def test_invalid_parts_are_an_event_of_their_object() -> None:
+async def test_invalid_fields_cause_an_event_on_their_object() -> None:
     stage = Stage()
     wrong, not_ours = Skipped("spec.clusterIPs", "'x' is no address"), Skipped("spec", "headless", invalid=False)
     complaints = (
@@ -254,7 +254,7 @@ async def test_invalid_parts_are_an_event_of_their_object() -> None:
     assert {event["regarding"]["apiVersion"] for event in stage.desk.written} == {"v1", "discovery.k8s.io/v1"}
 
 
-async def test_a_service_with_the_address_of_another_node_is_an_event_and_a_notice() -> None:
+async def test_a_service_with_the_address_of_another_node_causes_an_event_and_a_notice() -> None:
     stage = Stage()
     address = parse_address("192.168.0.11")
     view = dataclasses.replace(builders.node_view(), other_nodes={address: "node-b"})
@@ -275,7 +275,7 @@ async def test_a_service_with_the_address_of_another_node_is_an_event_and_a_noti
     assert stage.status.notices == []
 
 
-async def test_a_conflict_is_an_event_of_each_waiting_service() -> None:
+async def test_an_address_conflict_causes_an_event_on_each_waiting_service() -> None:
     stage = Stage()
     old = Owner(1, ServiceName("shop", "old"))
     conflict = Conflict(builders.frontend("10.96.0.10", 80), old, (Owner(2, WEB),), ("is older",))
@@ -286,7 +286,7 @@ async def test_a_conflict_is_an_event_of_each_waiting_service() -> None:
 
 
 @pytest.mark.parametrize(("number", "times"), [(SET_FULL[0], 1), (errno.EIO, 0)])
-async def test_a_full_set_is_an_event_of_the_node(number: int, times: int) -> None:
+async def test_a_full_set_causes_an_event_on_the_node(number: int, times: int) -> None:
     stage = Stage()
     entries = [SetEntry(SetKind.CLUSTER_IP.value, builders.addresses(f"10.0.0.{one}")[0]) for one in (1, 2)]
     errors = tuple(Outcome(Operation(Verb.ADD, SetEntries.of(entry)), "the set is full", number) for entry in entries)

@@ -1,6 +1,6 @@
 """Covers objects of a hostile author, from the bytes of a watch to log lines, metrics and pages.
 
-``tests/fuzz/rules.py`` covers their effect on rules, sets and virtual servers.
+``tests/fuzz/rules.py`` covers how such objects affect rules, sets and virtual servers.
 """
 
 import json
@@ -34,9 +34,9 @@ def _shortly(text: str) -> str:
 
 @pytest.fixture(name="read")
 def _read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """The lines on standard error since the last call."""
+    """The lines written to standard error since the last call."""
     before = structlog.get_config()
-    monkeypatch.setattr(journal, "log", structlog.get_logger())  # a logger with the configuration of this test
+    monkeypatch.setattr(journal, "log", structlog.get_logger())  # a logger that uses the configuration of this test
 
     def lines() -> list[str]:
         return capsys.readouterr().err.splitlines()
@@ -52,7 +52,7 @@ def decoded(document: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("text", [text for text in HOSTILE if text], ids=_shortly)
-def test_a_hostile_text_stays_within_its_line(read: Callable[[], list[str]], text: str, *, as_json: bool) -> None:
+def test_a_hostile_text_does_not_add_log_lines(read: Callable[[], list[str]], text: str, *, as_json: bool) -> None:
     log.set_up(json=as_json, verbosity=0)
     store = Store(0)
     port = {"name": text, "protocol": text, "port": 80}
@@ -72,14 +72,14 @@ def test_a_hostile_text_stays_within_its_line(read: Callable[[], list[str]], tex
             assert TEXT_LINE.fullmatch(line)
 
 
-def test_labels_and_annotations_that_are_not_ours_are_not_kept() -> None:
+def test_foreign_labels_and_annotations_are_not_kept_in_memory() -> None:
     many = {f"example.com/{number}": "x" * 100 for number in range(10_000)}
     (plain,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10"}})
     (laden,) = decoded({"metadata": {"name": "web", "labels": many, "annotations": many}, "spec": {"clusterIP": "10.96.0.10"}})
     assert laden == plain
 
 
-def test_ten_thousand_ports_are_as_many_virtual_servers_and_invalid_ones_are_summed_up() -> None:
+def test_ten_thousand_ports_become_as_many_virtual_servers_and_invalid_ports_are_summed_up() -> None:
     ports = [{"name": f"p{number}", "port": number} for number in range(1, 10_001)]
     wrong = [{"name": f"w{number}", "port": -number} for number in range(10_000)]
     (event,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports + wrong}})
@@ -92,14 +92,14 @@ def test_ten_thousand_ports_are_as_many_virtual_servers_and_invalid_ones_are_sum
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=_shortly)
-def test_a_hostile_name_stays_within_a_health_check_answer(text: str) -> None:
+def test_a_hostile_name_stays_within_its_string_in_a_health_check_answer(text: str) -> None:
     answer = health_check_node_ports.service_health(ServiceName(text, text), 1, is_healthy=True)
     assert json.loads(answer.body)["service"] == {"namespace": text, "name": text}
     assert all(value.isprintable() for value in answer.headers.values())
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=_shortly)
-def test_a_hostile_name_stays_within_its_label_of_a_metric(text: str) -> None:
+def test_a_hostile_name_stays_within_its_label_value_in_the_metrics(text: str) -> None:
     labels = traffic._labels(text, text, text, Protocol.TCP.name)
     (family,) = prometheus_client.parser.text_string_to_metric_families(f"# TYPE m gauge\nm{{{labels}}} 1\n")
     (sample,) = family.samples

@@ -1,4 +1,4 @@
-"""Covers an API server that is absent for an hour of virtual time: no removals, repaired drift, requests with pauses.
+"""Covers an API server that is absent for an hour of virtual time: no removals, repaired drift, and requests with pauses.
 
 Reflectors, store and loop are real; the connection and the kernel are doubles.
 """
@@ -24,7 +24,7 @@ WEB_KEY = builders.frontend("10.96.0.1", 80)
 
 
 class Server:
-    """An API server that is present or absent; ``connections`` counts attempts."""
+    """An API server that is present or absent; ``connections`` counts the attempts to connect."""
 
     def __init__(self) -> None:
         self.store = api_store.Store()
@@ -39,12 +39,12 @@ class Server:
         self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, "v4", f"10.244.0.{number}"))
 
     def leave(self) -> None:
-        """Make the API server absent from now on; all watches break."""
+        """Make the API server absent from now on; all its watches break."""
         self._is_away = True
         self._left.set()
 
     def return_(self) -> None:
-        """Make the API server present again without history, so that missed changes must be listed."""
+        """Make the API server present again without its history, so that missed changes must be listed."""
         self._is_away = False
         self._left.clear()
         self.store.forget_history()
@@ -70,12 +70,12 @@ class Server:
 
     @staticmethod
     def _resource(path: str) -> api_store.Resource:
-        plain = path.replace("/namespaces/default", "")  # of the one object for the version of the server
+        plain = path.replace("/namespaces/default", "")  # the request for the one object that shows the server's version
         return next(one for one in api_store.RESOURCES if plain.startswith(f"{one.path}?"))
 
 
 class Silent:
-    """An observer that does nothing."""
+    """An observer whose methods do nothing."""
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
         """As it is."""
@@ -93,7 +93,7 @@ async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None
 
 
 @in_virtual_time
-async def test_an_hour_without_the_server_removes_nothing_and_ends_within_the_longest_pause() -> None:
+async def test_an_hour_without_the_server_removes_nothing_and_missed_changes_arrive_within_the_longest_pause() -> None:
     server, here = Server(), memory_node.MemoryNode()
     pace = reflector.WatchPace(now=loop().time, dice=random.Random(5))
     reflectors = {
@@ -121,7 +121,7 @@ async def test_an_hour_without_the_server_removes_nothing_and_ends_within_the_lo
         await here.quiet(HOUR_S / 2)
         assert memory_node.contents(here.kernel) == before_outage
         assert set(stale.stale()) == set(ObjectKind)
-        # Each kind after 15 to 30 s, once the pauses have grown.
+        # Once the pauses have grown, each kind is requested every 15 to 30 s.
         assert 3 * HOUR_S / 30 < server.connections - before < 3 * (HOUR_S / 15 + 10)
 
         server.add_service("new", 2)

@@ -1,4 +1,4 @@
-"""Covers the log lines of each ``-v`` on the way of a Service from the source to the kernel."""
+"""Covers the log lines at each verbosity (``-v``) that a Service causes between the source and the kernel."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -23,7 +23,7 @@ ADDRESS = BoundAddresses.of(builders.addresses("10.96.0.10")[0])
 
 @pytest.fixture(autouse=True)
 def quiet_again() -> Iterator[None]:
-    """Restore the verbosity, which is one for the process."""
+    """Restore the verbosity, which the whole process shares."""
     before = log.verbosity()
     yield
     log._Process.verbosity = before
@@ -34,7 +34,7 @@ def _without_level(lines: Lines) -> Lines:
 
 
 @in_virtual_time
-async def test_at_level_4_a_service_can_be_followed_from_the_watch_to_the_sync() -> None:
+async def test_at_verbosity_4_a_service_can_be_followed_from_the_watch_to_the_sync() -> None:
     log._Process.verbosity = 4
     node = MemoryNode()
     async with node.running():
@@ -60,7 +60,7 @@ async def test_at_level_4_a_service_can_be_followed_from_the_watch_to_the_sync()
 
 @pytest.mark.parametrize("level", [0, 2, 3])
 @in_virtual_time
-async def test_below_level_4_a_change_is_one_line(level: int) -> None:
+async def test_below_verbosity_4_a_change_is_logged_as_one_line(level: int) -> None:
     log._Process.verbosity = level
     node = MemoryNode()
     async with node.running():
@@ -73,7 +73,7 @@ async def test_below_level_4_a_change_is_one_line(level: int) -> None:
     assert [line["event"] for line in lines] == ["synced"]
 
 
-def test_every_kind_of_event_is_logged() -> None:
+def test_every_kind_of_change_event_is_logged() -> None:
     log._Process.verbosity = 4
     key = ServiceName("default", "web")
     with capture_logs() as lines:
@@ -94,7 +94,7 @@ def test_every_kind_of_event_is_logged() -> None:
 
 
 @pytest.mark.parametrize(("level", "expected"), [(0, []), (2, ["remove address 10.96.0.10"]), (4, ["add", "remove", "failed"])])
-def test_from_level_2_on_removed_addresses_are_logged(level: int, expected: list[str]) -> None:
+def test_from_verbosity_2_on_removed_addresses_are_logged(level: int, expected: list[str]) -> None:
     log._Process.verbosity = level
     done, failed = Outcome(Operation(Verb.REMOVE, ADDRESS)), Outcome(Operation(Verb.REMOVE, ADDRESS), "busy", 16)
     with capture_logs() as lines:
@@ -107,7 +107,7 @@ def test_from_level_2_on_removed_addresses_are_logged(level: int, expected: list
 
 
 @pytest.mark.parametrize(("level", "expected"), [(1, []), (2, ["health_check_port_opened", "health_check_port_closed"])])
-async def test_from_level_2_on_health_check_ports_are_logged(level: int, expected: list[str]) -> None:
+async def test_from_verbosity_2_on_health_check_ports_are_logged(level: int, expected: list[str]) -> None:
     log._Process.verbosity = level
     ports = Ports()
     with capture_logs() as lines:
@@ -118,6 +118,6 @@ async def test_from_level_2_on_health_check_ports_are_logged(level: int, expecte
     assert [line["event"] for line in lines] == expected
 
 
-def test_the_verbosity_decides_which_lines_are_shown() -> None:
+def test_the_verbosity_decides_which_lines_are_logged() -> None:
     log._Process.verbosity = 3
     assert (log.verbosity(), log.shows(3), log.shows(4)) == (3, True, False)

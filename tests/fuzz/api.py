@@ -1,4 +1,4 @@
-"""Target ``decoder``: pages of lists, watch lines, and the translation of their objects."""
+"""Fuzz target ``decoder``: pages of lists, watch lines, and the translation of the objects in them."""
 
 import json
 from collections.abc import Iterable
@@ -21,7 +21,10 @@ _VIEW = builders.node_view()
 
 
 def decoder(data: bytes) -> None:
-    """A page of a list or a watch line, as raw bytes or made of objects. Only ``UndecodableError`` may be raised."""
+    """A page of a list or a watch line, either as raw bytes or built from objects.
+
+    The decoder may raise only ``UndecodableError``.
+    """
     chooser = Chooser(data)
     kind, is_page, is_made = chooser.one(_KINDS), chooser.chance(2), chooser.chance(2)
     if not is_made:
@@ -44,7 +47,7 @@ def decoder(data: bytes) -> None:
 
 
 def check(events: list[Event]) -> None:
-    """Check that all values are within their bounds, and that store and translation accept them."""
+    """Check that all values are within their bounds, and that store and translation accept the objects."""
     store = Store(0)
     store.deliver(events, 0)
     for event in events:
@@ -84,4 +87,4 @@ def _check_skipped(skipped: tuple[Skipped, ...]) -> None:
 
 def _check_reason(text: str) -> None:
     assert len(text) <= LONGEST_REASON
-    text.encode()  # a text that cannot be encoded cannot be logged
+    text.encode()  # a text that cannot be encoded as UTF-8 cannot be logged

@@ -1,4 +1,4 @@
-"""Makes choices from bytes, so that a small mutation of the bytes is a small change of the result."""
+"""Makes choices from bytes, so that a small mutation of the bytes causes a small change of the result."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -33,14 +33,14 @@ HOSTILE = (
 
 
 class Chooser:
-    """Takes bytes from the front; once they are used up, every choice is the first one."""
+    """Takes bytes from the front; when all bytes are used up, every choice is the first alternative."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0
 
     def take(self, count: int) -> bytes:
-        """This many bytes, or the rest."""
+        """Takes this many bytes, or all bytes that remain."""
         taken = self._data[self._position : self._position + count]
         self._position += count
         return taken
@@ -50,7 +50,7 @@ class Chooser:
         return self.take(max(0, len(self._data) - self._position))
 
     def integer(self, low: int, high: int) -> int:
-        """A number between these bounds, inclusive."""
+        """Chooses a number between these bounds, which are included."""
         size = max(1, ((high - low).bit_length() + 7) // 8)
         return low + int.from_bytes(self.take(size), "big") % (high - low + 1)
 
@@ -59,11 +59,11 @@ class Chooser:
         return choices[self.integer(0, len(choices) - 1)]
 
     def chance(self, one_in: int) -> bool:
-        """True once in this many times; false once the bytes are used up."""
+        """Is true in one of this many cases, and false when all bytes are used up."""
         return self.integer(0, one_in - 1) == one_in - 1
 
     def text(self, usual: Sequence[str] = ()) -> str:
-        """Mostly one of the usual texts, else a hostile or arbitrary one."""
+        """Chooses in most cases one of the usual texts, otherwise a hostile or arbitrary text."""
         if usual and not self.chance(4):
             return self.one(usual)
         if self.chance(2):

@@ -1,7 +1,7 @@
 """Target ``config``.
 
-Target ``configuration``: reads arbitrary flags and an arbitrary file. Only ``ConfigError`` may be raised; an accepted
-configuration can be written and read.
+Fuzz target ``configuration``: reads arbitrary flags and an arbitrary file. Only ``ConfigError`` may be raised; a configuration
+that is accepted can be written and read again.
 """
 
 from ipvsproxy.config import file, load
@@ -12,7 +12,7 @@ _FILE = "/f"
 
 
 def config(data: bytes) -> None:
-    """Flags, one a line, up to an empty line; then the file, if there is one."""
+    """The input has flags, one on each line, then an empty line, and then the configuration file, if there is one."""
     head, blank, content = data.partition(b"\n\n")
     arguments = [line.decode(errors="surrogateescape") for line in head.split(b"\n") if line]
     if blank:
@@ -32,6 +32,6 @@ def config(data: bytes) -> None:
 
 
 def _check_text(text: str) -> None:
-    """Check that it is one printable line."""
+    """Check that the text is one printable line."""
     assert text.isprintable(), ascii(text)
     assert len(text) <= LONGEST_LINE, "a line that is too long"

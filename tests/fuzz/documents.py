@@ -1,6 +1,6 @@
-"""API objects of a hostile author: the fields that the program reads, with valid values, odd ones, or values of another type.
+"""API objects of a hostile author: the fields that the program reads have valid values, odd values, or values of another type.
 
-The shapes come from ``translate.api.schema``, so new fields are fuzzed automatically.
+The shapes of objects come from ``translate.api.schema``, so new fields are fuzzed automatically.
 """
 
 import functools
@@ -64,14 +64,14 @@ _SELDOM = frozenset(("service.kubernetes.io/service-proxy-name", "service.kubern
 
 
 def document(chooser: Chooser, kind: ObjectKind) -> dict[str, Any]:
-    """An object of this kind, as JSON types."""
+    """An object of this kind, built of JSON types."""
     made: dict[str, Any] = _struct(chooser, SHAPES[kind])
     return made
 
 
 @functools.cache
 def _fields(shape: type[msgspec.Struct]) -> list[tuple[str, Any]]:
-    """The name of each field in JSON, and its type."""
+    """The name of each field in JSON, with the type of the field."""
     hints = typing.get_type_hints(shape)
     return [(field.encode_name, hints[field.name]) for field in msgspec.structs.fields(shape)]
 
@@ -88,7 +88,7 @@ def _struct(chooser: Chooser, shape: type[msgspec.Struct]) -> dict[str, Any]:
 def _value(chooser: Chooser, hint: Any, name: str) -> Any:
     (type_,) = [one for one in typing.get_args(hint) or (hint,) if one is not types.NoneType]
     if typing.get_origin(type_) in (list, tuple):
-        inner = typing.get_args(type_)[0]  # of a tuple with "..."
+        inner = typing.get_args(type_)[0]  # the element type of a tuple with "..."
         return [_value(chooser, inner, name) for _ in range(chooser.integer(0, MOST_ITEMS))]
     if type_ is bool:
         return chooser.chance(2)

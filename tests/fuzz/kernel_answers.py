@@ -1,4 +1,4 @@
-"""Targets with answers of the kernel or of iptables: netlink messages, the text of ``iptables-save``."""
+"""Fuzz targets with answers of the kernel or of iptables: netlink messages, and the text of ``iptables-save``."""
 
 import errno
 import socket
@@ -34,13 +34,16 @@ _VIRTUAL_SERVER = builders.frontend("10.96.0.10", 80)
 
 
 def netlink_answers(data: bytes) -> None:
-    """Any answer to any request of the drivers. Only ``KernelError`` may be raised, and every address must be valid."""
+    """The kernel gives any answer to any request of the drivers.
+
+    The drivers may raise only ``KernelError``, and every address that they return must be valid.
+    """
     chooser = Chooser(data)
     _READERS[chooser.integer(0, len(_READERS) - 1)](chooser)
 
 
 def iptables_save(data: bytes) -> None:
-    """Any output of ``iptables-save``; lines written because of it must have known shapes."""
+    """``iptables-save`` prints any output; the lines that are written because of this output must have known shapes."""
     try:
         listing = iptables_syntax.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
     except ValueError as error:
@@ -72,7 +75,7 @@ def _payload(chooser: Chooser, depth: int = 0) -> bytes:
 
 
 def _answers(chooser: Chooser) -> Callable[[bytes], Iterator[bytes]]:
-    """The answers of a socket to any request: raw bytes, or a dump of messages."""
+    """A socket's answers to any request: raw bytes, or a dump of messages."""
 
     def answer(sent: bytes) -> Iterator[bytes]:
         sequence = fake_netlink.sequences(sent)[-1]
@@ -165,7 +168,7 @@ def _read_foreign_tables(chooser: Chooser) -> None:
 
 
 class _Events:
-    """A socket with one datagram of events."""
+    """A socket that receives one datagram of events."""
 
     def __init__(self, datagram: bytes) -> None:
         self._waiting = [datagram]

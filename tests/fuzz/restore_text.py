@@ -1,4 +1,4 @@
-"""The allowed input of ``iptables-restore``: every shape of our lines, and nothing else."""
+"""The allowed input of ``iptables-restore``: every shape that our lines may have, and nothing else."""
 
 import re
 
@@ -13,7 +13,7 @@ _OTHER_COMMENTS = "kubernetes service traffic requiring SNAT|kubernetes forwardi
 _NETWORK = r"[0-9a-f.:]{2,39}/[0-9]{1,3}"
 _MARK = r"0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}"
 _SETS = "|".join(map(re.escape, IP_SETS))
-# One word without iptables' quotes; its length counts in bytes.
+# One word without the quotes of iptables; the limit on its length is in bytes.
 _INTERFACE = r"(?P<interface>[^\s\"'\\/:]+)"
 _INTERFACE_LIMIT = 15
 _TARGETS = (
@@ -44,7 +44,7 @@ def _is_rule(line: str) -> bool:
 
 
 def check(text: str) -> None:
-    """Raise AssertionError for a line of an unknown shape, or if reader and writer would split lines differently."""
+    """Raise AssertionError for a line of an unknown shape, or if reader and writer would divide the text into different lines."""
     assert text == "".join(f"{line}\n" for line in text.splitlines()), "a line break that is not ours"
     for line in text.splitlines():
         known = (

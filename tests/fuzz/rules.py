@@ -1,6 +1,6 @@
-"""Target ``rules``: from configuration and API objects to rules, set entries and virtual servers.
+"""Fuzz target ``rules``: from configuration and API objects to rules, set entries and virtual servers.
 
-For any objects: each line for ``iptables-restore`` has a known shape, each set entry is the same after encoding and decoding, and
+For any objects, each line for ``iptables-restore`` has a known shape, each set entry is unchanged by encoding and decoding, and
 each virtual and real server can be encoded.
 """
 
@@ -39,7 +39,7 @@ _NOTHING_THERE = iptables_syntax.Listing(chains={}, jumps={}, foreign_jumps={})
 
 
 def rules(data: bytes) -> None:
-    """The whole way from text to kernel."""
+    """Covers the whole path from the text of configuration and objects to the bytes for the kernel."""
     chooser = Chooser(data)
     config = _config(chooser)
     if config is None:
@@ -100,4 +100,4 @@ def _check_encoding(desired: ServiceState) -> None:
 
 
 def _decoded(codec: ipset_message.EntryCodec, data: bytes) -> SetEntry | None:
-    return codec.decode(data, 4, len(data))  # after the header of its attribute
+    return codec.decode(data, 4, len(data))  # after the header of the attribute

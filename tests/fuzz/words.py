@@ -1,4 +1,4 @@
-"""Words with a meaning to the readers, which mutation would not find soon."""
+"""Words that have a meaning to the parsers under test, and that random mutation would take long to find."""
 
 from collections.abc import Iterator
 

@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 
 class Table:
-    """Services and slices, and the file with the resulting table."""
+    """The Services and EndpointSlices, and the file to which the resulting table is written."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

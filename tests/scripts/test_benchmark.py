@@ -1,4 +1,4 @@
-"""The benchmark measures the current program and reports. No test asserts a figure."""
+"""The benchmark measures the current program and reports the results. No test asserts a measured figure."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> types.Modu
     return module
 
 
-def test_the_whole_program_is_measured_without_a_kernel() -> None:
+def test_the_benchmark_measures_the_whole_program_without_a_kernel() -> None:
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     cold = ["own", {"what": "cold", "arguments": {"pages": [SERVICES, ENDPOINTS]}}]
@@ -60,7 +60,7 @@ def test_the_whole_program_is_measured_without_a_kernel() -> None:
         assert served[part]["counts"]["system calls"] >= served[part]["counts"]["calls"]
 
 
-def test_a_figure_beyond_its_target_is_a_miss() -> None:
+def test_a_figure_worse_than_its_target_is_reported_as_a_miss() -> None:
     rows = [figures.Row("start 10x1", "wall s, best", 2.0, 1.0), figures.Row("idle", "processor %", 0.1, 0.2)]
     heading, miss, good = report.table(rows, {("idle", "processor %"): 0.2})
     assert "relative" in heading
@@ -71,7 +71,7 @@ def test_a_figure_beyond_its_target_is_a_miss() -> None:
     assert "MISS" in missing
 
 
-def test_the_picture_has_a_line_for_each_measured_series() -> None:
+def test_the_chart_has_a_line_for_each_measured_series() -> None:
     rows = [
         *(figures.Row(f"start {size}x10", "wall s, best", size / 1000) for size in (100, 1000, 10000)),
         *(figures.Row(f"change {size}x10", "p50 ms", 1.0) for size in (100, 10000)),
@@ -83,7 +83,7 @@ def test_the_picture_has_a_line_for_each_measured_series() -> None:
     assert report.picture([figures.Row("idle", "processor %", 0.1)]) == ""
 
 
-def test_rows_of_several_cases_are_relative_to_the_main_case() -> None:
+def test_rows_of_several_cases_are_shown_relative_to_the_main_case() -> None:
     rows = [figures.Row("change 10000x10", "p50 ms", 3.0), figures.Row("change 100x10", "p50 ms", 3.3)]
     (row,) = cases.related(rows)
     assert row.value is not None
@@ -103,7 +103,7 @@ def test_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> 
     ]
 
 
-def test_rows_of_several_cases_are_recomputed_from_the_saved_rows(bench: types.ModuleType) -> None:
+def test_rows_that_combine_several_cases_are_recomputed_from_the_saved_rows(bench: types.ModuleType) -> None:
     bench.save([figures.Row("change 10000x10", "p50 ms", 3.2), figures.Row("change 100000x1", "p50 ms", 1.6)])
     bench.save([figures.Row("change 10000x10", "p50 ms", 2.0)])
     kept = {(row["case"], row["figure"]): row["value"] for row in bench.stored()}
@@ -114,7 +114,7 @@ def test_rows_of_several_cases_are_recomputed_from_the_saved_rows(bench: types.M
     assert len(kept) == len(bench.stored()), "each figure once"
 
 
-def test_a_file_that_cannot_be_written_is_reported_before_anything_is_measured(
+def test_a_result_file_that_cannot_be_written_is_reported_before_anything_is_measured(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["scripts/bench", "--json", "/nowhere/figures.json"])
@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_written_is_reported_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("the kernel died"), KeyError("wall_s")])
-def test_a_case_that_cannot_be_measured_has_a_row_and_the_others_are_saved(
+def test_a_case_that_cannot_be_measured_gets_a_row_and_the_other_cases_are_saved(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, failure: Exception
 ) -> None:
     assert _run(bench, monkeypatch, tmp_path, failure) == 2
@@ -137,7 +137,7 @@ def test_a_case_that_cannot_be_measured_has_a_row_and_the_others_are_saved(
     ]
 
 
-def test_an_interrupted_run_saves_the_measured_cases(
+def test_an_interrupted_benchmark_saves_the_cases_that_were_measured(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench.save([figures.Row("own change", "p50 ms", 1.25)])
@@ -172,7 +172,7 @@ def test_the_benchmark_script_needs_only_the_standard_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_short_churn_has_another_name_than_the_long_one() -> None:
+def test_a_short_churn_case_has_another_name_than_the_long_one() -> None:
     quick, full = ({case.name for case in cases.all_cases(quick=quick) if "churn" in case.name} for quick in (True, False))
     assert (quick, full) == ({"churn of 10 s", "own churn of 10 s"}, {"churn", "own churn"})
 

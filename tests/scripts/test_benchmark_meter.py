@@ -1,4 +1,4 @@
-"""The benchmark's counts and times, in a process of their own, because a meter patches the program permanently."""
+"""The benchmark's counts and times are tested in a separate process, because a meter patches the program permanently."""
 
 import os
 import subprocess
@@ -106,7 +106,7 @@ if "reads" in before:
 """
 
 
-def test_the_kernels_share_is_only_its_system_calls_and_each_is_counted() -> None:
+def test_the_kernels_share_of_the_time_is_only_its_system_calls_and_each_call_is_counted() -> None:
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     command = ["unshare", "--net", sys.executable, "-c", PROBE]

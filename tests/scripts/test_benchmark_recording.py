@@ -1,4 +1,4 @@
-"""The recording of a run: the same messages, without the parts that are valid in that run only."""
+"""The recording of a benchmark run: it has the same messages, without the fields that are valid only in that run."""
 
 import pathlib
 
@@ -19,14 +19,16 @@ def recorded(directory: pathlib.Path, protocol: int, messages: list[bytes]) -> b
     return data
 
 
-def test_a_transaction_is_recorded_without_the_generation_that_it_was_made_for(tmp_path: pathlib.Path) -> None:
+def test_an_nftables_transaction_is_recorded_without_its_generation_number(tmp_path: pathlib.Path) -> None:
     messages = [nft.table(), nft.chain("one")]
     data = recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7, 1234))
     assert data == recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7))
     assert int.from_bytes(data[:4], "little") == 20
 
 
-def test_other_messages_are_recorded_as_they_were_and_the_last_one_asks_for_an_answer(tmp_path: pathlib.Path) -> None:
+def test_other_netlink_messages_are_recorded_unchanged_except_that_the_last_one_requests_an_answer(
+    tmp_path: pathlib.Path,
+) -> None:
     one = message.numbered(bytes(16), b"\x01\0\0\0")
     two = message.numbered(bytes(20), b"\x02\0\0\0")
     for messages in ([two], [one, two]):

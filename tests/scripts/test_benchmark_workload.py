@@ -1,4 +1,4 @@
-"""The benchmark's workload is alike at every size, so that figures of two sizes can be compared."""
+"""The benchmark's workload has the same shape at every size, so that the figures of two sizes can be compared."""
 
 import collections
 import ipaddress
@@ -11,7 +11,7 @@ from scripts.benchmark import program, workload
 
 
 @pytest.mark.parametrize(("services", "endpoints"), [(100, 10), (10_000, 10), (5_000, 50), (1_000, 200), (100_000, 1)])
-def test_replaced_endpoints_are_on_another_node_at_every_size(services: int, endpoints: int) -> None:
+def test_the_replaced_endpoints_run_on_another_node_at_every_size(services: int, endpoints: int) -> None:
     replacements = workload.Replacements(services, endpoints)
     names: dict[str, set[tuple[str, bool]]] = {}
     for change in range(500):
@@ -27,7 +27,7 @@ def test_replaced_endpoints_are_on_another_node_at_every_size(services: int, end
         assert len(after) == len(before)
 
 
-def test_a_cluster_without_an_endpoint_on_another_node_has_nothing_to_replace() -> None:
+def test_a_cluster_whose_endpoints_are_all_on_this_node_has_no_endpoint_to_replace() -> None:
     with pytest.raises(ValueError, match="on another node"):
         workload.Replacements(1, 1).line(0)
 
@@ -35,7 +35,7 @@ def test_a_cluster_without_an_endpoint_on_another_node_has_nothing_to_replace() 
 @pytest.mark.parametrize(
     ("arguments", "nodes", "ours"), [((20, 50), 10, 100), ((110, 20), 20, 110), ((110, 20, 5), 5, 440), ((1, 3), 3, 1)]
 )
-def test_pods_are_on_as_many_nodes_as_they_need_by_default(
+def test_by_default_the_pods_are_spread_over_as_many_nodes_as_they_need(
     tmp_path: pathlib.Path, arguments: tuple[int, ...], nodes: int, ours: int
 ) -> None:
     workload.write(tmp_path, *arguments)

@@ -1,6 +1,6 @@
-"""Measurements of other processes: of a small fake proxy, and of ipvsproxy on the test kernel.
+"""Measurements of other processes: a small fake proxy, and ipvsproxy on the test kernel.
 
-Not tested: kube-proxy itself, which only ``KUBE_PROXY=… scripts/bench --case beside`` starts.
+Not tested: kube-proxy itself, which runs only in ``KUBE_PROXY=… scripts/bench --case beside``.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ TINY: Mapping[str, Any] = {
 
 @pytest.fixture
 def places(tmp_path: pathlib.Path) -> outside.Places:
-    """A table in a file, and free ports."""
+    """A kernel table that is a file, and free ports."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [one.getsockname()[1] for one in sockets]
@@ -55,7 +55,7 @@ def _fake(places: outside.Places) -> str:
     return shlex.join([sys.executable, str(FAKE), f"--table={places.table}"])
 
 
-def test_any_process_is_measured_in_each_phase(places: outside.Places) -> None:
+def test_any_proxy_process_is_measured_in_each_phase(places: outside.Places) -> None:
     found = beside.run(_fake(places), places=places, **TINY)
     figures = dict(kube_proxy.compared(found, found))
     assert {key for key, _ in kube_proxy.FIGURES} == found.keys(), "each figure has a name, and each name a figure"
@@ -73,13 +73,13 @@ def test_any_process_is_measured_in_each_phase(places: outside.Places) -> None:
     assert len(outside.serving(table)) == TINY["services"] * TINY["endpoints"] + TINY["rolling_endpoints"]
 
 
-def test_a_process_that_ends_is_reported_with_its_last_output(places: outside.Places) -> None:
+def test_a_measured_process_that_ends_is_reported_with_its_last_output(places: outside.Places) -> None:
     command = shlex.join([sys.executable, "-c", "raise SystemExit('no such table')"])
     with pytest.raises(RuntimeError, match="it ended with status 1: no such table"):
         beside.run(command, places=places, **TINY)
 
 
-async def test_a_process_that_ends_between_two_readings_is_reported_with_its_last_output(places: outside.Places) -> None:
+async def test_a_measured_process_that_ends_between_two_readings_is_reported_with_its_last_output(places: outside.Places) -> None:
     async with outside.running("sh -c 'echo no such table; exit 3'", "http://127.0.0.1:1", places) as proxy:
         await proxy._process.wait()
         for look in (proxy.spent, proxy.resident_mb):
@@ -89,13 +89,15 @@ async def test_a_process_that_ends_between_two_readings_is_reported_with_its_las
             await proxy.scrape()
 
 
-def test_waiting_for_a_process_that_programs_nothing_ends(places: outside.Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_process_that_programs_nothing_has_a_time_limit(
+    places: outside.Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outside, "LONGEST_S", 0.2)
     with pytest.raises(RuntimeError, match="not programmed after 0 s"):
         beside.run(shlex.join(["sh", "-c", 'test "$1" = --version || exec sleep 60', "sh"]), places=places, **TINY)
 
 
-def test_a_real_server_without_new_connections_does_not_serve() -> None:
+def test_a_real_server_that_gets_no_new_connections_does_not_count_as_serving() -> None:
     lines = (
         "TCP  0A60000A:0050 rr\n"
         "  -> 0A80000A:1F90      Masq    1      0          0         \n"
@@ -105,7 +107,7 @@ def test_a_real_server_without_new_connections_does_not_serve() -> None:
     assert outside.serving(lines) == {"0A80000A", "0A80000C"}
 
 
-def test_rows_name_their_proxy() -> None:
+def test_the_rows_of_a_measurement_name_the_measured_proxy() -> None:
     (case,) = (one for one in cases.all_cases(quick=True, kube_proxy="kube-proxy") if one.name == "beside 100x10")
     assert [arguments["command"] for _, arguments in case.measurements] == ["", "kube-proxy"]
     ours, theirs = ({key: value for key, _ in kube_proxy.FIGURES} for value in (2, 6))
@@ -116,7 +118,7 @@ def test_rows_name_their_proxy() -> None:
     assert rows[f"kube-proxy relative to ipvsproxy: {name}"] == 3
 
 
-async def test_a_sync_has_finished_once_the_metrics_have_its_time() -> None:
+async def test_a_sync_has_finished_once_the_metrics_show_its_time() -> None:
     metrics, now_s = Metrics(), 1.75e9
     status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: now_s, wall_clock=lambda: now_s)
     sources = Sources(survey=Reconciler(Policy()).survey, store=Store(started_s=0), status=status, clock=lambda: now_s)
@@ -133,7 +135,7 @@ async def test_a_sync_has_finished_once_the_metrics_have_its_time() -> None:
 def test_ipvsproxy_is_measured_on_a_kernel_like_any_other_process() -> None:
     command = shlex.join([sys.executable, "-m", "ipvsproxy"])
     arguments = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
-    # A network namespace with a matching /sys, for the program and its observer.
+    # A network namespace with a matching /sys, for the measured program and the measuring process.
     inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
     measure = [sys.executable, "-m", "scripts.benchmark.measure", "beside", arguments]
     done = subprocess.run(

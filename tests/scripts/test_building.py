@@ -1,6 +1,7 @@
-"""The build of user-mode Linux with nf_tables, with a small program in place of make: what is built, when, and the printed lines.
+"""The build of user-mode Linux with nf_tables, with a small program in place of make.
 
-Not tested: the kernel itself, which tests/scripts/test_kernel.py starts where it is built.
+Covers what is built, when it is built, and the printed lines. Not tested: the kernel itself, which tests/scripts/test_kernel.py
+starts if it has been built.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ for word in words:
 
 
 class Machine:
-    """A machine whose programs only pretend."""
+    """A machine whose programs are stand-ins that do nothing real."""
 
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = root / "calls"
@@ -78,11 +79,14 @@ class Machine:
         control.write_program(self._bin / "make", f"#!/usr/bin/env python3\n{text}")
 
     def compiles_for_long(self) -> None:
-        """Let make start a compiler that does not end. The file `begun` gets the processes of both."""
+        """Let make start a compiler that never ends.
+
+        The process numbers of make and the compiler are written to the file `begun`.
+        """
         self.have("make", f"sleep 300 >/dev/null & echo $$ $! >{self.begun}.new; mv {self.begun}.new {self.begun}; wait")
 
     def made(self) -> list[str]:
-        """The targets of make since the last call."""
+        """The targets of the calls of make since the last call of this method."""
         words = [line.split()[-1] for line in self.calls.read_text().splitlines()] if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
         return words
@@ -93,7 +97,9 @@ def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_the_kernel_is_built_once_for_each_version_and_configuration(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_kernel_is_built_only_once_for_each_version_and_configuration(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert building.main() == 0
     assert machine.made() == ["olddefconfig", "localmodconfig", "modules", "modules_install"]
     assert (machine.built / "linux").read_text() == "the kernel"
@@ -111,7 +117,7 @@ def test_the_kernel_is_built_once_for_each_version_and_configuration(machine: Ma
     assert "modules" in machine.made()
 
 
-def test_a_failed_build_says_where_the_reason_is_and_leaves_the_former_kernel(
+def test_a_failed_build_says_where_the_error_is_logged_and_keeps_the_previous_kernel(
     machine: Machine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     building.main()
@@ -128,7 +134,7 @@ def test_a_failed_build_says_where_the_reason_is_and_leaves_the_former_kernel(
     assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS, "nothing half-built is left"
 
 
-def test_leftovers_of_a_killed_build_are_no_obstacle(machine: Machine) -> None:
+def test_leftovers_of_a_killed_build_do_not_prevent_the_next_build(machine: Machine) -> None:
     (machine.built.with_name("nf-tables-kernel.unfinished") / "source/linux").mkdir(parents=True)
     assert building.main() == 0
     assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS
@@ -148,7 +154,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process runs, and is not a zombie."""
+    """Whether a process is running and is not a zombie."""
     with contextlib.suppress(FileNotFoundError):
         return "\nState:\tZ" not in pathlib.Path(f"/proc/{process}/status").read_text()
     return False
@@ -156,7 +162,7 @@ def is_running(process: int) -> bool:
 
 @contextlib.contextmanager
 def compiling(machine: Machine) -> Iterator[tuple[multiprocessing.process.BaseProcess, int, int]]:
-    """A build in another process, whose compiler has begun; and the processes of make and the compiler."""
+    """A build in another process whose compiler has started; yields it, and the process numbers of make and the compiler."""
     machine.compiles_for_long()
     build = multiprocessing.get_context("fork").Process(target=of_setup)
     build.start()
@@ -173,7 +179,7 @@ def compiling(machine: Machine) -> Iterator[tuple[multiprocessing.process.BasePr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_compiler_with_the_build(machine: Machine, number: int) -> None:
+def test_a_signal_to_the_build_also_ends_the_compiler(machine: Machine, number: int) -> None:
     with compiling(machine) as (build, _, compiler):
         assert build.pid is not None
         os.kill(build.pid, number)
@@ -182,9 +188,9 @@ def test_a_signal_ends_the_compiler_with_the_build(machine: Machine, number: int
         until(lambda: not is_running(compiler))
 
 
-def test_a_signal_while_make_is_being_started_ends_the_compiler_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_make_is_being_started_also_ends_the_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(subprocess.Popen[str]):
-        """A program whose starter does not have its process number yet when the signal comes."""
+        """A program that is interrupted by the signal before its starter knows the process number."""
 
         def __init__(self, command: list[str], **arguments: Any) -> None:
             super().__init__(command, **arguments)
@@ -199,7 +205,7 @@ def test_a_signal_while_make_is_being_started_ends_the_compiler_too(machine: Mac
         until(lambda: not is_running(compiler))
 
 
-def test_the_compiler_of_a_killed_build_keeps_the_next_one_waiting(machine: Machine) -> None:
+def test_the_next_build_waits_for_the_compiler_of_a_killed_build(machine: Machine) -> None:
     with compiling(machine) as (build, make, compiler):
         build.kill()
         build.join()
@@ -223,7 +229,7 @@ def test_a_build_that_waits_for_another_build_prints_that_it_waits(machine: Mach
         assert build.is_alive()
 
 
-def test_a_tool_or_a_folder_that_cannot_be_used_is_named_in_a_sentence(
+def test_an_unusable_tool_or_folder_is_reported_in_one_sentence(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(building, "made_by", lambda *_: ["absent-make"])
@@ -237,7 +243,7 @@ def test_a_tool_or_a_folder_that_cannot_be_used_is_named_in_a_sentence(
     assert "Not a directory" in capfd.readouterr().err
 
 
-def test_a_kernel_that_would_be_built_again_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_would_have_to_be_built_again_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = uml.UserModeLinux(
         name="the kernel",
         variants=(),
@@ -256,7 +262,7 @@ def test_a_kernel_that_would_be_built_again_is_refused(machine: Machine, monkeyp
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="scripts/setup needs root if a package is missing")
-def test_setup_with_packages_only_builds_nothing(tmp_path: pathlib.Path) -> None:
+def test_setup_with_the_packages_only_option_builds_no_kernel(tmp_path: pathlib.Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy(building.__file__.replace("kernels/building.py", "setup"), tmp_path / "scripts")
@@ -269,27 +275,29 @@ def test_setup_with_packages_only_builds_nothing(tmp_path: pathlib.Path) -> None
     assert not (tmp_path / ".venv").exists()
 
 
-def test_a_kernel_without_a_module_that_the_tests_need_is_refused(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_built_without_a_required_module_is_refused(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
     machine.makes(without="nft_fib_inet")
     assert building.main() == 1
     assert "has been built without nft_fib_inet;" in capfd.readouterr().err
     assert not machine.built.exists()
 
 
-def test_setup_names_the_missing_packages_on_another_distribution(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_setup_prints_the_missing_packages_on_another_distribution(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
     machine.have("dpkg-query", "exit 1")
     assert building.main() == 1
     assert "is this Debian 12, with the packages user-mode-linux and linux-source-6.1?" in capfd.readouterr().err
 
 
-def test_the_configuration_is_debians_with_nf_tables_for_both_families() -> None:
+def test_the_kernel_configuration_is_debians_with_nf_tables_for_both_families() -> None:
     lines = building.configured(CONFIGURATION).splitlines()
     assert len({line.removeprefix("# ").replace(" ", "=").split("=")[0] for line in lines}) == len(lines), "each option once"
     assert {"CONFIG_NF_TABLES_IPV4=y", "CONFIG_NF_TABLES_IPV6=y", "CONFIG_XFS_FS=n"} <= set(lines)
     assert {"CONFIG_XFS_FS_QUOTA=y", "CONFIG_NET=y"} <= set(lines)
 
 
-def test_source_that_is_never_compiled_is_not_unpacked_but_its_configuration_is(machine: Machine, tmp_path: pathlib.Path) -> None:
+def test_source_that_is_never_compiled_is_not_unpacked_except_its_configuration_files(
+    machine: Machine, tmp_path: pathlib.Path
+) -> None:
     building.unpack(tmp_path / "tree", tmp_path / "log")
     found = {str(path.relative_to(tmp_path / "tree")) for path in (tmp_path / "tree").rglob("*") if path.is_file()}
     assert found == {"Makefile", "drivers/gpu/Kconfig", "net/socket.c"}

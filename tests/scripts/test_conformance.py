@@ -1,4 +1,4 @@
-"""``scripts/conformance`` against a stand-in for ``e2e.test`` and ``ginkgo``, which writes reports as Ginkgo 2 does."""
+"""``scripts/conformance`` with stand-ins for ``e2e.test`` and ``ginkgo``, which write reports as Ginkgo 2 does."""
 
 import json
 import pathlib
@@ -42,7 +42,7 @@ passed||[sig-apps] Services of another group
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A directory with both stand-ins, and the tests that they know."""
+    """A directory with both stand-ins, and the tests that the stand-ins know."""
     for name in ("e2e.test", "ginkgo"):
         path = tmp_path / name
         path.write_text(STAND_IN.replace("{python}", sys.executable))
@@ -53,7 +53,7 @@ def programs(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def run(programs: pathlib.Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a copy of the script, so that results of other runs stay as they are."""
+    """Run a copy of the script, so that the results of other runs are not changed."""
     script = programs / "project/scripts/conformance"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_bytes(SCRIPT.read_bytes())
@@ -61,7 +61,7 @@ def run(programs: pathlib.Path, *arguments: str, **environment: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "", **environment})
 
 
-def test_both_parts_run_and_each_status_is_counted(programs: pathlib.Path) -> None:
+def test_parallel_and_serial_tests_run_and_the_tests_of_each_status_are_counted(programs: pathlib.Path) -> None:
     done = run(programs, "--name", "kube-proxy", "--processes", "7")
     assert re.search(r"passed +2\n +failed +1\n +skipped +1\n", done.stdout), done.stdout
     assert "failed: [sig-network] Services should fallback to local terminating endpoints" in done.stdout
@@ -74,7 +74,7 @@ def test_both_parts_run_and_each_status_is_counted(programs: pathlib.Path) -> No
     assert len(saved) == 4
 
 
-def test_a_failure_that_the_other_proxy_also_has_does_not_count_as_new(programs: pathlib.Path) -> None:
+def test_a_failure_that_the_other_proxy_also_has_does_not_count_as_a_new_failure(programs: pathlib.Path) -> None:
     run(programs, "--name", "kube-proxy")
     done = run(programs, "--beside", "kube-proxy")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,7 +85,7 @@ def test_a_failure_that_the_other_proxy_also_has_does_not_count_as_new(programs:
     assert f"failed / passed: {AFFINITY}" in done.stdout
 
 
-def test_the_list_names_the_tests_and_runs_none(programs: pathlib.Path) -> None:
+def test_the_list_option_prints_the_tests_and_runs_none(programs: pathlib.Path) -> None:
     done = run(programs, "--list")
     names = [line for line in done.stdout.splitlines() if line.startswith("[sig")]
     assert len(names) == 4
@@ -102,7 +102,7 @@ def test_the_list_names_the_tests_and_runs_none(programs: pathlib.Path) -> None:
         (["--kubeconfig", "/nonexistent"], {}, "cannot be read"),
     ],
 )
-def test_an_impossible_conformance_run_is_refused_with_the_reason(
+def test_a_conformance_run_that_is_impossible_is_refused_with_the_reason(
     programs: pathlib.Path, arguments: list[str], environment: dict[str, str], reason: str
 ) -> None:
     done = run(programs, *arguments, **environment)
@@ -110,7 +110,7 @@ def test_an_impossible_conformance_run_is_refused_with_the_reason(
     assert reason in done.stderr
 
 
-def test_tests_of_another_version_are_no_success(programs: pathlib.Path) -> None:
+def test_tests_of_another_kubernetes_version_do_not_count_as_success(programs: pathlib.Path) -> None:
     (programs / "tests").write_text("passed||[sig-apps] Deployment should roll\n")
     done = run(programs)
     assert done.returncode == 2

@@ -1,8 +1,8 @@
-"""The guarantees of scripts/kernel: status, output, environment, and nothing left behind.
+"""The guarantees of scripts/kernel: exit status, output, environment, and that no processes or files remain.
 
-Each run of a guest costs seconds, so one run answers several questions. The host's kernel is tested even without ip_vs,
-which none of these tests uses. Debian's kernel, and user-mode Linux with nf_tables, are tested where they are installed:
-scripts/setup --with-debian-kernel, --with-nf-tables-kernel. Not tested: a terminal as stdout, and killed launchers.
+Each run of a guest takes seconds, so one run checks several guarantees. The host's kernel is tested even if it has no ip_vs,
+because none of these tests uses ip_vs. Debian's kernel and user-mode Linux with nf_tables are tested if they are installed
+(scripts/setup --with-debian-kernel, --with-nf-tables-kernel). Not tested: a terminal as stdout, and launchers that are killed.
 """
 
 import os
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/kernel"
 LONGEST_S = 120
 
-# The script itself, made to assume that the host has ip_vs.
+# The script itself, changed so that it assumes that the host has ip_vs.
 ON_HOST = f"""
 import importlib.machinery, importlib.util, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
@@ -63,7 +63,7 @@ guests = pytest.mark.parametrize("kind", INSTALLED)
 
 @pytest.fixture(params=["host", *INSTALLED])
 def launcher(request: pytest.FixtureRequest) -> list[str]:
-    """The command line of scripts/kernel, for one kind of kernel."""
+    """The command line that starts scripts/kernel with one kind of kernel."""
     if request.param in GUESTS:
         return GUESTS[request.param][0]
     if os.geteuid() != 0:
@@ -73,7 +73,7 @@ def launcher(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture
 def place() -> Iterator[pathlib.Path]:
-    """A directory below /tmp, with a blank in its name."""
+    """A directory below /tmp whose name has a space."""
     with tempfile.TemporaryDirectory(prefix="a place ", dir="/tmp") as name:
         yield pathlib.Path(name)
 
@@ -84,7 +84,9 @@ def run(launcher: list[str], script: str, place: pathlib.Path, *options: str) ->
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=LONGEST_S)
 
 
-def test_a_command_in_a_clean_environment_returns_its_status_output_and_files(launcher: list[str], place: pathlib.Path) -> None:
+def test_a_command_runs_in_a_clean_environment_and_returns_its_status_output_and_files(
+    launcher: list[str], place: pathlib.Path
+) -> None:
     data = bytes(range(256)) * 4000
     (place / "bytes").write_bytes(data)
     beside = pathlib.Path(tempfile.mkdtemp(dir="/tmp"))
@@ -112,46 +114,48 @@ def test_a_command_in_a_clean_environment_returns_its_status_output_and_files(la
     beside.rmdir()
 
 
-def test_a_missing_command_is_reported_with_the_shells_status(launcher: list[str], place: pathlib.Path) -> None:
+def test_a_missing_command_is_reported_with_the_exit_status_of_a_shell(launcher: list[str], place: pathlib.Path) -> None:
     ended = subprocess.run([*launcher, "no-such-command"], cwd=place, capture_output=True, check=False, timeout=LONGEST_S)
     assert ended.returncode == 127
     assert b"no-such-command: not found" in ended.stderr
 
 
-def test_the_time_limit_ends_all_processes_and_is_reported(launcher: list[str], place: pathlib.Path) -> None:
+def test_the_time_limit_ends_all_processes_of_the_guest_and_is_reported(launcher: list[str], place: pathlib.Path) -> None:
     ended = run(launcher, "sleep 300", place, "--timeout", "1")
     assert ended.returncode == 124
     assert ended.stderr == b"scripts/kernel: stopped: not finished after 1 s\n"
 
 
-def test_output_arrives_while_the_command_runs_and_an_interrupt_ends_it(launcher: list[str], place: pathlib.Path) -> None:
+def test_output_is_printed_while_the_command_runs_and_an_interrupt_ends_the_command(
+    launcher: list[str], place: pathlib.Path
+) -> None:
     command = [*launcher, "bash", "-c", "echo ready; sleep 300"]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
-        # The output ends once no process is left that could write to it.
+        # The output ends when no process that could write to it remains.
         assert process.stdout.read() == b""
         assert process.stderr.read() == b"scripts/kernel: stopped by SIGINT\n"
         assert process.wait() == 128 + signal.SIGINT
 
 
 @guests
-def test_a_kernel_panic_gives_one_line_and_its_own_status(kind: str, place: pathlib.Path) -> None:
+def test_a_kernel_panic_is_reported_in_one_line_with_an_exit_status_of_its_own(kind: str, place: pathlib.Path) -> None:
     launcher, name = GUESTS[kind]
     ended = run(launcher, "echo c >/proc/sysrq-trigger; sleep 300", place)
     assert ended.returncode == 125
     assert ended.stderr.decode() == f"scripts/kernel: {name} died: Kernel panic - not syncing: sysrq triggered crash\n"
 
 
-def test_a_working_directory_that_would_vanish_is_refused() -> None:
+def test_a_working_directory_that_the_guest_would_hide_is_refused() -> None:
     ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the directory in question
     assert ended.returncode == 125
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 
 
-# The script itself, with a guest that is a shell: it crashes at its first start, before or after the command has begun.
+# The script itself, with a shell as guest; the guest crashes at its first start, before or after the command has started.
 CRASHING = f"""
 import contextlib, importlib.machinery, importlib.util, pathlib, subprocess, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
@@ -180,27 +184,27 @@ sys.exit(kernel.main())
 """
 
 
-def test_a_guest_that_crashes_before_the_command_has_begun_is_started_again(place: pathlib.Path) -> None:
+def test_a_guest_that_crashes_before_the_command_has_started_is_started_again(place: pathlib.Path) -> None:
     ended = run([sys.executable, "-B", "-c", CRASHING, "--kernel", "uml"], "early", place)
     assert (ended.returncode, ended.stdout) == (7, b"output\n")
     why = b"its status is -11, and its log is empty"
     assert ended.stderr == b"scripts/kernel: the guest died before the command began, and is started again: " + why + b"\n"
 
 
-def test_a_guest_that_crashes_later_is_not_started_again(place: pathlib.Path) -> None:
+def test_a_guest_that_crashes_after_the_command_has_started_is_not_started_again(place: pathlib.Path) -> None:
     ended = run([sys.executable, "-B", "-c", CRASHING, "--kernel", "uml"], "late", place)
     assert (ended.returncode, ended.stdout) == (125, b"")
     assert ended.stderr == b"scripts/kernel: the guest died: its status is -11, and its log is empty\n"
 
 
 @guests
-def test_memory_without_a_unit_is_refused(kind: str, place: pathlib.Path) -> None:
+def test_a_memory_size_without_a_unit_is_refused(kind: str, place: pathlib.Path) -> None:
     ended = run(GUESTS[kind][0], "true", place, "--memory", "1024")
     assert ended.returncode == 125
     assert ended.stderr == b"scripts/kernel: --memory 1024: must be a number followed by K, M or G\n"
 
 
-# Each line is a rule in a table of its own family; with the nft variant, /proc/net/ip_tables_names stays empty.
+# Each line is a rule in a table of the rule's family; with the nft variant, /proc/net/ip_tables_names stays empty.
 WRITE_RULES = """
     set -e
     iptables -t nat -A POSTROUTING -m comment --comment "a word" -j MASQUERADE
@@ -212,7 +216,7 @@ WRITE_RULES = """
 
 
 @uses_uml
-def test_user_mode_linux_has_the_legacy_variant_of_iptables_only(place: pathlib.Path) -> None:
+def test_user_mode_linux_supports_only_the_legacy_variant_of_iptables(place: pathlib.Path) -> None:
     launcher, name = GUESTS["uml"]
     assert run(launcher, WRITE_RULES, place, "--iptables", "legacy").stdout == b"1\n(legacy)\nnat\n"
     refused = run(launcher, "true", place, "--iptables", "nft")
@@ -221,14 +225,14 @@ def test_user_mode_linux_has_the_legacy_variant_of_iptables_only(place: pathlib.
 
 
 @pytest.mark.parametrize("kind", INSTALLED[1:])
-def test_other_guests_have_both_variants_of_iptables(kind: str, place: pathlib.Path) -> None:
+def test_guests_other_than_user_mode_linux_support_both_variants_of_iptables(kind: str, place: pathlib.Path) -> None:
     launcher, _ = GUESTS[kind]
     assert run(launcher, WRITE_RULES, place).stdout == b"1\n(nf_tables)\n"
     assert run(launcher, WRITE_RULES, place, "--iptables", "legacy").stdout == b"1\n(legacy)\nnat\n"
 
 
 @uses_nf_tables
-def test_a_rule_may_need_any_module_that_neighbours_and_tests_use(place: pathlib.Path) -> None:
+def test_rules_can_use_any_kernel_module_that_neighbours_and_tests_need(place: pathlib.Path) -> None:
     launcher, _ = GUESTS["nf-tables"]
     names = shlex.join(["modprobe", "--all", *control.ON_DEMAND])
     chain = "nft add table inet t && nft add chain inet t c '{ type nat hook output priority 0; }'"
@@ -239,7 +243,7 @@ def test_a_rule_may_need_any_module_that_neighbours_and_tests_use(place: pathlib
 
 
 @uses_debian
-def test_debians_kernel_has_two_processors_and_leaves_the_files_of_the_host_alone(place: pathlib.Path) -> None:
+def test_debians_kernel_has_two_processors_and_its_writes_do_not_reach_files_of_the_host(place: pathlib.Path) -> None:
     launcher, _ = GUESTS["debian"]
     script = "nproc; echo changed >/etc/hostname && cat /etc/hostname"
     before = pathlib.Path("/etc/hostname").read_bytes()

@@ -1,4 +1,4 @@
-"""A kube-proxy that cannot be measured is reported at once, in one sentence, not after half an hour."""
+"""A kube-proxy that cannot be measured is reported at once in one sentence, and not after half an hour."""
 
 import pathlib
 import sys
@@ -14,21 +14,21 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def program(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A program that can be started."""
+    """A program file that can be started."""
     path = tmp_path / "kube-proxy"
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
     return path
 
 
-def test_the_program_is_found_by_path_and_by_name(program: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kube_proxy_is_found_by_path_and_by_name(program: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(program.parent))
     for named in (str(program), "./kube-proxy", "kube-proxy"):
         assert kube_proxy.find(f"{named} -v=4", directory=program.parent, empty=()) == f"{program} -v=4"
     assert kube_proxy.find("", directory=program.parent) == ""
 
 
-def test_a_program_in_a_directory_that_is_empty_on_the_kernel_is_refused(
+def test_a_kube_proxy_in_a_directory_that_is_empty_on_the_test_kernel_is_refused(
     program: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path_factory.mktemp("elsewhere") / "kube-proxy"
@@ -51,7 +51,7 @@ def test_a_program_in_a_directory_that_is_empty_on_the_kernel_is_refused(
         ("'kube-proxy", "no command: no closing quotation"),
     ],
 )
-def test_a_program_that_cannot_be_started_is_reported_before_anything_is_measured(
+def test_a_kube_proxy_that_cannot_be_started_is_reported_before_anything_is_measured(
     command: str,
     complaint: str,
     bench: types.ModuleType,  # noqa: F811 - the fixture

@@ -1,6 +1,7 @@
-"""``scripts/release`` in clones of a repository that it may release: what it refuses, makes, and leaves to a person.
+"""``scripts/release`` in clones of a repository: what the script refuses, which files it makes, and what it leaves to a person.
 
-Not tested: the SBOM, which needs packages of PyPI, and a real image, which takes minutes; a layout stands for the latter.
+Not tested: the SBOM, which needs packages of PyPI, and a real image, which takes minutes; an image layout replaces the real
+image.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ def git(folder: pathlib.Path, *words: str) -> str:
 
 @pytest.fixture(name="origin")
 def _origin(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A repository with the files that a release is made of, whose changelog has the version."""
+    """A repository with the files from which a release is made; its changelog has the version."""
     folder = tmp_path / "origin"
     left_out = shutil.ignore_patterns("__pycache__", "*.so")
     for name in (*NEEDED, *(f"scripts/{script}" for script in SCRIPTS)):
@@ -60,7 +61,7 @@ def _origin(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def clone(origin: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """A clone on whose commit the tests have passed."""
+    """A clone that records that the tests have passed on its commit."""
     folder.parent.mkdir(exist_ok=True)
     git(origin, "clone", "--quiet", str(origin), str(folder))
     (folder / "build").mkdir()
@@ -82,7 +83,7 @@ def release(folder: pathlib.Path, *words: str, umask: int = 0o022, **variables: 
 
 
 def loaded(folder: pathlib.Path) -> types.ModuleType:
-    """The script of a clone as a module."""
+    """The release script of a clone, loaded as a module."""
     loader = importlib.machinery.SourceFileLoader("release", str(folder / "scripts/release"))
     specification = importlib.util.spec_from_loader("release", loader)
     assert specification is not None
@@ -95,7 +96,7 @@ def files(folder: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_two_clones_make_the_same_files_and_publish_none(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_two_clones_make_identical_release_files_and_publish_nothing(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in PUBLISHING:
@@ -153,7 +154,7 @@ def test_two_clones_make_the_same_files_and_publish_none(origin: pathlib.Path, t
         (lambda _: None, "0.1", "'0.1' is not MAJOR.MINOR.PATCH"),
     ],
 )
-def test_a_release_that_cannot_be_this_version_is_refused(
+def test_a_release_that_cannot_have_this_version_is_refused(
     origin: pathlib.Path, tmp_path: pathlib.Path, spoil: Callable[[pathlib.Path], object], version: str, reason: str
 ) -> None:
     folder = clone(origin, tmp_path / "one")
@@ -165,7 +166,7 @@ def test_a_release_that_cannot_be_this_version_is_refused(
     assert not (folder / "build/release").exists()
 
 
-def test_a_release_replaces_no_files_of_others(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_release_is_refused_if_its_output_folder_has_other_files(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
     folder = clone(origin, tmp_path / "one")
     (precious := tmp_path / "precious").touch()
     done = release(folder, VERSION, "--build", *LIGHT, "--output", str(tmp_path))
@@ -174,7 +175,9 @@ def test_a_release_replaces_no_files_of_others(origin: pathlib.Path, tmp_path: p
     assert precious.exists()
 
 
-def test_without_build_a_release_says_what_is_missing_and_writes_nothing(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_without_the_build_option_the_release_script_prints_what_is_missing_and_writes_nothing(
+    origin: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     folder = clone(origin, tmp_path / "one")
     done = release(folder, VERSION, PATH=str(pathlib.Path(shutil.which("git") or "").parent))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -185,7 +188,7 @@ def test_without_build_a_release_says_what_is_missing_and_writes_nothing(origin:
 
 
 def layout(work: pathlib.Path, text: str) -> str:
-    """An OCI layout with one manifest, as scripts/image leaves it; returns the digest."""
+    """Makes an OCI layout with one manifest, as scripts/image does; returns the digest of the manifest."""
     content = json.dumps({"schemaVersion": 2, "of": text}).encode()
     digest = hashlib.sha256(content).hexdigest()
     (work / "oci/blobs/sha256").mkdir(parents=True)
@@ -195,7 +198,7 @@ def layout(work: pathlib.Path, text: str) -> str:
     return f"sha256:{digest}"
 
 
-def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_name_its_digest(
+def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_its_digest(
     origin: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     folder, output = clone(origin, tmp_path / "one"), tmp_path / "output"
@@ -228,7 +231,7 @@ def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_name
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="this is no Debian")
-def test_the_packages_of_debian_in_an_image_become_components(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_debian_packages_in_an_image_become_components_of_the_sbom(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
     status = tmp_path / "root/var/lib/dpkg/status"
     status.parent.mkdir(parents=True)
     status.write_text(

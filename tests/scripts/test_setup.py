@@ -1,4 +1,7 @@
-"""What scripts/setup installs for the demo and for the image. Not tested: an installation, which needs a fresh machine."""
+"""What scripts/setup installs for the demo and for building the image.
+
+Not tested: a real installation, which needs a fresh machine.
+"""
 
 import importlib.metadata
 import os
@@ -14,14 +17,14 @@ REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,.-]+)\])?")
 
 
 def _chosen(for_demo: str) -> str:
-    """The lines of the lock that are installed."""
+    """The lines of the lock file whose packages are installed."""
     parts = "sed -n '/^demo_packages=/,/^)/p; /^locked_packages()/,/^}/p' scripts/setup"
     command = f"source <({parts}); for_demo={for_demo}; locked_packages"
     return subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def _needed(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
-    """The package and all that it needs on this machine."""
+    """The package and all packages that it needs on this machine."""
     found = {name.lower().replace("_", "-")}
     for text in importlib.metadata.requires(name) or ():
         requirement, _, marker = text.partition(";")
@@ -33,7 +36,7 @@ def _needed(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
     return found
 
 
-def test_the_demo_gets_what_ipvsproxy_needs_with_hashes_and_no_linters() -> None:
+def test_the_demo_setup_installs_the_dependencies_of_ipvsproxy_with_hashes_and_no_linters() -> None:
     text = _chosen("yes")
     names = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
     assert _needed("ipvsproxy", frozenset({"top"})) - {"ipvsproxy"} <= names
@@ -45,7 +48,7 @@ def test_the_demo_gets_what_ipvsproxy_needs_with_hashes_and_no_linters() -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="scripts/image needs root")
-def test_the_image_installs_its_builder_and_ends_if_that_fails(tmp_path: Path) -> None:
+def test_the_image_setup_installs_the_image_builder_and_stops_if_that_fails(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/image", tmp_path / "scripts/image")
     setup = tmp_path / "scripts/setup"

@@ -1,4 +1,4 @@
-"""What scripts/test runs on a chosen kernel, and how many times, with small programs in place of kernel and pytest."""
+"""What scripts/test runs on each chosen kernel, and how many times, with small stand-ins for kernel and pytest."""
 
 import json
 import pathlib
@@ -20,14 +20,14 @@ FOUND = (
 SETUP = """#!/bin/sh
 echo "$@" >>setups
 """
-# Collects and adds up; as a worker, it never runs.
+# This stand-in collects tests and adds up results; it never runs as a worker.
 PYTHON = f"""#!/bin/sh
 case "$*" in
     *--collect-only*) printf '%s\\n' {" ".join(f"'{name}'" for name in FOUND)} ;;
     *) exec {sys.executable} "$@" ;;
 esac
 """
-# The first worker of each variant claims all its tests, each other one none.
+# The first worker of each variant claims all tests of the variant; all later workers claim none.
 KERNEL = f"""#!{sys.executable}
 import json, os, pathlib, sys
 report = pathlib.Path(sys.argv[sys.argv.index("--junit-xml") + 1])
@@ -46,7 +46,7 @@ report.write_text(f'<testsuite tests="{{len(tests)}}" failures="{{failures}}" er
 sys.exit(failures if tests else 5)
 """
 
-# Stands for pytest, coverage and kernels in a run of all tests: writes one passed test, or a failed one.
+# A stand-in for pytest, coverage and kernels in a run of all tests: it writes one passed test, or one failed test.
 ANYTHING = f"""#!/bin/sh
 case "$*" in
     -\\ *) exec {sys.executable} "$@" ;;
@@ -62,7 +62,7 @@ exit 0
 
 
 class Place:
-    """A copy of scripts/test with programs that only pretend."""
+    """A copy of scripts/test whose programs are stand-ins."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
@@ -78,7 +78,7 @@ class Place:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     def calls(self) -> list[dict[str, Any]]:
-        """The kernels that were started."""
+        """The arguments of all kernels that were started."""
         return [json.loads(line) for line in (self.root / "calls").read_text().splitlines()]
 
 
@@ -87,12 +87,12 @@ def place(tmp_path: pathlib.Path) -> Place:
     return Place(tmp_path)
 
 
-def test_four_kernels_with_nf_tables_share_the_tests_that_the_backend_nftables_concerns(place: Place) -> None:
+def test_four_nf_tables_kernels_share_the_tests_that_concern_the_nftables_backend(place: Place) -> None:
     ended = place.run("--kernel=nf-tables")
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3 passed, 0 failed")
     assert (place.root / "setups").read_text() == "--with-nf-tables-kernel\n"
     first, *others = place.calls()
-    # A kernel that finds everything done may not be started at all.
+    # A kernel that finds no unclaimed test may not be started at all.
     assert all(call == first for call in others)
     assert len(others) <= 3
     assert first["words"] == ["--kernel", "nf-tables", "--timeout", "7200", "--iptables", "nft"]
@@ -100,14 +100,14 @@ def test_four_kernels_with_nf_tables_share_the_tests_that_the_backend_nftables_c
     assert first["environment"] == ["nftables", "1", "1"]
 
 
-def test_each_chosen_variant_of_rules_runs_with_its_own_programs_and_tests(place: Place) -> None:
+def test_each_chosen_variant_of_rules_is_tested_with_its_own_programs_and_tests(place: Place) -> None:
     ended = place.run("--kernel=nf-tables", "--rules=legacy,nft,nftables")
     assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
     kinds = {(call["words"][-1], call["environment"][0], len(call["tests"])) for call in place.calls()}
     assert kinds == {("legacy", None, 4), ("nft", None, 4), ("nft", "nftables", 3)}
 
 
-def test_debians_kernel_runs_all_variants_on_two_machines_with_patience(place: Place) -> None:
+def test_debians_kernel_runs_all_variants_on_two_machines_with_longer_timeouts(place: Place) -> None:
     ended = place.run("--kernel=debian", "--processors=1")
     assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
     assert (place.root / "setups").read_text() == "--with-debian-kernel\n"
@@ -129,13 +129,13 @@ def test_a_failure_on_any_kernel_is_counted(place: Place) -> None:
         (["--kernel=nf-tables", "--rules=nft,iptables"], "--rules: 'iptables' is not one of nft, legacy, nftables"),
     ],
 )
-def test_an_unknown_choice_is_refused(place: Place, words: list[str], reason: str) -> None:
+def test_an_unknown_kernel_or_variant_is_refused(place: Place, words: list[str], reason: str) -> None:
     ended = place.run(*words)
     assert (ended.returncode, ended.stderr) == (1, f"scripts/test: {reason}\n")
     assert not (place.root / "setups").exists()
 
 
-def test_all_tests_that_pass_on_a_commit_without_changed_files_are_noted(place: Place) -> None:
+def test_a_successful_run_of_all_tests_on_a_commit_without_changed_files_is_recorded(place: Place) -> None:
     for name in (".venv/bin/python", ".venv/bin/coverage", "scripts/kernel", "scripts/check"):
         (place.root / name).write_text(ANYTHING)
         (place.root / name).chmod(0o755)

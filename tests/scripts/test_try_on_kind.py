@@ -1,6 +1,6 @@
-"""scripts/try-on-kind with stand-ins for kind, kubectl and docker: which commands run, their arguments, and the printed lines.
+"""scripts/try-on-kind with stand-ins for kind, kubectl and docker: the commands, their arguments, and the printed lines.
 
-kubectl builds with the real kustomize. Not tested: a cluster of kind, because no container engine is at hand.
+kubectl builds with the real kustomize. Not tested: a real kind cluster, because no container engine is available.
 """
 
 import os
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl
 
 
 class Trial:
-    """A run of the script, whose commands are the stand-ins in a folder. The command with ``failing`` in its words fails."""
+    """A run of the script, whose commands are stand-ins in a folder. A command whose words contain ``failing`` fails."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Trial:
         return list(yaml.safe_load_all((self._folder / name).read_text()))
 
 
-def test_the_trial_on_kind_makes_a_cluster_without_kube_proxy_and_applies_our_manifests(tmp_path: pathlib.Path) -> None:
+def test_the_trial_on_kind_creates_a_cluster_without_kube_proxy_and_applies_our_manifests(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path)
     assert trial.status == 0, trial.said
     (cluster,) = trial.read("cluster.yaml")
@@ -113,7 +113,7 @@ def test_the_trial_on_kind_uses_the_loaded_image_although_the_manifests_name_a_r
     assert "registry.example.com" in base.read_text(), "the repository's own manifests stay"
 
 
-def test_the_trial_on_kind_loads_the_image_before_the_manifests_and_checks_every_node_after_them(tmp_path: pathlib.Path) -> None:
+def test_the_trial_on_kind_loads_the_image_before_it_applies_manifests_and_then_checks_every_node(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path)
     order = [f"docker build -t {IMAGE}", "kind load image-archive", "kubectl --context kind-ipvsproxy apply -k"]
     order += [f"kubectl --context kind-ipvsproxy -n kube-system exec pod/ipvsproxy-{node} " for node in "ab"]
@@ -128,14 +128,14 @@ def test_the_trial_on_kind_loads_the_image_before_the_manifests_and_checks_every
         ]
 
 
-def test_an_image_that_exists_is_not_built(tmp_path: pathlib.Path) -> None:
+def test_an_image_that_already_exists_is_not_built(tmp_path: pathlib.Path) -> None:
     (tmp_path / "image-exists").touch()
     trial = Trial(tmp_path)
     assert trial.called("docker save")
     assert not trial.called("docker build")
 
 
-def test_a_missing_tool_is_named_and_nothing_runs(tmp_path: pathlib.Path) -> None:
+def test_a_missing_tool_is_reported_and_no_command_runs(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path, tools=())
     assert trial.status == 2
     assert "missing: kind, docker or podman." in trial.said
@@ -150,7 +150,9 @@ def test_a_missing_tool_is_named_and_nothing_runs(tmp_path: pathlib.Path) -> Non
         ("ipvsproxy verify", "pod/ipvsproxy-a: the kernel is not in its desired state"),
     ],
 )
-def test_a_failure_ends_with_status_1_and_the_cluster_stays(tmp_path: pathlib.Path, failing: str, said: str) -> None:
+def test_a_failed_command_ends_the_script_with_status_1_and_the_cluster_stays(
+    tmp_path: pathlib.Path, failing: str, said: str
+) -> None:
     trial = Trial(tmp_path, failing=f'"*"{failing}"*"')
     assert trial.status == 1
     assert said in trial.said
@@ -158,7 +160,7 @@ def test_a_failure_ends_with_status_1_and_the_cluster_stays(tmp_path: pathlib.Pa
     assert trial.called("kubectl --context kind-ipvsproxy logs") is ("not ready" in said)
 
 
-def test_for_the_migration_the_cluster_has_kube_proxy_in_ipvs_mode_and_only_our_image(tmp_path: pathlib.Path) -> None:
+def test_for_the_migration_the_cluster_runs_kube_proxy_in_ipvs_mode_and_only_our_image_is_loaded(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path, "--migration")
     assert trial.status == 0
     assert trial.read("cluster.yaml")[0]["networking"]["kubeProxyMode"] == "ipvs"
@@ -167,11 +169,11 @@ def test_for_the_migration_the_cluster_has_kube_proxy_in_ipvs_mode_and_only_our_
     assert "docs/migration.md" in trial.said
 
 
-def test_delete_deletes_this_cluster_only(tmp_path: pathlib.Path) -> None:
+def test_the_delete_option_deletes_only_the_cluster_of_the_trial(tmp_path: pathlib.Path) -> None:
     assert Trial(tmp_path, "--delete").calls == ["kind delete cluster --name ipvsproxy"]
 
 
-def test_an_unknown_option_is_refused(tmp_path: pathlib.Path) -> None:
+def test_an_unknown_option_of_the_trial_is_refused(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path, "--keep")
     assert (trial.status, trial.calls) == (2, [])
     assert "--migration and --delete exist" in trial.said

@@ -1,4 +1,4 @@
-"""``scripts/versions`` with programs that only pretend in place of Python, pip and pytest."""
+"""``scripts/versions`` with stand-ins for Python, pip and pytest."""
 
 import pathlib
 import shutil
@@ -38,7 +38,7 @@ def requirements(place: pathlib.Path, name: str) -> set[str]:
     return set((place / "build/versions" / name / "requirements.txt").read_text().splitlines())
 
 
-def test_unit_tests_run_with_the_oldest_and_the_newest_packages_that_are_allowed(place: pathlib.Path) -> None:
+def test_unit_tests_run_with_the_oldest_and_with_the_newest_allowed_packages(place: pathlib.Path) -> None:
     done = run(place, "oldest", "newest", "--", "tests/model")
     assert done.returncode == 0, done.stdout + done.stderr
     oldest, newest = requirements(place, "oldest"), requirements(place, "newest")
@@ -53,7 +53,7 @@ def test_unit_tests_run_with_the_oldest_and_the_newest_packages_that_are_allowed
     assert all(line.endswith("not kernel tests/model") for line in tested)
 
 
-def test_a_python_that_is_missing_is_named_and_a_test_that_fails_is_a_failure(place: pathlib.Path) -> None:
+def test_a_missing_python_version_is_reported_and_a_failing_test_is_a_failure(place: pathlib.Path) -> None:
     missing = run(place, "3.99")
     assert (missing.returncode, missing.stdout) == (0, "== 3.99: no such Python here\n")
     (place / "broken").touch()

@@ -1,7 +1,7 @@
-"""A node with ten thousand Services in a thread of its own, and a browser that looks at its page.
+"""A node with ten thousand Services that runs in a thread, and a browser that shows the node's page.
 
-The browser is Debian's Chromium. Where it is not installed, these tests are skipped, or fail if ``IPVSPROXY_BROWSER_REQUIRED`` is
-set, as by ``scripts/test``.
+The browser is Debian's Chromium. If Chromium is not installed, these tests are skipped; if ``IPVSPROXY_BROWSER_REQUIRED`` is also
+set, as ``scripts/test`` does, they fail.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Running:
-    """A node that runs in a thread. ``url`` is that of its page."""
+    """A node that runs in a separate thread. ``url`` is the URL of the node's page."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -52,13 +52,13 @@ class Running:
             raise self._error
 
     def stop(self) -> None:
-        """Stop answering; the page loses its node."""
+        """Stop answering requests, so that the page loses its node."""
         if self._thread.is_alive() and self._stop:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(60)
 
     def do(self, work: Callable[[PageNode], T]) -> T:
-        """Do something in the node's thread."""
+        """Run a function in the node's thread."""
 
         async def doing() -> T:
             return work(self.node)
@@ -66,7 +66,7 @@ class Running:
         return self.wait(doing())
 
     def put(self, *objects: ApiObject) -> None:
-        """Put objects, and wait until they are in force."""
+        """Put objects into the node's store, and wait until they are programmed."""
 
         async def putting() -> None:
             syncs = len(self.node.watcher.summaries)
@@ -95,7 +95,7 @@ class Running:
         async with self.node.showing(self.port) as self.port:
             await self.node.watcher.until(lambda: bool(self.node.watcher.summaries))
             page_scene.add_traffic(self.node)
-            # After the first reading, the next one is asked for by a viewer.
+            # After the first reading, the next reading happens only when a viewer requests it.
             while self.node.pages._history.last is None:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
             page_scene.add_past(self.node)
@@ -106,7 +106,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(count: int, port: int = 0) -> Iterator[Running]:
-    """A node with so many Services while the block runs."""
+    """A node with this many Services, which runs while the block runs."""
     node = Running(count)
     node.port = port
     node.start()
@@ -118,14 +118,17 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Running]:
-    """The node of all tests that leave it as they found it."""
+    """The node that all tests share that do not change it permanently."""
     with running(SERVICES) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
-    """Until the end of the module: while it lives, its loop counts as running, and no other test of this thread may run one."""
+    """Playwright runs until the end of the module.
+
+    While Playwright runs, its event loop counts as running, and no other test of this thread may run an event loop.
+    """
     with sync_api.sync_playwright() as one:
         yield one
 
@@ -138,13 +141,13 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
             pytest.fail("chromium is not installed; scripts/setup installs it")
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
     sync_api.expect.set_options(timeout=PATIENCE_MS)
-    one = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # of tests that run as root
+    one = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # needed by tests that run as root
     yield one
     one.close()
 
 
 class Console:
-    """The complaints of a page: messages of the console, errors of scripts, and requests to other hosts."""
+    """The faults that the browser reports for a page: messages of the console, errors of scripts, and requests to other hosts."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.complaints: list[str] = []
@@ -164,7 +167,7 @@ class Console:
 
 @pytest.fixture
 def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
-    """Opens a part of the page, and checks at the end that the browser reported no fault."""
+    """Opens a view of the page, and checks at the end that the browser reported no fault."""
     with contextlib.ExitStack() as contexts:
         consoles: list[Console] = []
 
@@ -186,7 +189,8 @@ def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
             )
             contexts.callback(context.close)
             page = context.new_page()
-            # An answer that a test alters may be under way when the test ends; closed under it, it fails the next test.
+            # An answer that a test alters may still be pending when the test ends; if the page were closed during that, the next
+            # test would fail.
             contexts.callback(page.unroute_all, behavior="wait")
             page.set_default_timeout(PATIENCE_MS)
             consoles.append(Console(page, at.url))

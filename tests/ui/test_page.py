@@ -1,6 +1,7 @@
 """Covers the page in a real browser, on a node with ten thousand Services and an in-memory kernel.
 
-Left out: figures (tests/daemon/ui). ``IPVSPROXY_PICTURES=1`` makes the pictures of docs/images anew.
+Not covered here: the figures that the page shows (tests/daemon/ui). With ``IPVSPROXY_PICTURES=1``, the pictures in docs/images
+are made again.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ Look = Callable[..., Page]
 
 
 def _is_complete(page: Page, part: str) -> None:
-    """Wait until a part of the page has its figures."""
+    """Wait until a view of the page shows its figures."""
     awaited = {
         "node": "figure path.line[d*='L']",
         "services": "tbody tr:nth-child(50) .spark",
@@ -48,7 +49,7 @@ def _is_complete(page: Page, part: str) -> None:
 # What is shown.
 
 
-def test_the_node_page_shows_that_all_is_in_force_and_the_last_syncs(looking: Look) -> None:
+def test_the_node_page_shows_that_everything_is_programmed_and_the_last_syncs(looking: Look) -> None:
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     expect(page.locator(".verdict")).to_contain_text("Everything is in force")
@@ -62,7 +63,7 @@ def test_the_node_page_shows_that_all_is_in_force_and_the_last_syncs(looking: Lo
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", time)
 
 
-def test_plots_have_whole_axes_maximum_total_and_a_crosshair(looking: Look) -> None:
+def test_plots_have_complete_axes_a_maximum_a_total_and_a_crosshair(looking: Look) -> None:
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     figures, times = page.locator("figure"), page.locator("figcaption small")
@@ -80,7 +81,7 @@ def test_plots_have_whole_axes_maximum_total_and_a_crosshair(looking: Look) -> N
         hour, minute, *_ = (times.last.text_content() or "").split(":")
         minutes.append(int(hour) * 60 + int(minute))
     assert 11 <= (minutes[1] - minutes[0]) % 1440 <= 13
-    # The crosshair of bars stands at a bar that is near.
+    # The crosshair of a bar chart is at the nearest bar.
     bars = figures.nth(3).locator("svg")
     box = bars.bounding_box()
     assert box
@@ -94,7 +95,7 @@ def test_plots_have_whole_axes_maximum_total_and_a_crosshair(looking: Look) -> N
     expect(page.locator(".cross")).to_have_count(5)
 
 
-def test_the_node_page_names_only_nftables_where_it_holds_the_rules(looking: Look) -> None:
+def test_the_node_page_names_only_nftables_if_nftables_holds_the_rules(looking: Look) -> None:
     def in_nftables(route: Route) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, body=answer.text().replace('"iptables":"nft"', '"iptables":"nftables"'))
@@ -106,7 +107,7 @@ def test_the_node_page_names_only_nftables_where_it_holds_the_rules(looking: Loo
     expect(page.get_by_text("iptables")).to_have_count(0)
 
 
-def test_ten_thousand_services_are_turned_page_by_page(looking: Look) -> None:
+def test_ten_thousand_services_can_be_paged_through(looking: Look) -> None:
     page = looking("#/services")
     told = page.get_by_role("status")
     expect(told).to_have_text("10,000 Services")
@@ -119,7 +120,7 @@ def test_ten_thousand_services_are_turned_page_by_page(looking: Look) -> None:
     assert page.locator("tbody tr").count() == 200
 
 
-def test_services_are_sorted_by_their_heads(looking: Look) -> None:
+def test_clicking_a_column_head_sorts_the_services(looking: Look) -> None:
     page = looking("#/services?size=25")
     first = page.locator("tbody tr th a").first
     page.get_by_role("button", name="Connections/s").click()
@@ -175,7 +176,7 @@ def test_services_are_filtered_by_problem_namespace_type_and_node(looking: Look)
     expect(told).to_have_text("1 of 10,000 Services")
 
 
-def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: Look) -> None:
+def test_the_view_of_a_service_is_a_diagram_from_clients_to_endpoints_with_reasons(looking: Look) -> None:
     page = looking(PARTS["service"])
     _is_complete(page, "service")
     for text in ("pod of this node", "outside of the cluster", "masqueraded", "TCP 10.96.0.80:80", "node port, rr"):
@@ -201,14 +202,14 @@ def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: 
     expect(ins.first).to_contain_text(re.compile(r"\d\sk?conn/s"))  # after two readings
 
 
-def test_a_service_with_source_ranges_and_a_second_scope_is_explained(looking: Look) -> None:
+def test_the_page_explains_a_service_with_source_ranges_and_a_second_scope(looking: Look) -> None:
     page = looking("#/service/shop/checkout")
     expect(page.get_by_text("only from 198.51.100.0/24").first).to_be_visible()
     expect(page.get_by_text("second scope of")).to_be_visible()
 
 
-def test_explain_reports_a_service_that_does_not_exist(browser: Browser, node: Running) -> None:
-    page = browser.new_page()  # not of `looking`: the browser logs its 404
+def test_the_page_reports_a_service_that_does_not_exist(browser: Browser, node: Running) -> None:
+    page = browser.new_page()  # not the page of `looking`, because the browser logs the 404
     for name in ("shop/nothing", "shop/web%E0%A4%A"):
         page.goto(f"{node.url}#/service/{name}")
         expect(page.get_by_role("alert")).to_contain_text(f"there is no Service {name}")
@@ -218,8 +219,8 @@ def test_explain_reports_a_service_that_does_not_exist(browser: Browser, node: R
 # Live.
 
 
-def test_a_change_of_an_endpoint_is_seen_within_two_seconds(looking: Look, node: Running) -> None:
-    """The page asks every second; counted, not timed: a change in force is shown by the second answer at the latest."""
+def test_a_change_of_an_endpoint_is_shown_within_two_seconds(looking: Look, node: Running) -> None:
+    """The page requests data every second, and the second answer after a change must show it; the test does not measure time."""
     assert "const POLL_MS = 1000;" in (Path(pages.__file__).parent / "static/page.js").read_text()
     page = looking(PARTS["service"])
     table = looking(f"#/services?query={page_scene.WEB}")
@@ -243,7 +244,7 @@ def test_a_change_of_an_endpoint_is_seen_within_two_seconds(looking: Look, node:
 
 @contextlib.contextmanager
 def _two_answers_after(change: ApiObject, page: Page, what: str, node: Running) -> Iterator[None]:
-    """Bring a change in force; while the block runs, the page gets two more answers, and waits for the third."""
+    """Program a change; while the block runs, the page gets two more answers, and then waits for the third answer."""
     node.put(change)
     routes: list[Route] = []
 
@@ -260,7 +261,7 @@ def _two_answers_after(change: ApiObject, page: Page, what: str, node: Running) 
         route.continue_()
 
 
-def test_a_lost_connection_is_shown_until_it_is_back(browser: Browser) -> None:
+def test_a_lost_connection_is_shown_until_the_node_answers_again(browser: Browser) -> None:
     page = browser.new_page()
     with running(20) as first:
         page.goto(f"{first.url}#/services")
@@ -276,9 +277,9 @@ def test_a_lost_connection_is_shown_until_it_is_back(browser: Browser) -> None:
     page.close()
 
 
-def test_events_of_another_process_are_not_mixed_with_those_of_the_one_before(browser: Browser) -> None:
+def test_events_of_a_restarted_process_are_not_mixed_with_those_of_the_earlier_process(browser: Browser) -> None:
     page = browser.new_page()
-    rows = page.locator("tbody tr[data-kind=sync]")  # not those of health, which may come on a busy machine
+    rows = page.locator("tbody tr[data-kind=sync]")  # not events about health, which may happen on a busy machine
     with running(20) as first:
         first.put(page_scene.web_slice(endpoint("10.244.0.13")))
         page.goto(f"{first.url}#/events")
@@ -315,7 +316,7 @@ _VISIBILITY = """hidden => {
 }"""
 
 
-def test_what_a_viewer_has_opened_selected_and_focused_stays_while_the_node_is_updated(looking: Look) -> None:
+def test_what_a_viewer_has_opened_selected_and_focused_is_kept_while_the_page_is_updated(looking: Look) -> None:
     page = looking(PARTS["node"], width=360)
     _is_complete(page, "node")
     syncs, time_of_figures = page.get_by_role("region", name="The last syncs"), page.locator(".note")
@@ -327,13 +328,13 @@ def test_what_a_viewer_has_opened_selected_and_focused_stays_while_the_node_is_u
     assert syncs.evaluate("region => [region.scrollLeft, getSelection().toString()]") == [40, "Ended"]
     service = looking("#/service/shop/peers")
     service.locator(".left summary").click()
-    for _ in range(2):  # the first of them has been drawn when the second one is asked for
+    for _ in range(2):  # the first picture has been drawn when the second is requested
         with service.expect_response("**/service.json*"):
             pass
     expect(service.locator(".left[open]")).to_have_count(1)
 
 
-def test_an_unknown_link_of_the_page_leads_to_the_node(looking: Look) -> None:
+def test_an_unknown_link_within_the_page_leads_to_the_node_view(looking: Look) -> None:
     page = looking("#/constructor")
     expect(page.get_by_role("heading", level=1)).to_have_text("Node")
     for part in ("#/__proto__/x", "#/%E0%A4%A", "#/nothing"):
@@ -394,7 +395,7 @@ def test_the_whole_page_can_be_used_with_the_keyboard(looking: Look) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
-def test_focus_stays_on_a_row_while_it_is_updated(looking: Look) -> None:
+def test_the_focus_stays_on_a_row_while_the_row_is_updated(looking: Look) -> None:
     page = looking("#/services?sort=connections")
     _is_complete(page, "services")
     link = page.locator(f"th a:text-is('{page_scene.WEB}')")
@@ -405,12 +406,12 @@ def test_focus_stays_on_a_row_while_it_is_updated(looking: Look) -> None:
     expect(link).to_be_focused()
 
 
-def test_focus_stays_on_a_row_that_moves(looking: Look) -> None:
+def test_the_focus_stays_on_a_row_that_moves(looking: Look) -> None:
     page = looking("#/services?sort=connections")
     _is_complete(page, "services")
     link = page.locator(f"th a:text-is('{page_scene.WEB}')")
     row = page.locator("tbody tr", has=link)
-    # In one call, so that no update of the page comes in between.
+    # Both steps are one call, so that no update of the page comes in between.
     last = row.evaluate(
         "row => { row.parentElement.append(row); row.querySelector('a').focus(); return row === row.parentElement.lastChild }"
     )
@@ -422,7 +423,7 @@ def test_focus_stays_on_a_row_that_moves(looking: Look) -> None:
     expect(link).to_be_focused()
 
 
-def test_the_theme_is_chosen_and_kept(looking: Look) -> None:
+def test_the_chosen_theme_is_remembered(looking: Look) -> None:
     page = looking(PARTS["events"])
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.keyboard.press("t")
@@ -435,11 +436,11 @@ def test_the_theme_is_chosen_and_kept(looking: Look) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
 
 
-# For everybody, and everywhere.
+# Tests of accessibility, themes and sizes.
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_each_page_suits_everybody_in_both_themes_a_phone_and_paper(looking: Look, part: str) -> None:
+def test_each_page_is_accessible_and_fits_both_themes_a_phone_and_paper(looking: Look, part: str) -> None:
     page = looking(PARTS[part])
     _is_complete(page, part)
     shown = page.request.get(
@@ -475,7 +476,7 @@ _FILLED = """() => [...document.querySelectorAll(".tiles, .plots")].every(grid =
 
 
 def _tell_a_story(node: Running) -> None:
-    """An endpoint that comes, another one whose programming fails once, drift, and both endpoints that go."""
+    """A new endpoint, another endpoint whose programming fails once, drift, and the removal of both endpoints."""
     near, far = endpoint("10.244.0.13"), endpoint("10.244.1.13", OTHER_NODE)
     node.put(page_scene.web_slice(near))
     node.do(lambda one: one.kernel.fail(lambda operation: isinstance(operation.item, RealServers), errno.ENOMEM))
@@ -500,7 +501,7 @@ def _tell_a_story(node: Running) -> None:
         ("ui-phone", ("service", {"width": 390, "height": 844})),
     ],
 )
-def test_each_page_makes_a_picture(
+def test_each_page_can_be_saved_as_a_picture(
     looking: Look, node: Running, picture: str, part_and_more: tuple[str, dict[str, object]]
 ) -> None:
     part, more = part_and_more
@@ -509,6 +510,6 @@ def test_each_page_makes_a_picture(
     if part == "events":
         _tell_a_story(node)
         page.get_by_text("! drift").first.wait_for()
-    page.wait_for_timeout(20_000)  # lines beside the figures of Services
+    page.wait_for_timeout(20_000)  # until the figures of Services have lines beside them
     IMAGES.mkdir(exist_ok=True)
     assert len(page.screenshot(path=IMAGES / f"{picture}.png")) > 10_000

@@ -1,6 +1,6 @@
 """Covers the kernel's counters by Service port: their sums and labels, and how long a scrape waits for them.
 
-Left out: reading a real kernel's counters (tests/kernel/ipvs/test_ipvs_driver.py), and the cost of a scrape
+Not covered here: reading a real kernel's counters (tests/kernel/ipvs/test_ipvs_driver.py) and the cost of a scrape
 (``test_scrape_cost``).
 """
 
@@ -54,7 +54,7 @@ HTTP = 'namespace="default",service="web",port="http",protocol="TCP"'
 
 
 class Ipvs(TrafficReader):
-    """A kernel with counters, which notes its readings."""
+    """A kernel with counters, which records how often it is read."""
 
     def __init__(self) -> None:
         self.counters: dict[VirtualServerKey, Counters] = {}
@@ -67,7 +67,7 @@ class Ipvs(TrafficReader):
         raise AssertionError("a scrape does not ask for the totals")
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
-        """The counters in two parts."""
+        """The counters, divided into two parts."""
         self.readings += 1
         if self.error:
             raise self.error
@@ -83,7 +83,7 @@ class Ipvs(TrafficReader):
 
 
 class Scene:
-    """A node that is scraped every ten seconds."""
+    """A node whose metrics are scraped every ten seconds."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Scene:
                 yield name, int(value)
 
 
-async def test_all_virtual_servers_of_a_port_are_added_up_under_its_labels() -> None:
+async def test_the_counters_of_all_virtual_servers_of_a_service_port_are_added_up() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {
         CLUSTER: Counters(1, 10, 9, 1000, 900),
@@ -146,7 +146,7 @@ async def test_ports_without_traffic_and_foreign_virtual_servers_have_no_series(
     assert not [name for name in await scene.scrape() if name.startswith("ipvsproxy_service")]
 
 
-async def test_a_node_port_is_distinguished_from_a_port_of_the_same_number() -> None:
+async def test_a_node_port_is_not_mixed_up_with_a_service_port_of_the_same_number() -> None:
     ports = [builders.service_port(80, name="http", node_port=8443), builders.service_port(8443, name="https", node_port=30443)]
     scene = Scene(builders.service("web", *ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"]))
     scene.kernel.counters = {
@@ -158,7 +158,7 @@ async def test_a_node_port_is_distinguished_from_a_port_of_the_same_number() -> 
     assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'https')}}}"] == 2
 
 
-async def test_a_total_does_not_fall_when_a_virtual_server_goes_or_has_a_counter_reset() -> None:
+async def test_a_total_does_not_fall_when_a_virtual_server_is_removed_or_its_counters_are_reset() -> None:
     scene = Scene(WEB)
     total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
@@ -169,7 +169,7 @@ async def test_a_total_does_not_fall_when_a_virtual_server_goes_or_has_a_counter
     assert (await scene.scrape())[total] == 156
 
 
-async def test_a_deleted_service_has_no_series() -> None:
+async def test_the_series_of_a_deleted_service_disappear() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" in await scene.scrape()
@@ -177,7 +177,7 @@ async def test_a_deleted_service_has_no_series() -> None:
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in await scene.scrape()
 
 
-async def test_a_port_with_a_new_name_has_a_new_series() -> None:
+async def test_a_service_port_with_a_new_name_gets_a_new_series() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     await scene.scrape()
@@ -187,7 +187,7 @@ async def test_a_port_with_a_new_name_has_a_new_series() -> None:
     assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
 
 
-async def test_ports_beyond_the_limit_are_counted_together_and_their_number_is_shown() -> None:
+async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown() -> None:
     addresses = [f"10.96.0.{number}" for number in range(1, 6)]
     scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
     scene.kernel.counters = {builders.frontend(address, 80): Counters(10) for address in addresses}
@@ -196,7 +196,7 @@ async def test_ports_beyond_the_limit_are_counted_together_and_their_number_is_s
     assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
     assert samples['ipvsproxy_traffic_listed{kind="service"}'] == 2
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
-    # A free place goes to the next port with traffic; the common total keeps its count.
+    # The free series is given to the next port with traffic, and the common total of the ports without a series keeps its count.
     at_once(scene.reconciler.putting(builders.service("s1").name, None))
     scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
     samples = await scene.scrape()
@@ -206,14 +206,14 @@ async def test_ports_beyond_the_limit_are_counted_together_and_their_number_is_s
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
 
 
-async def test_limit_zero_turns_reading_and_series_off() -> None:
+async def test_a_limit_of_zero_turns_off_the_reading_of_counters_and_the_series() -> None:
     scene = Scene(WEB, limit=0)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     assert not await scene.scrape()
     assert scene.kernel.readings == 0
 
 
-async def test_a_second_scrape_within_two_seconds_reads_nothing() -> None:
+async def test_a_second_scrape_within_two_seconds_does_not_read_the_kernel() -> None:
     scene = Scene(WEB)
     await scene.scrape()
     scene.clock.now += FRESH_S - 0.1
@@ -224,7 +224,7 @@ async def test_a_second_scrape_within_two_seconds_reads_nothing() -> None:
     assert scene.kernel.readings == 2
 
 
-async def test_counters_that_cannot_be_read_keep_their_values() -> None:
+async def test_counters_that_cannot_be_read_keep_their_last_values() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     await scene.scrape()
@@ -232,7 +232,7 @@ async def test_counters_that_cannot_be_read_keep_their_values() -> None:
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
 
 
-async def test_a_port_whose_busy_virtual_server_goes_keeps_its_total_if_it_has_another() -> None:
+async def test_a_port_keeps_its_total_when_its_busy_virtual_server_is_removed_and_another_one_remains() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters(7)}
     await scene.scrape()
@@ -251,7 +251,7 @@ async def test_counters_that_are_missing_from_one_reading_are_not_counted_twice(
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
-async def test_counting_traffic_that_stops_in_the_middle_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_traffic_is_not_counted_twice_after_counting_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
     services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
     scene = Scene(*services)
@@ -268,7 +268,7 @@ async def test_counting_traffic_that_stops_in_the_middle_counts_nothing_twice(mo
     assert {value for name, value in samples.items() if name.startswith("ipvsproxy_service_connections_total")} == {9}
 
 
-async def test_a_reading_that_takes_too_long_keeps_the_former_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_shows_the_previous_figures_if_a_reading_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     await scene.scrape()
@@ -307,7 +307,7 @@ async def test_the_next_scrape_continues_a_reading_that_took_too_long(
         assert samples[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 100
 
 
-async def test_a_reading_that_began_long_ago_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reading_that_began_too_long_ago_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     with monkeypatch.context() as patched:
@@ -327,7 +327,7 @@ async def test_a_failed_reading_is_not_continued() -> None:
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
-async def test_ports_without_traffic_take_no_memory() -> None:
+async def test_ports_without_traffic_use_no_memory() -> None:
     addresses = [f"10.96.{number // 256}.{number % 256}" for number in range(1000)]
     scene = Scene(*(builders.service(f"service-{number}", cluster=[one]) for number, one in enumerate(addresses)))
     scene.kernel.counters = {builders.frontend(one, 80): Counters(int(number == 3)) for number, one in enumerate(addresses)}
@@ -353,7 +353,7 @@ async def test_a_scrape_does_not_wait_for_a_busy_kernel_thread(monkeypatch: pyte
     executor.shutdown()
 
 
-async def test_draining_endpoints_show_their_connections() -> None:
+async def test_draining_endpoints_are_shown_with_their_connections() -> None:
     scene = Scene(WEB)
     for key in (CLUSTER, EXTERNAL):
         show_draining(scene.reconciler, key, POD)
@@ -366,7 +366,7 @@ async def test_draining_endpoints_show_their_connections() -> None:
     assert not scene.kernel.read_endpoints
 
 
-def test_an_endpoint_that_waits_for_removal_and_goes_while_drains_are_counted_is_not_shown(
+def test_a_waiting_endpoint_that_is_removed_while_drains_are_counted_is_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
@@ -380,7 +380,7 @@ def test_an_endpoint_that_waits_for_removal_and_goes_while_drains_are_counted_is
     assert connections == {f'{HTTP},endpoint="10.244.0.5:8080"': ConnectionCounts(3, 1)}
 
 
-async def test_endpoints_can_have_totals_of_their_own() -> None:
+async def test_totals_can_be_shown_for_each_endpoint() -> None:
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters()}
     scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(ConnectionCounts(2, 1), Counters(3, 30, 29, 300, 290))}}
@@ -392,7 +392,7 @@ async def test_endpoints_can_have_totals_of_their_own() -> None:
     assert scene.kernel.read_endpoints == [CLUSTER], "endpoints of a virtual server without traffic are not read"
 
 
-async def test_endpoints_of_a_virtual_server_that_one_reading_lacks_are_not_counted_twice() -> None:
+async def test_endpoints_of_a_virtual_server_that_is_missing_from_one_reading_are_not_counted_twice() -> None:
     scene = Scene(WEB, of_endpoints=True)
     whole = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(ConnectionCounts(2, 1), counted)} for key, counted in whole.items()}
@@ -404,8 +404,8 @@ async def test_endpoints_of_a_virtual_server_that_one_reading_lacks_are_not_coun
         assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 4
 
 
-async def test_a_virtual_server_that_is_not_desired_for_a_while_and_stays_is_not_counted_twice() -> None:
-    """For example one of an excluded range, or one that changes its owner during a scrape."""
+async def test_a_virtual_server_that_stays_while_it_is_not_desired_is_not_counted_twice() -> None:
+    """Examples are a virtual server in an excluded range, and a virtual server that changes its owner during a scrape."""
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {
@@ -420,7 +420,7 @@ async def test_a_virtual_server_that_is_not_desired_for_a_while_and_stays_is_not
 
 
 @pytest.mark.parametrize("limit", [1, 100])
-async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
+async def test_prometheus_can_parse_the_page_in_both_formats(limit: int) -> None:
     scene = Scene(WEB, builders.service("db", cluster=["10.96.0.11"]), limit=limit, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5), builders.frontend("10.96.0.11", 80): Counters(1)}
     scene.kernel.of_endpoints = {
@@ -454,7 +454,7 @@ def pauses(ledger: Ledger, some: list[CountedObject]) -> int:
     return sum(1 for _ in ledger.booking(some))
 
 
-def test_counting_traffic_pauses_while_many_rows_appear_stay_or_vanish() -> None:
+def test_counting_traffic_lets_other_tasks_run_while_many_rows_appear_stay_or_vanish() -> None:
     ledger = Ledger(MANY)
     assert pauses(ledger, rows(MANY)) == 20, "marking, and booking"
     assert pauses(ledger, rows(MANY)) == 40, "and scanning totals and objects that stay"
@@ -467,7 +467,7 @@ def test_counting_traffic_pauses_while_many_rows_appear_stay_or_vanish() -> None
 def test_a_total_grows_by_new_counts_and_is_forgotten_with_the_last_object_of_its_labels(
     rounds: list[dict[int, int]],
 ) -> None:
-    """Two objects for each label; each round adds connections to its objects."""
+    """Two objects share the labels of a series; each round adds connections to its objects."""
     ledger = Ledger(10)
     counted: dict[int, int] = {}
     expected: dict[str, int] = {}

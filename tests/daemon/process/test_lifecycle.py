@@ -1,4 +1,4 @@
-"""Covers the end of a process, with its servers last, and the memory that it returns to the kernel."""
+"""Covers the end of a process, which stops its servers last, and the memory that the process returns to the kernel."""
 
 import asyncio
 import ctypes
@@ -18,7 +18,7 @@ HANGS_S = 60.0
 """How long a hanging thread hangs."""
 
 
-async def test_a_failing_part_stops_the_others_and_the_status_changes_before_servers_stop() -> None:
+async def test_a_failing_task_stops_all_other_tasks_and_the_status_changes_before_the_servers_stop() -> None:
     order: list[str] = []
 
     class Status:
@@ -39,7 +39,7 @@ async def test_a_failing_part_stops_the_others_and_the_status_changes_before_ser
     assert order == ["status", "work", "server"]
 
 
-async def test_a_part_that_returns_does_not_end_the_process() -> None:
+async def test_a_task_that_returns_does_not_end_the_process() -> None:
     stopping = asyncio.Event()
 
     class Status:
@@ -52,8 +52,8 @@ async def test_a_part_that_returns_does_not_end_the_process() -> None:
     await lifecycle.until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
 
 
-def test_a_hanging_thread_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hanging thread, such as the examiner of leftover rules while a program of iptables hangs."""
+def test_a_hanging_thread_does_not_delay_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example of a hanging thread is the examination of leftover rules while an iptables program hangs."""
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
     may_end = threading.Event()
 
@@ -80,7 +80,7 @@ def test_a_hanging_thread_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no large blocks")
 @pytest.mark.parametrize("is_given_back", [True, False])
-def test_large_blocks_return_to_the_kernel_after_earlier_ones_were_freed(*, is_given_back: bool) -> None:
+def test_large_memory_blocks_are_returned_to_the_kernel_even_after_earlier_ones_were_freed(*, is_given_back: bool) -> None:
     program = f"""
 from ipvsproxy.daemon.process import lifecycle
 if {is_given_back}:
@@ -100,7 +100,7 @@ print(resident_kb() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have heaps of other kinds")
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_all_threads_share_one_heap(*, is_shared: bool) -> None:
+def test_all_threads_use_the_same_heap(*, is_shared: bool) -> None:
     program = f"""
 import ctypes, threading
 from ipvsproxy.daemon.process import lifecycle
@@ -119,12 +119,12 @@ print(abs(places[0] - places[1]))
     assert (int(done.stdout) < 1 << 30) == is_shared, "heaps of other threads are far from the first one"
 
 
-def test_a_c_library_without_mallopt_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_starts_with_a_c_library_that_has_no_mallopt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     lifecycle.use_little_memory()
 
 
-def test_a_thread_that_cannot_be_started_is_an_error_of_the_system_for_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_be_started_raises_an_oserror_in_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(_signals: lifecycle.Signals) -> int:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
@@ -169,5 +169,5 @@ for count in (100, 1000):  # three quarters, and all
 """
 
 
-def test_the_limit_of_descriptors_is_raised_and_its_vicinity_is_logged() -> None:
+def test_the_descriptor_limit_is_raised_and_a_warning_is_logged_when_it_is_nearly_reached() -> None:
     subprocess.run([sys.executable, "-c", _DESCRIPTORS], check=True, timeout=60)

@@ -1,4 +1,7 @@
-"""Covers new settings for a running loop, which changes its kernel objects in place. The kernel is in memory."""
+"""Covers how new settings are applied to a running loop, which changes its kernel objects in place.
+
+The kernel is an in-memory kernel.
+"""
 
 import dataclasses
 
@@ -44,7 +47,7 @@ async def begun(node: MemoryNode) -> None:
 
 
 @in_virtual_time
-async def test_another_scheduler_is_set_in_place_and_nothing_else_changes() -> None:
+async def test_a_changed_scheduler_is_set_in_place_and_nothing_else_changes() -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)
@@ -55,7 +58,7 @@ async def test_another_scheduler_is_set_in_place_and_nothing_else_changes() -> N
 
 
 @in_virtual_time
-async def test_another_masquerade_bit_changes_only_rules() -> None:
+async def test_a_changed_masquerade_bit_changes_only_rules() -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)
@@ -67,7 +70,7 @@ async def test_another_masquerade_bit_changes_only_rules() -> None:
 
 
 @in_virtual_time
-async def test_a_kernel_setting_that_is_no_longer_desired_stays_and_a_new_one_is_written() -> None:
+async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_new_one_is_written() -> None:
     node = MemoryNode()
     node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
     async with node.running():
@@ -79,7 +82,7 @@ async def test_a_kernel_setting_that_is_no_longer_desired_stays_and_a_new_one_is
 
 
 @in_virtual_time
-async def test_a_range_that_is_no_longer_excluded_loses_undesired_virtual_servers() -> None:
+async def test_undesired_virtual_servers_are_removed_from_a_range_that_is_no_longer_excluded() -> None:
     node = MemoryNode()
     stray = builders.frontend("10.96.7.7", 80)
     node.kernel.virtual_servers[stray] = KernelVirtualServer(VirtualServerSettings("rr"), {})
@@ -96,7 +99,7 @@ async def test_a_range_that_is_no_longer_excluded_loses_undesired_virtual_server
 
 
 @in_virtual_time
-async def test_settings_from_before_the_first_lists_apply_from_the_start() -> None:
+async def test_settings_that_change_before_the_first_lists_apply_from_the_start() -> None:
     node = MemoryNode()
     async with node.running():
         node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, scheduler="lc"), policy()))
@@ -107,7 +110,7 @@ async def test_settings_from_before_the_first_lists_apply_from_the_start() -> No
 
 
 @in_virtual_time
-async def test_the_same_settings_again_change_nothing() -> None:
+async def test_applying_the_same_settings_again_changes_nothing() -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)

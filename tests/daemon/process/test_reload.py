@@ -1,6 +1,6 @@
-"""Covers changes of the configuration file on a real file system: they are applied, refused, or named for a restart.
+"""Covers changes of the configuration file on a real file system: a change is applied, refused, or reported as needing a restart.
 
-``test_reconfigure.py`` covers the way of new settings to the kernel, and ``tests/test_running.py`` the same on a real kernel.
+``test_reconfigure.py`` covers how new settings reach the kernel objects, and ``tests/test_running.py`` the same on a real kernel.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ Logs = list[MutableMapping[str, Any]]
 
 
 class Process:
-    """A process with a configuration file. ``applied`` are the configurations that were put in force.
+    """A process with a configuration file. ``applied`` lists the configurations that were applied.
 
-    ``failures`` are the reasons why the next ones cannot be put in force. ``outcomes`` has the outcome of each reading.
+    ``failures`` lists the reasons why the next configurations cannot be applied. ``outcomes`` lists the outcome of each reading
+    of the file.
     """
 
     def __init__(self, path: pathlib.Path, *flags: str) -> None:
@@ -82,7 +83,7 @@ def logs() -> Any:
 
 
 class FileOf:
-    """A file with this content."""
+    """A configuration file with this content."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -102,7 +103,10 @@ def rename(path: pathlib.Path, *lines: str) -> None:
 
 
 def swap(path: pathlib.Path, *lines: str) -> None:
-    """Replace the file as kubelet does in a ConfigMap volume: it is a link through a link to a directory, which is replaced."""
+    """Replace the file as the kubelet does in a ConfigMap volume.
+
+    The file is a link through another link to a directory, and the directory is replaced.
+    """
     folder = path.parent
     old = (folder / "..data").readlink() if (folder / "..data").is_symlink() else None
     new = pathlib.Path(tempfile.mkdtemp(prefix="..", dir=folder))
@@ -118,7 +122,7 @@ def swap(path: pathlib.Path, *lines: str) -> None:
 
 
 @pytest.mark.parametrize("replace", [write, rename, swap])
-async def test_a_new_configuration_file_is_applied_however_it_replaced_the_old_one(
+async def test_a_new_configuration_file_is_applied_whichever_way_the_old_file_was_replaced(
     path: pathlib.Path, replace: Callable[..., None], logs: Logs
 ) -> None:
     if replace is swap:
@@ -132,7 +136,9 @@ async def test_a_new_configuration_file_is_applied_however_it_replaced_the_old_o
     assert {"event": "configuration_changed", "log_level": "info", "applied": ["ipvs.scheduler"]} in logs
 
 
-async def test_a_change_without_a_report_is_noticed_by_a_poll(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_that_inotify_does_not_report_is_noticed_by_polling(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reload, "POLL_S", 0.05)
     monkeypatch.setattr("ipvsproxy.daemon.base.inotify._libc.inotify_init1", lambda _: -1, raising=False)
     process = Process(path)
@@ -141,7 +147,9 @@ async def test_a_change_without_a_report_is_noticed_by_a_poll(path: pathlib.Path
         assert (await process.until_applied()).translation.scheduler == "wrr"
 
 
-async def test_a_refused_file_leaves_the_former_one_in_force_and_names_field_and_line(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_refused_file_is_reported_with_field_and_line_and_the_previous_configuration_stays_applied(
+    path: pathlib.Path, logs: Logs
+) -> None:
     process = Process(path)
     await process.reloader.check(path)
     write(path, "oomScoreAdj: x")
@@ -159,7 +167,7 @@ async def test_a_refused_file_leaves_the_former_one_in_force_and_names_field_and
     assert [config.oom_score_adj for config in process.applied] == [5]
 
 
-async def test_a_file_that_could_not_be_read_is_read_again_without_a_change(
+async def test_a_configuration_file_that_could_not_be_read_is_read_again_without_a_change(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
@@ -176,7 +184,7 @@ async def test_a_file_that_could_not_be_read_is_read_again_without_a_change(
     assert [line["event"] for line in logs] == ["configuration_refused", "configuration_changed"]
 
 
-async def test_a_refused_file_that_is_taken_back_is_logged_as_unchanged(path: pathlib.Path, logs: Logs) -> None:
+async def test_reverting_a_refused_file_is_logged_as_an_unchanged_configuration(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     await process.reloader.check(path)
     write(path, "oomScoreAdj: x")
@@ -191,7 +199,7 @@ async def test_a_refused_file_that_is_taken_back_is_logged_as_unchanged(path: pa
     assert process.applied == []
 
 
-async def test_a_failed_configuration_leaves_the_former_one_in_force_and_each_reason_is_logged_once(
+async def test_a_configuration_that_cannot_be_applied_leaves_the_previous_one_and_each_reason_is_logged_once(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
@@ -217,7 +225,7 @@ async def test_a_failed_configuration_leaves_the_former_one_in_force_and_each_re
 
 
 @pytest.mark.parametrize("how", ["asked", "changed"])
-async def test_a_failed_configuration_waits_for_its_next_attempt_unless_there_is_a_change_or_a_signal(
+async def test_a_configuration_that_could_not_be_applied_is_retried_after_a_pause_or_a_change_or_a_signal(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, how: str
 ) -> None:
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 1000.0)
@@ -237,7 +245,7 @@ async def test_a_failed_configuration_waits_for_its_next_attempt_unless_there_is
     assert [config.translation.scheduler for config in process.applied] == ["wrr"]
 
 
-async def test_a_file_that_changes_while_it_is_read_is_logged_once(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_configuration_file_that_changes_while_it_is_read_is_logged_once(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     process.failures = ["no memory"] * 3
     content = HEAD.encode()
@@ -251,7 +259,9 @@ async def test_a_file_that_changes_while_it_is_read_is_logged_once(path: pathlib
     assert [line["event"] for line in logs] == ["reload_failed"] * 2, "a signal has a line"
 
 
-async def test_a_failed_configuration_that_is_taken_back_is_forgotten(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_configuration_that_could_not_be_applied_is_forgotten_when_the_file_is_reverted(
+    path: pathlib.Path, logs: Logs
+) -> None:
     process = Process(path)
     process.failures = ["no memory"] * 3
     for line in ("", "oomScoreAdj: x", ""):
@@ -266,7 +276,7 @@ async def test_a_failed_configuration_that_is_taken_back_is_forgotten(path: path
     assert (process.outcomes, process.applied) == ([False, True, False, False, False, True], [])
 
 
-async def test_a_setting_that_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_changed_setting_that_needs_a_restart_keeps_its_value_and_is_reported(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}", NFTABLES)
     await process.reloader.check(path)
@@ -284,7 +294,7 @@ async def test_a_setting_that_needs_a_restart_keeps_its_value_and_is_named(path:
     }
 
 
-async def test_each_option_that_needs_a_restart_keeps_its_value_beside_one_that_is_applied(path: pathlib.Path) -> None:
+async def test_each_option_that_needs_a_restart_keeps_its_value_while_another_option_is_applied(path: pathlib.Path) -> None:
     process = Process(path)
     allowed = "ipvsproxy: {allowServiceAddresses: [192.0.2.0/24], routeProtocol: 99, serviceMetricsLimit: 7, drainDeadline: 9s}"
     write(path, allowed)
@@ -295,7 +305,7 @@ async def test_each_option_that_needs_a_restart_keeps_its_value_beside_one_that_
     assert config.servers.service_metrics_limit == 20_000
 
 
-async def test_a_flag_overrides_a_changed_file_as_well(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_flag_also_overrides_a_changed_file(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path, "--hostname-override=node-b", "-v=2")
     write(path, "hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
     await process.reloader.check(path)
@@ -304,7 +314,7 @@ async def test_a_flag_overrides_a_changed_file_as_well(path: pathlib.Path, logs:
     assert logs[-1]["applied"] == ["iptables.masqueradeBit"]
 
 
-async def test_a_signal_has_an_unchanged_file_read(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_hangup_signal_causes_an_unchanged_file_to_be_read(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     await process.reloader.check(path)
     assert logs == []
@@ -313,7 +323,7 @@ async def test_a_signal_has_an_unchanged_file_read(path: pathlib.Path, logs: Log
     assert [line["event"] for line in logs] == ["configuration_unchanged"]
 
 
-async def test_without_a_file_a_signal_is_logged(logs: Logs) -> None:
+async def test_a_hangup_signal_without_a_configuration_file_is_logged(logs: Logs) -> None:
     config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
 
     async def apply(_: Config) -> None:
@@ -327,7 +337,7 @@ async def test_without_a_file_a_signal_is_logged(logs: Logs) -> None:
     assert logs[0]["event"] == "no_configuration_file"
 
 
-def test_every_field_of_ipvsproxy_except_applied_ones_needs_a_restart() -> None:
+def test_every_field_of_the_ipvsproxy_section_needs_a_restart_unless_it_can_be_applied() -> None:
     assert catalogue.BY_KEY["ipvsproxy.manifests"].restart
     assert catalogue.BY_KEY["ipvsproxy.routeProtocol"].restart
     assert catalogue.BY_KEY["ipvsproxy.rulesBackend"].restart

@@ -1,6 +1,6 @@
-"""Covers the lock of the node, the variant of iptables, slow steps, and a node that is only prepared.
+"""Covers the lock of the node, the variant of iptables, slow steps of the start, and the preparation of a node with --init-only.
 
-``test_app`` covers missing requirements, ``tests/test_running.py`` the preparation.
+``test_app`` covers missing requirements, and ``tests/test_running.py`` covers the preparation itself.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ NAME = "\0ipvsproxy-test-requirements"
 
 @pytest.fixture(autouse=True)
 def name(monkeypatch: pytest.MonkeyPatch, worker: str) -> str:
-    """A lock of this test alone."""
+    """A lock that only this test uses."""
     own = f"{NAME}-{worker}"
     monkeypatch.setattr(requirements, "Instance", lambda: instance.Instance(own))
     return own
@@ -42,7 +42,7 @@ def worker(request: pytest.FixtureRequest) -> str:
     return str(getattr(request.config, "workerinput", {}).get("workerid", "alone"))
 
 
-async def test_the_lock_is_held_for_as_long_as_the_block_runs() -> None:
+async def test_the_lock_of_the_node_is_held_while_the_block_runs() -> None:
     with requirements.only_instance():
         for _ in range(2):
             with pytest.raises(CannotStartError) as caught, requirements.only_instance():
@@ -52,7 +52,7 @@ async def test_the_lock_is_held_for_as_long_as_the_block_runs() -> None:
         pass
 
 
-async def test_another_program_with_the_lock_is_named_and_does_not_stop_the_start(
+async def test_another_program_that_holds_the_lock_is_reported_and_does_not_prevent_the_start(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1)
@@ -67,7 +67,7 @@ async def test_another_program_with_the_lock_is_named_and_does_not_stop_the_star
 
 
 class FakeCredentials:
-    """Credentials of another user."""
+    """Socket credentials of another user."""
 
     size = 12
 
@@ -76,7 +76,7 @@ class FakeCredentials:
 
 
 @pytest.mark.parametrize(("left_behind", "warnings"), [(None, 0), (Variant.LEGACY, 1)])
-async def test_the_chosen_variant_is_used_and_logged_as_are_rules_in_the_other_one(
+async def test_the_chosen_iptables_variant_is_used_and_logged_and_rules_in_the_other_variant_are_logged(
     monkeypatch: pytest.MonkeyPatch, left_behind: Variant | None, warnings: int
 ) -> None:
     made: list[object] = []
@@ -100,7 +100,7 @@ async def test_the_chosen_variant_is_used_and_logged_as_are_rules_in_the_other_o
     assert all((line["event"], line["variant"]) == ("rules_left_in_other_variant", "legacy") for line in logs[1:])
 
 
-def test_a_slow_kernel_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_kernel_is_logged_at_most_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(100.0)
     monkeypatch.setattr("time.monotonic", clock)
     bucket = Bucket(1, requirements.SLOW_LOG_S, clock())
@@ -112,7 +112,7 @@ def test_a_slow_kernel_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Log:
-    """A log that remembers its events."""
+    """A log that records its events."""
 
     def __init__(self) -> None:
         self.logged: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
@@ -151,7 +151,7 @@ async def test_a_kernel_that_does_not_answer_is_logged(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("step", ["load_modules", "choose_iptables_variant", "open_kernel_sockets"])
-async def test_a_slow_step_of_the_start_is_logged_by_name_before_its_end(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+async def test_a_slow_step_of_the_start_is_logged_by_name_while_it_still_runs(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     may_end = threading.Event()
     logged: list[tuple[object, object]] = []
 
@@ -193,7 +193,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_stop_before_the_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_signal_before_the_start_has_finished_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.asynccontextmanager
     async def hang(_chosen: object) -> AsyncIterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -205,7 +205,7 @@ def test_a_stop_before_the_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_missing_requirement_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_requirement_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(_chosen: object) -> contextlib.AbstractAsyncContextManager[None]:
         raise CannotStartError("it is not there: get it")
 

@@ -1,4 +1,7 @@
-"""Covers signals of this process. ``tests/test_program.py`` and ``test_running.py`` cover the end of the whole program."""
+"""Covers the signals that this process handles.
+
+``tests/test_program.py`` and ``test_running.py`` cover how the whole program ends.
+"""
 
 import asyncio
 import os
@@ -11,7 +14,9 @@ from ipvsproxy.daemon.process import lifecycle
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_process_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+async def test_a_process_that_hangs_after_a_stop_signal_is_ended_in_time(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 0.05)
     statuses: list[int] = []
     is_over = threading.Event()
@@ -24,12 +29,12 @@ async def test_a_process_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyP
     installed.install(lambda: None)
     os.kill(os.getpid(), number)
     await asyncio.wait_for(installed.stopping.wait(), 5)
-    os.kill(os.getpid(), number)  # an impatient second signal
+    os.kill(os.getpid(), number)  # a second signal from an impatient user
     assert await asyncio.to_thread(is_over.wait, 5)
     assert statuses == [0]
 
 
-async def test_a_process_that_stops_in_time_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_stops_in_time_is_not_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 0.05)
     statuses: list[int] = []
     installed = lifecycle.Signals(statuses.append)
@@ -42,7 +47,7 @@ async def test_a_process_that_stops_in_time_ends_by_itself(monkeypatch: pytest.M
     assert statuses == []
 
 
-async def test_a_hangup_calls_the_last_callback_and_does_not_stop_the_process() -> None:
+async def test_a_hangup_signal_calls_the_last_callback_and_does_not_stop_the_process() -> None:
     called = asyncio.Event()
     installed = lifecycle.Signals()
     installed.install(lambda: None)

@@ -1,4 +1,4 @@
-"""Covers one plugin at a time, its processes at its end, and messages about failures; with real processes."""
+"""Covers that plugins run one at a time, how their processes end, and messages about failures; the processes are real."""
 
 import asyncio
 import json
@@ -28,22 +28,24 @@ def answer(**status: str) -> str:
 
 
 def is_running(pid: str) -> bool:
-    """Whether a process runs. A child without its parent is a zombie until its new parent waits for it."""
+    """Whether a process is still running. A process whose parent has ended is a zombie until its new parent waits for it."""
     try:
         return pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it is gone between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         return False
 
 
 def wait_until_ended(pids: list[str]) -> None:
-    """A killed process ends when the kernel next runs it, which is later on a busy machine."""
+    """A killed process ends only when the kernel schedules it again, which takes longer on a busy machine."""
     deadline_s = time.monotonic() + 10
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline_s, "a process still runs"
         time.sleep(0.01)
 
 
-async def test_a_hanging_plugin_is_killed_with_its_children(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_plugin_is_killed_with_its_child_processes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pids = tmp_path / "pids"
     monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 2.0)
     with pytest.raises(PluginError, match="credential plugin /bin/sh has not ended after 2 s, and was killed"):
@@ -52,7 +54,7 @@ async def test_a_hanging_plugin_is_killed_with_its_children(tmp_path: pathlib.Pa
     wait_until_ended([plugin, child])
 
 
-async def test_callers_of_the_same_plugin_share_its_answer(tmp_path: pathlib.Path) -> None:
+async def test_concurrent_callers_of_the_same_plugin_share_its_answer(tmp_path: pathlib.Path) -> None:
     runs = tmp_path / "runs"
     plugin = shell(f"echo run >> {runs}; echo '{answer(token='x')}'")
     runner = PluginRunner()
@@ -62,7 +64,7 @@ async def test_callers_of_the_same_plugin_share_its_answer(tmp_path: pathlib.Pat
     assert runs.read_text().split() == ["run", "run"], "an answer is not kept: the next one may differ"
 
 
-async def test_another_plugin_waits_until_the_first_has_ended(tmp_path: pathlib.Path) -> None:
+async def test_a_second_plugin_waits_until_the_first_plugin_has_ended(tmp_path: pathlib.Path) -> None:
     runs = tmp_path / "runs"
     runner = PluginRunner()
     script = f"echo begin >> {runs}; echo end >> {runs}; echo '{answer(token='x')}'"
@@ -70,7 +72,7 @@ async def test_another_plugin_waits_until_the_first_has_ended(tmp_path: pathlib.
     assert runs.read_text().split() == ["begin", "end", "begin", "end"]
 
 
-async def test_a_cancelled_caller_does_not_end_the_plugin_for_others(tmp_path: pathlib.Path) -> None:
+async def test_a_cancelled_caller_does_not_end_the_plugin_for_other_callers(tmp_path: pathlib.Path) -> None:
     go = tmp_path / "go"
     plugin = shell(f"while ! test -e {go}; do :; done; echo '{answer(token='x')}'")
     runner = PluginRunner()
@@ -82,7 +84,7 @@ async def test_a_cancelled_caller_does_not_end_the_plugin_for_others(tmp_path: p
     assert leaves.cancelled()
 
 
-async def test_a_plugin_gets_its_environment_and_its_request() -> None:
+async def test_a_plugin_receives_its_environment_and_the_request() -> None:
     script = 'printf \'{"apiVersion":"%s","kind":"ExecCredential","status":{"token":"%s"}}\' "$WHICH" "${#KUBERNETES_EXEC_INFO}"'
     plugin = Plugin(VERSION, "/bin/sh", ("-c", script), (PluginVariable("WHICH", VERSION),))
     request = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "spec": {"interactive": False}})
@@ -110,14 +112,14 @@ async def test_a_plugin_gets_its_environment_and_its_request() -> None:
         (Plugin(VERSION, "/absent\x00"), "credential plugin /absent\x00 cannot be run: ValueError"),
     ],
 )
-async def test_a_plugin_that_fails_is_named_without_secrets(plugin: Plugin, sentence: str) -> None:
+async def test_a_failing_plugin_is_reported_without_secrets(plugin: Plugin, sentence: str) -> None:
     with pytest.raises(PluginError) as raised:
         await PluginRunner().ask(plugin)
     assert str(raised.value).startswith(sentence)
     assert "secret" not in str(raised.value)
 
 
-async def test_a_plugin_that_fails_at_the_start_is_tried_again_and_logged(tmp_path: pathlib.Path) -> None:
+async def test_a_plugin_that_fails_at_the_start_is_retried_and_logged(tmp_path: pathlib.Path) -> None:
     plugin = tmp_path / "plugin"
     user = {"exec": {"apiVersion": VERSION, "command": str(plugin), "args": None, "env": None}}
     async with ApiServer(token="from-plugin") as server:
@@ -134,7 +136,7 @@ async def test_a_plugin_that_fails_at_the_start_is_tried_again_and_logged(tmp_pa
             await running.sink.until(running.sink.has("web"))
 
 
-async def test_the_check_does_not_run_a_plugin(tmp_path: pathlib.Path) -> None:
+async def test_the_check_of_the_kubeconfig_does_not_run_a_plugin(tmp_path: pathlib.Path) -> None:
     ran = tmp_path / "ran"
     user = {"exec": {"apiVersion": VERSION, "command": "touch", "args": [str(ran)]}}
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", user=user)

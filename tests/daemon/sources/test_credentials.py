@@ -1,4 +1,4 @@
-"""Covers kubeconfig, service account, tokens, plugins and TLS over real HTTP, that no secret is shown, and what is imported."""
+"""Covers kubeconfig, service account, tokens, plugins and TLS over real HTTP, and that no secret is logged."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ from tests.support.api_store import SERVICES, Object
 from tests.support.following import Sink, following, running_task, service, wait_for_trouble
 
 
-async def test_a_rotated_token_is_read_again_after_401(tmp_path: pathlib.Path) -> None:
+async def test_a_rotated_token_is_read_again_after_status_401(tmp_path: pathlib.Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
     async with ApiServer(token="old") as server:
@@ -41,7 +41,7 @@ async def test_a_rotated_token_is_read_again_after_401(tmp_path: pathlib.Path) -
             assert running.sink.lists() == 1
 
 
-async def test_a_credential_plugin_is_run_for_its_token(tmp_path: pathlib.Path) -> None:
+async def test_a_credential_plugin_is_run_to_get_a_token(tmp_path: pathlib.Path) -> None:
     plugin = tmp_path / "plugin"
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "from-plugin"}}
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
@@ -54,7 +54,7 @@ async def test_a_credential_plugin_is_run_for_its_token(tmp_path: pathlib.Path) 
             await running.sink.until(running.sink.has("web"))
 
 
-async def test_tls_is_verified_against_the_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+async def test_tls_certificates_are_verified_with_the_certificate_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
     certificates = api_server.Certificates(tmp_path)
     async with ApiServer(tls=certificates) as server:
         server.put(SERVICES, service("web"))
@@ -64,7 +64,7 @@ async def test_tls_is_verified_against_the_authority_of_the_kubeconfig(tmp_path:
             assert running.restarts == []
 
 
-async def test_a_server_with_a_foreign_certificate_gets_no_request(tmp_path: pathlib.Path) -> None:
+async def test_a_server_whose_certificate_has_another_authority_receives_no_request(tmp_path: pathlib.Path) -> None:
     async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
         with structlog.testing.capture_logs() as logs:
@@ -89,7 +89,7 @@ async def test_a_pod_uses_its_service_account(tmp_path: pathlib.Path, monkeypatc
             await sink.until(sink.has("web"))
 
 
-async def test_the_master_overrides_the_server_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+async def test_the_master_flag_overrides_the_server_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         server.put(SERVICES, service("web"))
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://192.0.2.1:1")
@@ -129,7 +129,7 @@ async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_p
     assert "secret" not in described + str(logs)
 
 
-# Configuration that cannot work
+# Configurations that cannot work
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,9 @@ async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_p
         ("current-context: x\ncontexts: []\n", "Expected object with name x in kube-config/contexts list"),
     ],
 )
-async def test_a_kubeconfig_that_cannot_work_is_one_sentence(tmp_path: pathlib.Path, content: str | None, sentence: str) -> None:
+async def test_an_unusable_kubeconfig_is_reported_in_one_sentence(
+    tmp_path: pathlib.Path, content: str | None, sentence: str
+) -> None:
     path = tmp_path / "kubeconfig"
     if content is not None:
         path.write_text(content)
@@ -172,7 +174,7 @@ async def test_a_kubeconfig_that_cannot_work_is_one_sentence(tmp_path: pathlib.P
         ),
     ],
 )
-async def test_a_wrong_entry_of_a_kubeconfig_is_named_without_secrets(
+async def test_a_wrong_entry_of_a_kubeconfig_is_reported_without_secrets(
     tmp_path: pathlib.Path, change: Object, sentence: str
 ) -> None:
     path = tmp_path / "kubeconfig"
@@ -184,13 +186,13 @@ async def test_a_wrong_entry_of_a_kubeconfig_is_named_without_secrets(
     assert "secret" not in str(raised.value)
 
 
-async def test_without_kubeconfig_outside_a_pod_the_missing_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outside_a_pod_a_missing_kubeconfig_flag_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(credentials.SourceError, match=r"no --kubeconfig was given.*Service host/port is not set"):
         await watch.KubernetesSource(node_name="n1").check()
 
 
-async def test_a_good_kubeconfig_passes_the_check_without_a_server(tmp_path: pathlib.Path) -> None:
+async def test_a_valid_kubeconfig_passes_the_check_without_a_server(tmp_path: pathlib.Path) -> None:
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
     source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig)
     await source.check()
@@ -198,13 +200,13 @@ async def test_a_good_kubeconfig_passes_the_check_without_a_server(tmp_path: pat
 
 
 def run(program: str, *, path: str = "") -> Any:
-    """Run a program in an interpreter of its own, with ``path`` before its path; returns the JSON that it prints."""
+    """Run a program in a separate interpreter whose ``sys.path`` begins with ``path``; returns the JSON that it prints."""
     program = f"import json, sys\nsys.path.insert(0, {path!r})\n{program}" if path else f"import json, sys\n{program}"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     return json.loads(done.stdout)
 
 
-def test_no_model_or_api_of_the_client_is_imported(tmp_path: pathlib.Path) -> None:
+def test_no_models_or_api_classes_of_the_kubernetes_client_are_imported(tmp_path: pathlib.Path) -> None:
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1", user={"token": "x"})
     loaded = run(f"""
 import asyncio
@@ -218,7 +220,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
     assert len(loaded) < 20
 
 
-def test_other_importers_of_the_library_get_all_of_it() -> None:
+def test_other_importers_of_the_kubernetes_client_get_the_whole_library() -> None:
     assert run("""
 from ipvsproxy.daemon.sources import credentials
 import kubernetes_asyncio
@@ -229,7 +231,7 @@ print(json.dumps([*whole, credentials.Configuration is kubernetes_asyncio.client
 """) == [True, True, True, True]
 
 
-def test_a_library_that_is_already_loaded_is_used() -> None:
+def test_a_kubernetes_client_library_that_is_already_imported_is_used() -> None:
     assert run("""
 import kubernetes_asyncio
 from ipvsproxy.daemon.sources import credentials
@@ -262,7 +264,9 @@ class V2Token: pass
     ],
     ids=["a model is imported", "a model is used", "its modules import each other"],
 )
-def test_a_library_that_cannot_be_imported_in_parts_is_imported_whole(file: str, content: str, tmp_path: pathlib.Path) -> None:
+def test_a_kubernetes_client_library_that_cannot_be_imported_partly_is_imported_whole(
+    file: str, content: str, tmp_path: pathlib.Path
+) -> None:
     for name, text in (FILES | {file: content}).items():
         path = tmp_path / "kubernetes_asyncio" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,7 +285,7 @@ print(json.dumps([credentials.Configuration is kubernetes_asyncio.client.Configu
 
 
 @pytest.mark.parametrize("by_plugin", [False, True])
-async def test_a_client_certificate_of_the_kubeconfig_itself_or_of_a_plugin_is_used(
+async def test_a_client_certificate_from_the_kubeconfig_or_from_a_plugin_is_used(
     tmp_path: pathlib.Path, *, by_plugin: bool
 ) -> None:
     certificates = Mutual(tmp_path / "tls")
@@ -305,8 +309,8 @@ async def test_a_client_certificate_of_the_kubeconfig_itself_or_of_a_plugin_is_u
             await running.sink.until(running.sink.has("web"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of aiohttp, for how the library calls it
-async def test_a_token_of_an_issuer_is_refreshed(tmp_path: pathlib.Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from aiohttp, as the library calls it
+async def test_a_token_from_an_oidc_issuer_is_refreshed(tmp_path: pathlib.Path) -> None:
     async def describe(request: web.Request) -> web.Response:
         return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})
 

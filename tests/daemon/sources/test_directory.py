@@ -1,6 +1,6 @@
-"""Covers the directory source on a real directory: first delivery, changes, swaps of links, a directory that vanishes.
+"""Covers the directory source on a real directory: first delivery, changes, swapped links, and a directory that vanishes.
 
-``test_manifests`` covers the content of files, ``test_inotify`` the changes that wake the source.
+``test_manifests`` covers the content of files, and ``test_inotify`` covers the changes that wake the source.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def manifest(name: str, address: str = "10.0.0.1") -> str:
 
 
 class Sink:
-    """Remembers batches, and lets tests wait for them."""
+    """Records the delivered batches, and lets tests wait for them."""
 
     def __init__(self) -> None:
         self.batches: list[list[Event]] = []
@@ -58,7 +58,7 @@ class Sink:
                 await self._arrived.wait()
 
     async def batch(self, number: int) -> list[str]:
-        """Wait for a batch, counted from 0."""
+        """Wait for the batch with this number, counted from 0."""
         await self.until(lambda: len(self.batches) > number)
         return described(self.batches[number])
 
@@ -84,7 +84,7 @@ async def following(path: pathlib.Path, settle_s: float = 0.005) -> AsyncIterato
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_all_objects_come_first_and_then_the_end_of_each_list(tmp_path: pathlib.Path) -> None:
+async def test_the_first_delivery_has_all_objects_and_then_the_end_of_each_list(tmp_path: pathlib.Path) -> None:
     (tmp_path / "b.yaml").write_text(manifest("b"))
     (tmp_path / "a.yml").write_text(manifest("a"))
     (tmp_path / ".hidden.yaml").write_text("a: [")
@@ -101,7 +101,7 @@ async def test_an_empty_directory_is_a_complete_list(tmp_path: pathlib.Path) -> 
         assert sink.batches == [[Listed(kind, frozenset()) for kind in ObjectKind]]
 
 
-async def test_later_deliveries_have_only_differences(tmp_path: pathlib.Path) -> None:
+async def test_later_deliveries_contain_only_differences(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "b.yaml").write_text(manifest("b"))
     async with following(tmp_path) as sink:
@@ -115,7 +115,7 @@ async def test_later_deliveries_have_only_differences(tmp_path: pathlib.Path) ->
         assert await sink.batch(3) == ["Put c"]
 
 
-async def test_changes_in_quick_succession_are_one_delivery(tmp_path: pathlib.Path) -> None:
+async def test_changes_in_quick_succession_are_delivered_together(tmp_path: pathlib.Path) -> None:
     async with following(tmp_path, settle_s=0.1) as sink:
         await sink.batch(0)
         for name in "abc":
@@ -142,7 +142,9 @@ async def test_a_directory_that_changes_all_the_time_is_still_read(
         noise.cancel()
 
 
-async def test_a_broken_file_is_rejected_and_stays_served_until_it_is_right(tmp_path: pathlib.Path) -> None:
+async def test_a_file_that_becomes_invalid_is_rejected_and_its_objects_stay_until_it_is_valid_again(
+    tmp_path: pathlib.Path,
+) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a"))
     async with following(tmp_path) as sink:
         await sink.batch(0)
@@ -155,7 +157,7 @@ async def test_a_broken_file_is_rejected_and_stays_served_until_it_is_right(tmp_
         assert await sink.batch(2) == ["Put a"]
 
 
-async def test_a_config_map_is_followed_through_the_swap_of_its_link(tmp_path: pathlib.Path) -> None:
+async def test_a_config_map_volume_is_followed_when_its_link_is_swapped(tmp_path: pathlib.Path) -> None:
     for version, address in (("..1", "10.0.0.1"), ("..2", "10.0.0.2")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "a.yaml").write_text(manifest("a", address))
@@ -171,7 +173,7 @@ async def test_a_config_map_is_followed_through_the_swap_of_its_link(tmp_path: p
         assert "10.0.0.2" in str(event.object)
 
 
-async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_at_its_return(tmp_path: pathlib.Path) -> None:
+async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_again_when_it_returns(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "manifests"
     place.mkdir()
     (place / "a.yaml").write_text(manifest("a"))
@@ -189,7 +191,7 @@ async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_at_i
     assert [line["event"] for line in logs].count("manifests_unreadable") == 1
 
 
-async def test_an_absent_directory_is_not_a_complete_list(tmp_path: pathlib.Path) -> None:
+async def test_an_absent_directory_does_not_count_as_a_complete_list(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "manifests"
     source = directory.DirectorySource(str(place))
     sink = Sink()
@@ -205,10 +207,10 @@ async def test_an_absent_directory_is_not_a_complete_list(tmp_path: pathlib.Path
     assert source.describe() == f"directory {place}"
 
 
-async def test_a_file_is_read_again_until_that_succeeds_and_its_objects_stay_meanwhile(
+async def test_an_unreadable_file_is_read_again_until_that_succeeds_and_its_objects_stay_meanwhile(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No second change comes: only the source itself can make up for the failed reading."""
+    """No second change happens, so only the source itself can repeat the failed reading."""
     real, attempts = directory.read_file, 0
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.01)
     (tmp_path / "a.yaml").write_text(manifest("a"))
@@ -254,8 +256,8 @@ def listed(sink: Sink) -> list[Listed]:
 
 @pytest.mark.parametrize("mends", [True, False], ids=["mended", "removed"])
 @pytest.mark.parametrize("kind", UNREADABLE)
-async def test_no_list_is_complete_before_every_file_can_be_read(tmp_path: pathlib.Path, kind: str, *, mends: bool) -> None:
-    """Objects that the first list lacks are removed from the kernel."""
+async def test_no_list_is_complete_before_every_file_could_be_read(tmp_path: pathlib.Path, kind: str, *, mends: bool) -> None:
+    """Objects that are missing from the first complete list would be removed from the kernel."""
     source, sink = directory.DirectorySource(str(tmp_path)), Sink()
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "odd.yaml").write_text("{apiVersion: v1, kind: Service, metadata: {name: odd}, spec: none}")
@@ -276,7 +278,7 @@ async def test_no_list_is_complete_before_every_file_can_be_read(tmp_path: pathl
     assert source.problem == ""
 
 
-async def test_the_source_itself_reads_again_until_the_first_list_is_complete(
+async def test_the_source_repeats_the_reading_by_itself_until_the_first_list_is_complete(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.001)
@@ -291,7 +293,7 @@ async def test_the_source_itself_reads_again_until_the_first_list_is_complete(
         assert described(sink.batches[-1]) == ["Put b"]
 
 
-async def test_files_that_have_not_changed_are_not_read_again(tmp_path: pathlib.Path) -> None:
+async def test_unchanged_files_are_not_read_again(tmp_path: pathlib.Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.yaml").write_text(manifest(name))
     source = directory.DirectorySource(str(tmp_path))
@@ -301,7 +303,7 @@ async def test_files_that_have_not_changed_are_not_read_again(tmp_path: pathlib.
     assert (set(read), set(present), unread) == ({"a.yaml"}, {"a.yaml", "b.yaml"}, {})
 
 
-async def test_a_deleted_file_takes_its_objects_with_it(tmp_path: pathlib.Path) -> None:
+async def test_deleting_a_file_deletes_its_objects(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a") + "---\n" + manifest("b"))
     source = directory.DirectorySource(str(tmp_path))
     sink = Sink()
@@ -311,7 +313,7 @@ async def test_a_deleted_file_takes_its_objects_with_it(tmp_path: pathlib.Path) 
     assert {event.key.name for event in sink.batches[1] if isinstance(event, Gone)} == {"a", "b"}
 
 
-async def test_the_pods_behind_endpoints_are_read_from_the_files_that_can_be_read(tmp_path: pathlib.Path) -> None:
+async def test_the_pods_behind_endpoints_are_read_from_the_readable_files(tmp_path: pathlib.Path) -> None:
     (tmp_path / "web.yaml").write_text(manifest("web") + "---\n" + SLICE)
     (tmp_path / "broken.yaml").write_text("{")
     source = directory.DirectorySource(str(tmp_path))
@@ -322,5 +324,5 @@ async def test_the_pods_behind_endpoints_are_read_from_the_files_that_can_be_rea
     ]
 
 
-async def test_a_directory_that_cannot_be_read_has_no_pods(tmp_path: pathlib.Path) -> None:
+async def test_a_directory_that_cannot_be_read_provides_no_pods(tmp_path: pathlib.Path) -> None:
     assert await directory.DirectorySource(str(tmp_path / "absent")).targets() == {}

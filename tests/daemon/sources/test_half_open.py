@@ -27,7 +27,7 @@ def drop(verb: str, port: int) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-async def test_a_half_open_watch_is_given_up_and_missed_changes_arrive(
+async def test_a_half_open_watch_is_abandoned_and_missed_changes_arrive(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("AFTER_S", 1), ("EVERY_S", 1), ("PROBES", 2)):
@@ -47,4 +47,4 @@ async def test_a_half_open_watch_is_given_up_and_missed_changes_arrive(
             async with asyncio.timeout(WITHIN_S):
                 await running.sink.until(running.sink.has("web"))
         for resource in RESOURCES:
-            server.end_watches(resource)  # the server has not noticed, and would wait for their ends
+            server.end_watches(resource)  # the server has not noticed, and would wait until these connections end

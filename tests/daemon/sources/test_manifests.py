@@ -1,4 +1,4 @@
-"""Covers events from files: documents, Lists, errors, conflicts, and objects that stay.
+"""Covers the events that files cause: documents, Lists, errors, conflicts, and objects that stay.
 
 ``test_decode`` covers the content of a manifest.
 """
@@ -39,7 +39,7 @@ def text(*documents: Json) -> str:
 
 
 class World:
-    """Files that are read as by a source."""
+    """Manifest files that are read as a source reads them."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -83,11 +83,11 @@ def address(event: Event) -> str:
 @pytest.mark.parametrize(
     ("name", "is_one"), [("a.yaml", 1), ("a.yml", 1), ("a.json", 1), ("a.yaml~", 0), (".a.yaml", 0), ("a", 0)]
 )
-def test_files_are_chosen_by_suffix_and_hidden_ones_are_not(name: str, is_one: int) -> None:
+def test_manifest_files_are_chosen_by_suffix_and_hidden_files_are_ignored(name: str, is_one: int) -> None:
     assert directory.is_manifest(name) == bool(is_one)
 
 
-def test_a_file_may_have_several_documents_and_other_kinds(world: World) -> None:
+def test_a_file_may_contain_several_documents_and_documents_of_other_kinds(world: World) -> None:
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
     slice_of_web = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -102,7 +102,7 @@ def test_a_file_may_have_several_documents_and_other_kinds(world: World) -> None
     assert described(events) == ["Put default/web", "Put default/web-1", "Put n1"]
 
 
-def test_a_list_counts_as_many_objects_as_it_has_items(world: World) -> None:
+def test_each_item_of_a_list_document_is_read_as_an_object(world: World) -> None:
     items = [service("a"), service("b", namespace="other")]
     assert described(world.write(all=text({"apiVersion": "v1", "kind": "List", "items": items}))) == [
         "Put default/a",
@@ -113,27 +113,27 @@ def test_a_list_counts_as_many_objects_as_it_has_items(world: World) -> None:
     ]
 
 
-def test_json_is_read(tmp_path: pathlib.Path) -> None:
+def test_a_manifest_in_json_is_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "web.json"
     path.write_text(json.dumps(service("web")))
     assert list(directory.read_file(path).objects) == [(ObjectKind.SERVICE, ServiceName("default", "web"))]
 
 
-def test_json_that_is_nested_too_deeply_is_rejected(tmp_path: pathlib.Path) -> None:
+def test_json_with_too_deep_nesting_is_rejected(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "deep.json"
     path.write_text("[" * 100_000)
     (rejected,) = directory.read_file(path).rejected
     assert rejected.reason == "is nested more than 100 levels deep"
 
 
-def test_a_timestamp_without_quotes_is_read_as_the_api_writes_it(world: World) -> None:
+def test_an_unquoted_timestamp_is_read_in_the_format_of_the_api(world: World) -> None:
     (event,) = world.write(web=text(service("web")).replace("name: web", "name: web\n  creationTimestamp: 2026-01-02T03:04:05Z"))
     assert isinstance(event, Put)
     assert isinstance(event.object, Service)
     assert event.object.created_s == 1767323045
 
 
-def test_an_object_that_a_watch_would_not_select_is_skipped(world: World) -> None:
+def test_objects_that_a_watch_would_not_select_are_skipped(world: World) -> None:
     foreign = service("foreign", labels={"service.kubernetes.io/service-proxy-name": "other"})
     headless = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -159,7 +159,7 @@ def test_an_object_that_a_watch_would_not_select_is_skipped(world: World) -> Non
         ("!!python/object:os.system {}", "line 1: could not determine a constructor"),
     ],
 )
-def test_a_file_that_is_no_yaml_is_one_rejection_with_its_name(world: World, content: str, reason: str) -> None:
+def test_a_file_that_is_not_yaml_causes_one_rejection_with_the_name_of_the_file(world: World, content: str, reason: str) -> None:
     (event,) = world.write(broken=content)
     assert isinstance(event, Rejected)
     assert (event.where, event.key) == ("broken.yaml", None)
@@ -167,7 +167,7 @@ def test_a_file_that_is_no_yaml_is_one_rejection_with_its_name(world: World, con
     assert "\n" not in event.reason
 
 
-def test_a_document_that_cannot_be_read_is_rejected_with_its_place_and_field(world: World) -> None:
+def test_a_document_that_cannot_be_read_is_rejected_with_its_position_and_field(world: World) -> None:
     odd = service("odd") | {"spec": {"clusterIP": "10.0.0.9", "ports": [{"port": "http"}]}}
     rejected, put = world.write(all=text(service("web"), odd))
     assert isinstance(rejected, Rejected)
@@ -176,13 +176,13 @@ def test_a_document_that_cannot_be_read_is_rejected_with_its_place_and_field(wor
     assert described([put]) == ["Put default/web"]
 
 
-def test_an_item_of_a_list_is_named_by_its_number(world: World) -> None:
+def test_an_item_of_a_list_document_is_named_by_its_number(world: World) -> None:
     (event,) = world.write(all=text({"kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}]}))
     assert isinstance(event, Rejected)
     assert event.where == "all.yaml, document 1, item 1"
 
 
-def test_a_service_without_cluster_ip_is_rejected_with_the_reason(world: World) -> None:
+def test_a_service_without_a_cluster_ip_is_rejected_with_the_reason(world: World) -> None:
     bare = service("bare")
     del bare["spec"]["clusterIP"]
     (event,) = world.write(all=text(bare))
@@ -193,13 +193,13 @@ def test_a_service_without_cluster_ip_is_rejected_with_the_reason(world: World) 
 # Objects that stay
 
 
-def test_a_broken_file_keeps_its_objects(world: World) -> None:
+def test_the_objects_of_a_file_that_becomes_invalid_stay(world: World) -> None:
     world.write(all=text(service("a"), service("b")), other=text(service("c")))
     assert described(world.write(all="a: [")) == ["Rejected None"]
     assert described(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
 
 
-def test_a_broken_document_keeps_its_object_and_its_neighbours_are_updated(world: World) -> None:
+def test_the_object_of_a_document_that_becomes_invalid_stays_and_the_other_documents_are_updated(world: World) -> None:
     world.write(all=text(service("a"), service("b")))
     broken = service("a") | {"spec": "none"}
     assert described(world.write(all=text(broken, service("b", "10.0.0.2")))) == ["Rejected default/a", "Put default/b"]
@@ -210,12 +210,12 @@ def test_documents_before_a_syntax_error_are_used(world: World) -> None:
     assert described(world.write(all=text(service("a")) + "---\na: [")) == ["Rejected None", "Put default/a"]
 
 
-def test_an_unchanged_object_is_delivered_once(world: World) -> None:
+def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
     world.write(all=text(service("a")))
     assert world.write(all="# only a comment\n" + text(service("a"))) == []
 
 
-def test_a_removed_file_takes_its_objects_with_it(world: World) -> None:
+def test_removing_a_file_removes_its_objects(world: World) -> None:
     world.write(a=text(service("a")), b=text(service("b")))
     assert described(world.remove("a")) == ["Gone default/a"]
 
@@ -223,7 +223,7 @@ def test_a_removed_file_takes_its_objects_with_it(world: World) -> None:
 # Conflicts
 
 
-def test_of_two_files_the_first_by_name_is_used_and_the_other_is_rejected_once(world: World) -> None:
+def test_if_two_files_define_an_object_the_first_by_name_is_used_and_the_other_is_rejected_once(world: World) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)
@@ -231,19 +231,19 @@ def test_of_two_files_the_first_by_name_is_used_and_the_other_is_rejected_once(w
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_the_first_file_by_name_is_used_also_if_it_comes_later(world: World) -> None:
+def test_the_first_file_by_name_is_used_even_if_it_is_created_later(world: World) -> None:
     world.write(b=text(service("web", "10.0.0.2")))
     _, put = world.write(a=text(service("web", "10.0.0.1")))
     assert address(put) == "10.0.0.1"
 
 
-def test_the_second_file_is_used_when_the_first_is_gone(world: World) -> None:
+def test_the_second_file_is_used_when_the_first_file_is_removed(world: World) -> None:
     world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
     (event,) = world.remove("a")
     assert address(event) == "10.0.0.2"
 
 
-def test_of_two_documents_in_a_file_the_first_is_used(world: World) -> None:
+def test_if_two_documents_of_a_file_define_an_object_the_first_is_used(world: World) -> None:
     rejected, put = world.write(all=text(service("web", "10.0.0.1"), service("web", "10.0.0.2")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)
@@ -253,7 +253,7 @@ def test_of_two_documents_in_a_file_the_first_is_used(world: World) -> None:
 # The first delivery
 
 
-def test_the_first_delivery_ends_with_a_list_of_each_kind_with_rejected_keys(world: World) -> None:
+def test_the_first_delivery_ends_with_a_list_of_each_kind_that_includes_rejected_objects(world: World) -> None:
     world.write(all=text(service("web"), service("odd") | {"spec": "none"}))
     assert world.manifests.unknown() == []
     assert world.manifests.listed() == [
@@ -263,7 +263,7 @@ def test_the_first_delivery_ends_with_a_list_of_each_kind_with_rejected_keys(wor
     ]
 
 
-def test_endpoint_slices_that_differ_in_their_trigger_time_only_are_equal(world: World) -> None:
+def test_endpoint_slices_that_differ_only_in_their_trigger_time_are_equal(world: World) -> None:
     def endpoint_slice(time: str) -> Json:
         annotations = {"endpoints.kubernetes.io/last-change-trigger-time": time}
         metadata = {"name": "s", "labels": {"kubernetes.io/service-name": "web"}, "annotations": annotations}
@@ -281,6 +281,6 @@ def test_endpoint_slices_that_differ_in_their_trigger_time_only_are_equal(world:
     assert world.write(all=text(endpoint_slice("2026-01-01T00:00:01Z"))) == []
 
 
-def test_a_gone_event_names_kind_and_key(world: World) -> None:
+def test_a_deletion_event_names_the_kind_and_key_of_the_object(world: World) -> None:
     world.write(all=text(service("web")))
     assert world.remove("all") == [Gone(ObjectKind.SERVICE, ServiceName("default", "web"))]

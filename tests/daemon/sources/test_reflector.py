@@ -1,6 +1,6 @@
-"""Covers the requests to the API server, their order and their pauses, over a connection that plays a script.
+"""Covers the requests to the API server, their order and the pauses between them, over a connection that follows a script.
 
-Time is virtual. ``test_watch`` covers the same over real HTTP with an API server.
+Time is virtual. ``test_watch`` covers the same with an API server over real HTTP.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.support.virtual_time import in_virtual_time
 # Requests
 
 
-def test_queries_carry_the_selectors_of_kube_proxy() -> None:
+def test_queries_have_the_selectors_of_kube_proxy() -> None:
     resources = watch.watched("node-1")
     assert resources[ObjectKind.SERVICE].list_query("", limit=500) == (
         "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
@@ -36,7 +36,7 @@ def test_queries_carry_the_selectors_of_kube_proxy() -> None:
     )
 
 
-async def test_a_watch_requests_an_end_within_its_bounds_and_waits_a_little_longer() -> None:
+async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longer_than_that() -> None:
     world = World(page(), [600.0], [600.0], [600.0])
     await world.run()
     timeouts = [int(path.rpartition("timeoutSeconds=")[2]) for path in world.watches]
@@ -48,7 +48,7 @@ async def test_a_watch_requests_an_end_within_its_bounds_and_waits_a_little_long
 # The list
 
 
-async def test_pages_are_delivered_as_they_arrive_and_the_end_of_the_list_last() -> None:
+async def test_pages_of_a_list_are_delivered_as_they_arrive_and_the_end_of_the_list_last() -> None:
     world = World(page(service("a"), service("b"), more="t1"), page(service("c")))
     await world.run()
     assert names(world.delivered) == ["Put a", "Put b", "Put c"]
@@ -59,7 +59,7 @@ async def test_pages_are_delivered_as_they_arrive_and_the_end_of_the_list_last()
     assert world.lists[1].endswith("&continue=t1")
 
 
-async def test_an_object_that_cannot_be_read_is_among_the_keys_of_the_list() -> None:
+async def test_the_keys_of_a_list_include_objects_that_cannot_be_read() -> None:
     broken = {"metadata": {"name": "odd", "namespace": "default"}, "spec": {"ports": "many"}}
     world = World(page(service("web"), broken))
     await world.run()
@@ -67,7 +67,7 @@ async def test_an_object_that_cannot_be_read_is_among_the_keys_of_the_list() -> 
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ServiceName("default", "odd")}))
 
 
-async def test_a_broken_list_is_never_delivered_as_complete() -> None:
+async def test_a_list_that_breaks_off_is_never_delivered_as_complete() -> None:
     lost = ApiError(Trouble.UNREACHABLE, "gone")
     world = World(page(service("a"), more="t1"), lost, page(service("b"), version=200), [])
     await world.run()
@@ -76,7 +76,7 @@ async def test_a_broken_list_is_never_delivered_as_complete() -> None:
     ]
 
 
-async def test_a_token_that_expires_between_pages_starts_the_list_again_in_one_piece() -> None:
+async def test_a_continue_token_that_expires_between_pages_restarts_the_list_without_pages() -> None:
     world = World(page(service("a"), more="t1"), GONE, page(service("b"), version=120))
     await world.run()
     assert "limit" not in world.lists[2]
@@ -86,7 +86,7 @@ async def test_a_token_that_expires_between_pages_starts_the_list_again_in_one_p
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>502</html>", b'{"kind": "Status"}', b"[]"])
-async def test_a_body_that_is_no_list_is_requested_again_after_a_pause(body: bytes) -> None:
+async def test_a_body_that_is_not_a_list_is_requested_again_after_a_pause(body: bytes) -> None:
     world = World(body, body, page())
     await world.run()
     assert world.progress[:3] == ["garbled", "garbled", "listed 0"]
@@ -97,13 +97,13 @@ async def test_a_body_that_is_no_list_is_requested_again_after_a_pause(body: byt
 # The watch
 
 
-async def test_a_watch_begins_where_the_list_ended() -> None:
+async def test_a_watch_begins_at_the_resource_version_of_the_list() -> None:
     world = World(page(version=4711))
     await world.run()
     assert "resourceVersion=4711" in world.watches[0]
 
 
-async def test_lines_that_arrive_together_are_one_batch() -> None:
+async def test_watch_lines_that_arrive_together_are_one_batch() -> None:
     together = line("ADDED", service("a", 101)) + line("MODIFIED", service("b", 102)) + line("DELETED", service("c", 103))
     world = World(page(), [together, 400.0])
     await world.run()
@@ -111,7 +111,7 @@ async def test_lines_that_arrive_together_are_one_batch() -> None:
     assert world.batches == [1, 3]
 
 
-async def test_a_watch_that_ended_regularly_continues_at_once_from_the_last_version() -> None:
+async def test_a_watch_that_ended_regularly_continues_at_once_from_the_last_resource_version() -> None:
     world = World(page(), [line("ADDED", service("a", 105)), 400.0])
     await world.run()
     assert "resourceVersion=105" in world.watches[1]
@@ -119,21 +119,21 @@ async def test_a_watch_that_ended_regularly_continues_at_once_from_the_last_vers
     assert world.reflector.status.restarts == {Trouble.ENDED: 1}
 
 
-async def test_a_bookmark_advances_the_version_and_delivers_nothing() -> None:
+async def test_a_bookmark_advances_the_resource_version_and_delivers_nothing() -> None:
     world = World(page(), [bookmark(140), 400.0])
     await world.run()
     assert "resourceVersion=140" in world.watches[1]
     assert world.batches == [1]
 
 
-async def test_a_watch_that_ends_at_once_is_repeated_only_after_a_pause() -> None:
+async def test_a_watch_that_ends_as_soon_as_it_begins_is_repeated_only_after_a_pause() -> None:
     world = World(page(), [], [], [])
     await world.run()
     assert world.reflector.status.restarts == {Trouble.DROPPED: 3}
     assert len(world.sleeps) == 3
 
 
-async def test_a_stream_cut_in_a_line_continues_from_the_last_whole_line() -> None:
+async def test_a_watch_stream_that_ends_inside_a_line_continues_from_the_last_complete_line() -> None:
     half = line("ADDED", service("b", 106))[:40]
     world = World(page(), [line("ADDED", service("a", 105)) + half, 400.0], [line("ADDED", service("b", 106)), 400.0])
     await world.run()
@@ -143,7 +143,7 @@ async def test_a_stream_cut_in_a_line_continues_from_the_last_whole_line() -> No
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
-async def test_a_broken_watch_continues_from_its_version_after_a_pause(trouble: Trouble) -> None:
+async def test_a_broken_watch_continues_from_its_resource_version_after_a_pause(trouble: Trouble) -> None:
     world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")])
     await world.run()
     assert "resourceVersion=105" in world.watches[1]
@@ -152,7 +152,7 @@ async def test_a_broken_watch_continues_from_its_version_after_a_pause(trouble: 
     assert len(world.lists) == 1
 
 
-async def test_pauses_grow_with_failures_and_are_short_again_after_a_line() -> None:
+async def test_pauses_grow_with_failures_and_are_short_again_after_a_watch_line() -> None:
     lost = ApiError(Trouble.UNREACHABLE, "no route")
     world = World(page(), *[lost] * 7, [line("ADDED", service("a", 105)), 5.0, lost])
     await world.run()
@@ -162,14 +162,14 @@ async def test_pauses_grow_with_failures_and_are_short_again_after_a_line() -> N
     assert anew <= 0.8 + reflector.BROKEN_WATCH_SPREAD_S
 
 
-async def test_a_repeated_change_is_delivered_once_and_an_outdated_one_never() -> None:
+async def test_a_repeated_change_is_delivered_once_and_an_outdated_change_is_not_delivered() -> None:
     changes = [line("MODIFIED", service("web", version, f"10.0.0.{version}")) for version in (105, 105, 103)]
     world = World(page(), [*changes, line("MODIFIED", service("dns", 104)), 400.0])
     await world.run()
     assert names(world.delivered) == ["Put web", "Put dns"]
 
 
-async def test_a_line_with_an_invalid_object_affects_only_this_object() -> None:
+async def test_a_watch_line_with_an_invalid_object_affects_only_this_object() -> None:
     odd = {"metadata": {"name": "odd", "namespace": "default", "resourceVersion": "101"}, "spec": {"ports": "many"}}
     world = World(page(), [line("ADDED", odd), line("ADDED", service("web", 102)), 400.0])
     await world.run()
@@ -177,7 +177,7 @@ async def test_a_line_with_an_invalid_object_affects_only_this_object() -> None:
     assert len(world.lists) == 1
 
 
-async def test_nodes_whose_watches_broke_together_do_not_return_together() -> None:
+async def test_nodes_whose_watches_broke_at_the_same_time_do_not_reconnect_at_the_same_time() -> None:
     pauses: list[float] = []
     for seed in range(20):
         world = World(page(), [line("ADDED", service("a", 105)), ApiError(Trouble.DROPPED, "reset")])
@@ -189,15 +189,15 @@ async def test_nodes_whose_watches_broke_together_do_not_return_together() -> No
     assert max(pauses) - min(pauses) > reflector.BROKEN_WATCH_SPREAD_S / 2
 
 
-# The watch cache, or the latest state
+# Lists from the watch cache, and lists of the latest state
 
 
 def versions(world: World) -> list[str]:
-    """The version of each list; ``latest`` without one."""
+    """The resource version that each list request names; ``latest`` if a request names none."""
     return [dict(urllib.parse.parse_qsl(path.partition("?")[2])).get("resourceVersion", "latest") for path in world.lists]
 
 
-async def test_the_first_list_may_have_any_version_and_the_next_is_not_older_than_the_last_read_one() -> None:
+async def test_the_first_list_accepts_any_resource_version_and_the_next_list_at_least_the_last_version_read() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(version=200))
     await world.run()
     assert versions(world) == ["0", "105"]
@@ -205,13 +205,13 @@ async def test_the_first_list_may_have_any_version_and_the_next_is_not_older_tha
     assert "limit" not in world.lists[1], "with a limit it would be exactly this version"
 
 
-async def test_a_first_list_after_a_failed_one_may_have_any_version() -> None:
+async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_version() -> None:
     world = World(ApiError(Trouble.UNREACHABLE, "no route"), page(), [400.0])
     await world.run()
     assert versions(world) == ["0", "0"]
 
 
-async def test_a_list_after_a_broken_one_is_not_older() -> None:
+async def test_a_list_that_follows_an_incomplete_paged_list_accepts_no_older_version_than_its_first_page() -> None:
     world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(version=200), [])
     await world.run()
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
@@ -221,20 +221,20 @@ def long_page(version: int) -> bytes:
     return page(*[service(f"s{number}", version) for number in range(reflector.PAGE_ITEMS + 200)], version=version)
 
 
-async def test_a_list_after_one_that_broke_in_a_page_is_not_older_than_the_delivered_events() -> None:
+async def test_a_list_that_follows_one_that_broke_off_is_not_older_than_the_delivered_objects() -> None:
     world = World(page(version=100), [GONE_LINE], long_page(200)[:-500], page(version=210), [])
     await world.run()
     assert "Put s0" in names(world.delivered)
     assert versions(world) == ["0", "100", "200"]
 
 
-async def test_a_list_after_a_first_one_that_broke_in_a_page_is_not_older() -> None:
+async def test_a_list_that_follows_a_first_list_that_broke_off_is_not_older() -> None:
     world = World(long_page(200)[:-500], page(version=210), [])
     await world.run()
     assert versions(world) == ["0", "200"]
 
 
-async def test_after_a_broken_latest_list_of_a_restored_server_the_latest_one_is_requested_again() -> None:
+async def test_on_a_restored_server_a_latest_list_that_broke_off_is_followed_by_another_latest_list() -> None:
     behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
     world = World(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
     await world.run()
@@ -242,7 +242,7 @@ async def test_after_a_broken_latest_list_of_a_restored_server_the_latest_one_is
 
 
 @pytest.mark.parametrize("answer", [ApiError.of_status(504, "Timeout: Too large resource version: 105, current: 42"), GONE])
-async def test_the_latest_list_is_requested_at_once_if_the_server_cannot_list_from_our_version_on(answer: ApiError) -> None:
+async def test_the_latest_list_is_requested_at_once_if_the_server_cannot_list_from_our_resource_version(answer: ApiError) -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], answer, page(version=42), GONE, page(version=50))
     await world.run()
     assert versions(world) == ["0", "105", "latest", "42"]
@@ -250,19 +250,19 @@ async def test_the_latest_list_is_requested_at_once_if_the_server_cannot_list_fr
 
 
 @pytest.mark.parametrize("code", [400, 422])
-async def test_the_list_after_a_refused_one_does_not_name_its_version(code: int) -> None:
+async def test_a_list_that_follows_a_refused_list_does_not_name_the_refused_resource_version(code: int) -> None:
     world = World(ApiError.of_status(code, "invalid resource version"), page(), GONE, page())
     await world.run()
     assert versions(world) == ["0", "latest", "100"]
 
 
-async def test_from_a_restored_server_the_latest_list_is_requested() -> None:
+async def test_the_latest_list_is_requested_from_a_restored_server() -> None:
     world = World(page(version=100), ApiError.of_status(504, "Too large resource version: 100, current: 42"), page(version=42))
     await world.run()
     assert versions(world) == ["0", "latest"]
 
 
-async def test_the_version_of_the_server_comes_from_a_list_of_one_object_of_the_watch_cache() -> None:
+async def test_the_resource_version_of_the_server_is_read_by_listing_one_object_from_the_watch_cache() -> None:
     resources = watch.watched("node-1")
     assert resources[ObjectKind.SERVICE].probe_query("7") == (
         "/api/v1/namespaces/default/services?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
@@ -273,7 +273,7 @@ async def test_the_version_of_the_server_comes_from_a_list_of_one_object_of_the_
     assert resources[ObjectKind.NODE].probe_query("7") == "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&resourceVersion=7"
 
 
-async def test_a_long_list_in_one_piece_is_delivered_in_parts() -> None:
+async def test_a_long_list_without_pages_is_delivered_in_parts() -> None:
     world = World(page(*[service(f"s{number}") for number in range(1200)]))
     await world.run()
     assert world.batches == [501, 500, 200, 1]
@@ -282,7 +282,7 @@ async def test_a_long_list_in_one_piece_is_delivered_in_parts() -> None:
 # List again
 
 
-async def test_status_gone_in_the_stream_causes_a_list_at_once() -> None:
+async def test_status_410_gone_in_a_watch_stream_causes_a_list_at_once() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(service("b"), version=200))
     await world.run()
     assert world.sleeps == []
@@ -291,26 +291,26 @@ async def test_status_gone_in_the_stream_causes_a_list_at_once() -> None:
     assert "resourceVersion=200" in world.watches[1]
 
 
-async def test_status_gone_as_an_answer_causes_a_list_at_once() -> None:
+async def test_status_410_gone_as_an_http_answer_causes_a_list_at_once() -> None:
     world = World(page(), GONE, page(version=200))
     await world.run()
     assert (world.sleeps, len(world.lists)) == ([], 2)
 
 
-async def test_repeated_status_gone_causes_lists_after_growing_pauses() -> None:
+async def test_repeated_status_410_gone_causes_lists_after_growing_pauses() -> None:
     world = World(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
     await world.run()
     assert len(world.sleeps) == 4
     assert world.sleeps == sorted(world.sleeps)
 
 
-async def test_status_gone_after_a_calm_time_causes_a_list_at_once_again() -> None:
+async def test_status_410_gone_after_a_calm_time_again_causes_a_list_at_once() -> None:
     world = World(page(), GONE, page(), [3600.0], GONE, page())
     await world.run()
     assert world.sleeps == []
 
 
-async def test_a_garbled_line_lists_again_after_a_pause_and_keeps_the_lines_before_it() -> None:
+async def test_a_malformed_watch_line_causes_a_list_after_a_pause_and_earlier_lines_are_kept() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
     await world.run()
     assert names(world.delivered) == ["Put a"]
@@ -318,7 +318,7 @@ async def test_a_garbled_line_lists_again_after_a_pause_and_keeps_the_lines_befo
     assert len(world.sleeps) == 1
 
 
-async def test_endless_garbage_is_no_tight_loop_of_lists() -> None:
+async def test_an_endless_stream_of_malformed_lines_does_not_cause_lists_without_pauses() -> None:
     script: list[Answer] = [page(), [b"{]\n"]]
     world = World(*script * 6)
     await world.run()
@@ -326,7 +326,7 @@ async def test_endless_garbage_is_no_tight_loop_of_lists() -> None:
     assert world.sleeps[-1] >= 12
 
 
-async def test_the_list_after_a_refused_watch_does_not_name_its_version() -> None:
+async def test_a_list_that_follows_a_refused_watch_does_not_name_the_refused_resource_version() -> None:
     world = World(page(), ApiError.of_status(400, "invalid resource version"), page(version=200))
     await world.run()
     assert "resourceVersion=200" in world.watches[1]
@@ -344,7 +344,7 @@ async def test_the_list_after_a_refused_watch_does_not_name_its_version() -> Non
         [bookmark(42)],
     ],
 )
-async def test_a_server_that_does_not_know_our_version_has_a_list_at_once(answer: Answer) -> None:
+async def test_a_server_that_does_not_know_our_resource_version_is_listed_at_once(answer: Answer) -> None:
     world = World(page(version=100), answer, page(version=42))
     await world.run()
     assert (world.sleeps, len(world.lists)) == ([], 2)
@@ -352,14 +352,14 @@ async def test_a_server_that_does_not_know_our_version_has_a_list_at_once(answer
     assert "resourceVersion=42" in world.watches[1]
 
 
-async def test_another_gateway_timeout_does_not_cause_a_list() -> None:
+async def test_a_gateway_timeout_with_another_cause_does_not_cause_a_list() -> None:
     world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
     await world.run()
     assert (world.progress[1], len(world.lists)) == ("server_error", 1)
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
-async def test_after_a_broken_watch_the_version_of_the_server_is_requested(trouble: Trouble) -> None:
+async def test_after_a_broken_watch_the_resource_version_of_the_server_is_requested(trouble: Trouble) -> None:
     world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")], page(version=90))
     world.served_versions = [90]
     await world.run()
@@ -368,14 +368,14 @@ async def test_after_a_broken_watch_the_version_of_the_server_is_requested(troub
     assert "resourceVersion=90" in world.watches[1]
 
 
-async def test_a_watch_that_was_silent_to_its_end_is_checked_and_one_with_bookmarks_is_not() -> None:
+async def test_a_watch_that_was_silent_to_its_end_is_verified_and_a_watch_with_bookmarks_is_not() -> None:
     world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
     world.served_versions = [50]
     await world.run()
     assert (world.probes, len(world.watches), len(world.lists)) == (1, 3, 2)
 
 
-async def test_a_server_that_has_reached_our_version_is_watched_after_one_check() -> None:
+async def test_a_server_that_has_reached_our_resource_version_is_watched_after_one_check() -> None:
     world = World(page(version=100), ApiError(Trouble.UNREACHABLE, "no route"), ApiError.of_status(429, "too many"), [400.0])
     world.served_versions = [100]
     await world.run()
@@ -383,7 +383,7 @@ async def test_a_server_that_has_reached_our_version_is_watched_after_one_check(
     assert all("resourceVersion=100" in path for path in world.watches)
 
 
-# Answers other than 200
+# HTTP statuses other than 200
 
 
 @pytest.mark.parametrize(
@@ -398,19 +398,19 @@ async def test_a_server_that_has_reached_our_version_is_watched_after_one_check(
         (503, Trouble.SERVER_ERROR),
     ],
 )
-def test_statuses_have_their_reasons(code: int, trouble: Trouble) -> None:
+def test_error_statuses_are_reported_with_their_reasons(code: int, trouble: Trouble) -> None:
     error = ApiError.of_status(code, "words")
     assert (error.trouble, str(error)) == (trouble, f"status {code}: words")
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
-async def test_retry_after_is_honoured_within_reason_and_spread(asked: float, least: float, most: float) -> None:
+async def test_retry_after_is_honoured_up_to_a_limit_and_randomly_spread(asked: float, least: float, most: float) -> None:
     world = World(ApiError.of_status(429, "too many requests", asked), page())
     await world.run()
     assert least <= world.sleeps[0] <= most
 
 
-async def test_each_attempt_has_a_connection_and_so_credentials_of_its_own() -> None:
+async def test_each_attempt_uses_a_new_connection_and_therefore_new_credentials() -> None:
     world = World(ApiError.of_status(401, "Unauthorized"), page(), ApiError.of_status(401, "Unauthorized"), [400.0])
     await world.run()
     assert (world.connections, len(world.asked), world.probes) == (6, 5, 1)
@@ -419,7 +419,7 @@ async def test_each_attempt_has_a_connection_and_so_credentials_of_its_own() -> 
 # Status
 
 
-async def test_the_status_has_contact_changes_and_reasons() -> None:
+async def test_the_watch_status_has_the_last_contact_the_last_change_and_the_reason_of_a_failure() -> None:
     world = World(page(), [10.0, line("ADDED", service("a", 105)), 20.0, bookmark(110), ApiError(Trouble.SILENT, "")])
     status = world.reflector.status
     await world.run()
@@ -441,7 +441,7 @@ async def test_a_watch_counts_as_connected_while_it_is_open() -> None:
     assert connected == [False, True]
 
 
-async def test_cancelling_leaves_no_connection_open() -> None:
+async def test_cancelling_a_watch_leaves_no_connection_open() -> None:
     world = World(page())
     opened: list[str] = []
 
@@ -457,7 +457,7 @@ async def test_cancelling_leaves_no_connection_open() -> None:
         yield b""
         await asyncio.Event().wait()
 
-    world.stream = forever  # type: ignore[method-assign]  # the script of this one has no end
+    world.stream = forever  # type: ignore[method-assign]  # this connection's script never ends
     world.reflector._connect = connect
     task = asyncio.create_task(world.reflector.list_and_watch(world.deliver))
     await world.watched.wait()
@@ -468,7 +468,7 @@ async def test_cancelling_leaves_no_connection_open() -> None:
     assert not world.reflector.status.connected
 
 
-async def test_gone_and_rejected_events_keep_their_object_kind() -> None:
+async def test_deletion_and_rejection_events_keep_the_kind_of_their_object() -> None:
     world = World(page(), [line("DELETED", service("web", 105)), 400.0])
     await world.run()
     assert world.delivered[-1] == Gone(ObjectKind.SERVICE, WEB)
@@ -479,7 +479,7 @@ async def test_gone_and_rejected_events_keep_their_object_kind() -> None:
 
 
 class SilentWorld(World):
-    """A world whose watches are silent until their end."""
+    """A scripted connection whose watches send nothing until their end."""
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         self.next(path)
@@ -492,7 +492,7 @@ class SilentWorld(World):
 
 
 @in_virtual_time
-async def test_a_doubted_list_is_read_again_when_it_is_due_and_not_sooner() -> None:
+async def test_a_doubted_list_is_requested_again_when_it_is_due_and_not_earlier() -> None:
     world = SilentWorld(page(), [], page(), [])
 
     def deliver(events: Sequence[Event]) -> None:
@@ -513,7 +513,7 @@ async def test_a_doubted_list_is_read_again_when_it_is_due_and_not_sooner() -> N
     assert Trouble.DOUBTED not in world.progress[world.progress.index(Trouble.DOUBTED) + 1 :], "one request gives one list"
 
 
-async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
+async def test_while_a_list_is_doubted_every_list_requests_the_latest_state() -> None:
     world = World(page(), GONE, page())
     deliver = world.deliver
 
@@ -521,13 +521,13 @@ async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
         deliver(events)
         world.reflector.list_again(world.clock + 60)
 
-    world.deliver = doubt  # type: ignore[method-assign]  # as the store that doubts it
+    world.deliver = doubt  # type: ignore[method-assign]  # as the store that doubts the list
     await world.run()
     assert versions(world) == ["0", "latest"]
 
 
 @in_virtual_time
-async def test_a_confirming_list_is_the_last_request_although_its_pages_are_delivered_in_doubt() -> None:
+async def test_a_confirming_list_is_the_last_request_although_its_pages_arrive_while_the_list_is_doubted() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60
@@ -546,7 +546,7 @@ async def test_a_confirming_list_is_the_last_request_although_its_pages_are_deli
 
 
 @in_virtual_time
-async def test_nodes_that_doubt_the_same_list_do_not_confirm_it_together() -> None:
+async def test_nodes_that_doubt_the_same_list_do_not_request_it_at_the_same_time() -> None:
     moments: list[float] = []
     for seed in range(20):
         world = SilentWorld(page(), [])
@@ -567,7 +567,7 @@ async def test_nodes_that_doubt_the_same_list_do_not_confirm_it_together() -> No
 
 
 class FallsSilentWorld(SilentWorld):
-    """A world whose watches have the chunks of the script, and then are silent."""
+    """A scripted connection whose watches send the chunks of the script, and then nothing more."""
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         self.idle.append(idle_s)
@@ -584,7 +584,7 @@ class FallsSilentWorld(SilentWorld):
 
 
 @in_virtual_time
-async def test_after_a_bookmark_a_silence_of_two_and_a_half_minutes_is_an_error() -> None:
+async def test_a_watch_that_had_a_bookmark_and_is_then_silent_for_150_seconds_fails() -> None:
     world = FallsSilentWorld(page(), [bookmark(110)], [])
     began_s = world.clock
     await world.run()
@@ -595,20 +595,20 @@ async def test_after_a_bookmark_a_silence_of_two_and_a_half_minutes_is_an_error(
 
 
 @in_virtual_time
-async def test_before_the_first_bookmark_a_watch_may_be_silent_for_its_time() -> None:
+async def test_a_watch_without_a_bookmark_may_be_silent_until_its_requested_timeout() -> None:
     world = FallsSilentWorld(page(), [line("ADDED", service("a", 105))])
     began_s = world.clock
     await world.run()
     assert world.clock - began_s - sum(world.sleeps) == pytest.approx(world.idle[0])
 
 
-# Lines from chunks, and new, repeated and outdated changes.
+# Lines that are assembled from chunks, and new, repeated and outdated changes.
 
 DNS = ServiceName("kube-system", "dns")
 
 
 @given(st.binary(max_size=60).map(lambda data: data.replace(b"a", b"\n")), st.lists(st.integers(0, 60), max_size=8))
-def test_lines_do_not_depend_on_the_bounds_of_chunks(data: bytes, cuts: list[int]) -> None:
+def test_lines_do_not_depend_on_where_chunks_are_divided(data: bytes, cuts: list[int]) -> None:
     buffer = reflector.LineBuffer()
     bounds = [0, *sorted(cuts), len(data)]
     lines = [line for start, end in itertools.pairwise(bounds) for line in buffer.feed(data[start:end])]
@@ -618,7 +618,7 @@ def test_lines_do_not_depend_on_the_bounds_of_chunks(data: bytes, cuts: list[int
 
 
 class Joining(reflector.LineBuffer):
-    """The wrong way: each chunk copies the whole line so far."""
+    """A wrong implementation for comparison: each chunk copies the whole line received so far."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         lines = super().feed(chunk)
@@ -627,7 +627,7 @@ class Joining(reflector.LineBuffer):
 
 
 def allocated_bytes(buffer: reflector.LineBuffer, chunks: int, chunk: bytes) -> int:
-    """The sum of all memory that a line of so many chunks takes. Each copy takes memory."""
+    """The sum of all memory that is allocated for a line of this many chunks. Each copy allocates memory."""
     total = 0
     tracemalloc.start()
     try:
@@ -642,20 +642,20 @@ def allocated_bytes(buffer: reflector.LineBuffer, chunks: int, chunk: bytes) -> 
     return total
 
 
-def test_each_byte_of_a_line_of_many_megabytes_is_copied_once() -> None:
+def test_each_byte_of_a_line_of_many_megabytes_is_copied_only_once() -> None:
     chunk = b"x" * 4096
     assert allocated_bytes(reflector.LineBuffer(), 8192, chunk) < 1.5 * (32 << 20)
     assert allocated_bytes(Joining(), 256, chunk) > 100 * (1 << 20), "the test cannot show copies"
 
 
-def test_a_line_beyond_the_bound_is_refused_before_it_is_complete() -> None:
+def test_a_line_longer_than_the_limit_is_refused_before_it_is_complete() -> None:
     buffer = reflector.LineBuffer(longest_bytes=8)
     assert buffer.feed(b"12345678\n1234") == [b"12345678"]
     with pytest.raises(ApiError, match="longer than 8 bytes"):
         buffer.feed(b"56789")
 
 
-def test_a_late_change_of_another_object_is_new() -> None:
+def test_a_change_of_another_object_is_new_even_if_it_arrives_late() -> None:
     freshness = reflector.Freshness()
     freshness.has_all_up_to("100")
     assert freshness.is_new(WEB, "105")
@@ -670,7 +670,7 @@ def test_changes_from_before_a_bookmark_are_not_new() -> None:
     assert freshness.is_new(DNS, "111")
 
 
-def test_a_list_with_a_lower_version_lowers_the_bound() -> None:
+def test_a_list_with_a_lower_resource_version_lowers_the_version_from_which_changes_are_new() -> None:
     freshness = reflector.Freshness()
     freshness.has_all_up_to("5000")
     freshness.has_all_up_to("20")
@@ -678,7 +678,7 @@ def test_a_list_with_a_lower_version_lowers_the_bound() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "abc", "9" * 5000])
-def test_a_change_with_a_version_that_is_no_number_is_always_new(version: str) -> None:
+def test_a_change_whose_resource_version_is_not_a_number_is_always_new(version: str) -> None:
     freshness = reflector.Freshness()
     freshness.has_all_up_to("100")
     assert freshness.is_new(WEB, version)

@@ -1,4 +1,4 @@
-"""Covers new certificates of server, authority and client at run time, over real TLS.
+"""Covers certificates of server, authority and client that are replaced at run time, over real TLS.
 
 ``test_credentials`` and ``test_end_to_end`` cover tokens.
 """
@@ -16,7 +16,10 @@ from tests.support.following import DEADLINE_S, Setup, following, service, wait_
 
 
 class Mutual(api_server.Certificates):
-    """A server that requires a certificate of its authority from its clients. Both sides use the leaf certificate."""
+    """A server that requires from its clients a certificate signed by its authority.
+
+    Server and client use the same leaf certificate.
+    """
 
     def __init__(self, directory: pathlib.Path) -> None:
         directory.mkdir()
@@ -30,7 +33,7 @@ class Mutual(api_server.Certificates):
         return self.context
 
     def rotate(self, to: "Mutual") -> None:
-        """Use other certificates with another authority for both sides, from the next handshake on."""
+        """Let server and client use certificates of another authority from the next handshake on."""
 
         def switch(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             connection.context = to.context
@@ -38,7 +41,7 @@ class Mutual(api_server.Certificates):
         self.context.sni_callback = switch
 
 
-async def test_rotated_certificates_of_server_and_client_are_read_from_their_files(tmp_path: pathlib.Path) -> None:
+async def test_rotated_certificates_of_server_and_client_are_read_again_from_their_files(tmp_path: pathlib.Path) -> None:
     old, new = Mutual(tmp_path / "old"), Mutual(tmp_path / "new")
     ours = tmp_path / "ours"
     shutil.copytree(old.directory, ours)
@@ -52,10 +55,10 @@ async def test_rotated_certificates_of_server_and_client_are_read_from_their_fil
             await server.watched(SERVICES)
             old.rotate(new)
             server.put(SERVICES, service("still"))
-            await running.sink.until(running.sink.has("web", "still"))  # an open connection stays
+            await running.sink.until(running.sink.has("web", "still"))  # a connection that is already open stays open
             server.cut_watches(SERVICES)
             server.put(SERVICES, service("late"))
-            await wait_for_trouble(running, Trouble.UNREACHABLE)  # signed by an authority that is unknown to us
+            await wait_for_trouble(running, Trouble.UNREACHABLE)  # signed by an authority that our client does not know
             shutil.copy(new.authority, ours)
             await further_failures(running)  # the server no longer knows the authority of our certificate
             assert running.sink.has("web", "still")()
@@ -70,7 +73,7 @@ async def further_failures(running: Setup) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_server_refuses_a_client_with_an_unknown_certificate(tmp_path: pathlib.Path) -> None:
+async def test_a_server_refuses_a_client_whose_certificate_is_unknown(tmp_path: pathlib.Path) -> None:
     server_side, stranger = Mutual(tmp_path / "server"), Mutual(tmp_path / "stranger")
     async with ApiServer(tls=server_side) as server:
         user = {

@@ -1,4 +1,4 @@
-"""Covers the wait for the first lists, and stale watches: their detection, log lines, and effect on health."""
+"""Covers the wait for the first lists, and stale watches: how they are detected, logged, and shown by health."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ LIMIT_S = 900.0
 
 
 class Scene:
-    """Two watches with a clock and their observers. The process began at second 1000."""
+    """Two watches with a clock and with the objects that observe them. The process starts at second 1000."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, turns_away: bool = False) -> None:
         self.clock = Clock(1000.0)
@@ -46,7 +46,7 @@ class Scene:
         return routes.healthz(health).status, routes.livez(health).status
 
 
-def test_a_watch_without_contact_is_stale_after_the_limit_also_without_a_first_contact() -> None:
+def test_a_watch_without_contact_for_the_limit_is_stale_even_if_it_never_had_contact() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S - 1
     assert list(scene.staleness.stale()) == []
@@ -56,13 +56,13 @@ def test_a_watch_without_contact_is_stale_after_the_limit_also_without_a_first_c
     assert list(scene.staleness.stale()) == [ObjectKind.SERVICE]
 
 
-def test_with_limit_zero_no_watch_is_ever_stale() -> None:
+def test_with_a_limit_of_zero_no_watch_ever_becomes_stale() -> None:
     scene = Scene(limit_s=0)
     scene.clock.now += 1e6
     assert list(scene.staleness.stale()) == []
 
 
-def test_a_stale_watch_is_logged_once_and_its_recovery_once() -> None:
+def test_a_stale_watch_is_logged_once_and_its_recovery_is_logged_once() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S
     with capture_logs() as lines:
@@ -78,7 +78,7 @@ def test_a_stale_watch_is_logged_once_and_its_recovery_once() -> None:
 
 
 @pytest.mark.parametrize(("turns_away", "codes"), [(False, (200, 200)), (True, (503, 200))])
-def test_a_stale_watch_turns_load_balancers_away_only_if_configured_and_demands_no_restart(
+def test_a_stale_watch_makes_the_node_ineligible_only_if_so_configured_and_never_demands_a_restart(
     *, turns_away: bool, codes: tuple[int, int]
 ) -> None:
     scene = Scene(turns_away=turns_away)
@@ -94,7 +94,10 @@ def test_a_stale_watch_turns_load_balancers_away_only_if_configured_and_demands_
 
 
 class Lists(DirectorySource):
-    """A source whose first lists arrive in pages, at these times by kind. ``troubles`` have ended all earlier attempts."""
+    """A source whose first lists arrive in pages; the arguments give the times of the pages for each kind.
+
+    ``troubles`` are the reasons why all earlier attempts ended.
+    """
 
     def __init__(self, troubles: Sequence[Trouble] = (), **pages_s: Sequence[float]) -> None:
         super().__init__("somewhere")
@@ -120,24 +123,24 @@ def without_services() -> Store:
 
 
 async def give_up_after_s(source: Lists) -> float:
-    """The time after which a command gives up while only Services are missing."""
+    """How long a command waits before it gives up while only the list of Services is missing."""
     with pytest.raises(CannotStartError, match="no complete list of Services within 20 s from directory somewhere"):
         await sources.wait_for_lists(without_services(), source, silent=sources.give_up, waiting=complain)
     return virtual_time.loop().time() - virtual_time.BEGIN_S
 
 
 @virtual_time.in_virtual_time
-async def test_the_wait_for_a_long_list_goes_on_while_its_pages_arrive() -> None:
+async def test_the_wait_for_a_long_list_continues_while_its_pages_arrive() -> None:
     assert await give_up_after_s(Lists(SERVICE=(5, 19, 33, 50))) == 70
 
 
 @virtual_time.in_virtual_time
-async def test_contact_of_other_watches_does_not_prolong_the_wait_for_a_missing_list() -> None:
+async def test_contact_of_other_watches_does_not_extend_the_wait_for_a_missing_list() -> None:
     assert await give_up_after_s(Lists(SERVICE=(), NODE=range(1000))) == 20
 
 
 @virtual_time.in_virtual_time
-async def test_a_command_shows_on_standard_error_the_list_that_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_command_prints_on_standard_error_which_list_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     await give_up_after_s(Lists(SERVICE=(5, 19)))
     written = capsys.readouterr()
     assert written.out == ""
@@ -148,14 +151,14 @@ async def test_a_command_shows_on_standard_error_the_list_that_it_waits_for(caps
 
 
 @virtual_time.in_virtual_time
-async def test_a_serving_process_waits_without_end_with_a_log_line_now_and_then() -> None:
+async def test_a_serving_process_waits_without_a_limit_and_logs_that_from_time_to_time() -> None:
     store = without_services()
     healed = 0
 
     async def heal() -> None:
         nonlocal healed
         healed += 1
-        await asyncio.sleep(10)  # longer than the wait until the next line of progress
+        await asyncio.sleep(10)  # longer than the time until the next line of progress
 
     with structlog.testing.capture_logs() as logs:
         task = asyncio.create_task(sources.wait_for_lists(store, Lists(), silent=sources.log_silence, heal=heal))
@@ -176,7 +179,9 @@ async def test_a_serving_process_waits_without_end_with_a_log_line_now_and_then(
     ],
 )
 @virtual_time.in_virtual_time
-async def test_nothing_is_removed_to_reach_a_server_that_answers_without_a_list(trouble: Trouble, *, is_reached: bool) -> None:
+async def test_no_kernel_object_is_removed_to_reach_a_server_that_answers_without_sending_a_list(
+    trouble: Trouble, *, is_reached: bool
+) -> None:
     healed = asyncio.Event()
 
     async def heal() -> None:

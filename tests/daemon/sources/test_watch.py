@@ -1,6 +1,7 @@
-"""Covers the Kubernetes source over real HTTP: lists, watches, and each trouble of ``api_server``.
+"""Covers the Kubernetes source over real HTTP: lists, watches, and each kind of trouble that ``api_server`` can cause.
 
-``test_reflector`` covers the reaction to each trouble in detail, ``test_credentials`` the credentials.
+``test_reflector`` covers in detail how the source reacts to each kind of trouble, and ``test_credentials`` covers the
+credentials.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
 # List and watch
 
 
-async def test_each_request_is_reported_with_host_code_and_duration(tmp_path: pathlib.Path) -> None:
+async def test_each_request_is_counted_with_host_code_and_duration(tmp_path: pathlib.Path) -> None:
     requests: list[tuple[str, str, float]] = []
     async with ApiServer() as server:
         source = watch.KubernetesSource(
@@ -67,12 +68,12 @@ async def test_each_request_is_reported_with_host_code_and_duration(tmp_path: pa
 
 
 @pytest.mark.parametrize("knows_drop", [True, False])
-async def test_managed_fields_are_asked_to_be_left_out_and_do_no_harm_where_a_server_sends_them(
+async def test_requests_ask_to_leave_out_managed_fields_and_objects_that_have_them_are_still_read(
     setup: Setup, *, knows_drop: bool
 ) -> None:
     setup.server.knows_drop = knows_drop
     managed: dict[str, Any] = {"managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]}
-    setup.server.expire_watches(SERVICES)  # so that list and watch are asked for again
+    setup.server.expire_watches(SERVICES)  # so that list and watch are requested again
     await setup.server.asked(SERVICES, watch=True, times=2)
     setup.server.put(SERVICES, service("api", **managed))
     await setup.sink.until(setup.sink.has("web", "api"))
@@ -89,7 +90,7 @@ def servers_of(events: Sequence[Event]) -> set[str]:
     return {str(one) for event in events if isinstance(event, ApiServersFound) for one in event.servers}
 
 
-async def test_the_addresses_of_the_server_s_name_are_delivered_once(
+async def test_the_addresses_of_the_servers_host_name_are_delivered_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def getaddrinfo(_host: object, port: int, *_: object) -> list[Any]:
@@ -113,7 +114,7 @@ async def test_the_addresses_of_the_server_s_name_are_delivered_once(
     assert sum(isinstance(event, ApiServersFound) for event in events) == 1
 
 
-async def test_the_address_of_the_open_connection_is_delivered_though_the_name_leads_elsewhere(
+async def test_the_address_of_an_open_connection_is_delivered_even_if_the_host_name_resolves_to_another(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_addresses(_: object) -> tuple[()]:
@@ -140,7 +141,7 @@ async def test_the_address_of_the_open_connection_is_delivered_though_the_name_l
         ("https://name.invalid:6443", None, {}, set()),
     ],
 )
-async def test_the_addresses_of_server_and_proxy_are_found(
+async def test_the_addresses_of_server_and_http_proxy_are_found(
     host: str,
     proxy_url: str | None,
     environment: Mapping[str, str],
@@ -157,7 +158,7 @@ async def test_the_addresses_of_server_and_proxy_are_found(
     assert set(await watch._addresses_of(configuration)) == expected
 
 
-async def test_a_request_without_an_answer_is_reported_as_an_error(tmp_path: pathlib.Path) -> None:
+async def test_a_request_that_gets_no_answer_is_counted_as_an_error(tmp_path: pathlib.Path) -> None:
     requests: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     source = watch.KubernetesSource(
         node_name="n1",
@@ -185,7 +186,7 @@ async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Se
     assert query["resourceVersion"] == str(setup.server.store.revision)
 
 
-async def test_changes_of_our_objects_arrive_and_others_do_not(setup: Setup) -> None:
+async def test_changes_of_selected_objects_arrive_and_those_of_other_objects_do_not(setup: Setup) -> None:
     setup.server.put(SERVICES, service("other", labels={"service.kubernetes.io/service-proxy-name": "other"}))
     setup.server.put(SERVICES, service("headless", "None"))
     setup.server.put(NODES, {"metadata": {"name": "n2"}})
@@ -206,7 +207,9 @@ async def test_changes_of_our_objects_arrive_and_others_do_not(setup: Setup) -> 
 
 
 @pytest.mark.parametrize(("has_cache", "pages"), [(True, 1), (False, 3)])
-async def test_without_a_watch_cache_a_long_list_comes_in_pages(tmp_path: pathlib.Path, *, has_cache: bool, pages: int) -> None:
+async def test_a_server_without_a_watch_cache_sends_a_long_list_in_pages(
+    tmp_path: pathlib.Path, *, has_cache: bool, pages: int
+) -> None:
     async with ApiServer() as server:
         server.has_cache = has_cache
         for number in range(1201):
@@ -217,7 +220,7 @@ async def test_without_a_watch_cache_a_long_list_comes_in_pages(tmp_path: pathli
             assert len(server.queries(SERVICES, watch=False)) == pages
 
 
-async def test_the_watch_corrects_an_old_first_list(tmp_path: pathlib.Path) -> None:
+async def test_a_watch_updates_a_first_list_that_was_outdated(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         server.put(SERVICES, service("web"))
         server.cache = copy.deepcopy(server.store)
@@ -229,7 +232,7 @@ async def test_the_watch_corrects_an_old_first_list(tmp_path: pathlib.Path) -> N
             assert (running.sink.lists(), running.restarts) == (1, [])
 
 
-async def test_a_lagging_cache_after_a_gone_watch_removes_nothing(setup: Setup) -> None:
+async def test_a_lagging_watch_cache_after_status_410_gone_removes_nothing(setup: Setup) -> None:
     server, sink = setup.server, setup.sink
     server.cache = copy.deepcopy(server.store)
     server.put(SERVICES, service("late"))
@@ -241,13 +244,13 @@ async def test_a_lagging_cache_after_a_gone_watch_removes_nothing(setup: Setup) 
     assert asked == ["0", str(server.store.revision), None], "not older; then, since the cache is behind, the latest"
 
 
-async def test_requests_to_a_restarted_server_use_only_its_watch_cache(setup: Setup) -> None:
+async def test_requests_to_a_restarted_server_are_answered_from_its_watch_cache_only(setup: Setup) -> None:
     server = setup.server
     for resource in KIND_OF.values():
         await server.watched(resource)
     assert [request.query.get("resourceVersion") for request in server.requests if not request.watch] == ["0"] * 3
     at_the_start = len(server.requests)
-    server.put(NODES, {"metadata": {"name": "n2"}})  # a new revision without a change for this source
+    server.put(NODES, {"metadata": {"name": "n2"}})  # a new revision that changes no object of this source
     server.store.forget_history()
     for resource in KIND_OF.values():
         server.cut_watches(resource)
@@ -259,7 +262,7 @@ async def test_requests_to_a_restarted_server_use_only_its_watch_cache(setup: Se
     assert all(int(request.query["resourceVersion"]) and "limit" not in request.query for request in asked)
 
 
-async def test_a_line_of_several_megabytes_is_read(setup: Setup) -> None:
+async def test_a_watch_line_of_several_megabytes_is_read(setup: Setup) -> None:
     setup.server.put(SERVICES, service("large", annotations={"note": "x" * (5 << 20)}))
     await setup.sink.until(setup.sink.has("web", "large"))
     assert setup.troubles() == []
@@ -276,7 +279,7 @@ async def test_an_empty_list_is_delivered_as_empty(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("by_event", [False, True])
-async def test_status_gone_at_the_start_of_a_watch_causes_a_list(setup: Setup, *, by_event: bool) -> None:
+async def test_status_410_gone_at_the_start_of_a_watch_causes_a_list(setup: Setup, *, by_event: bool) -> None:
     setup.server.gone_by_event = by_event
     setup.server.cut_watches(SERVICES)
     setup.server.delete(SERVICES, "web")
@@ -288,7 +291,7 @@ async def test_status_gone_at_the_start_of_a_watch_causes_a_list(setup: Setup, *
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_server_restored_to_an_older_revision_is_listed_anew(setup: Setup, *, waits: bool) -> None:
+async def test_a_server_restored_to_an_older_revision_is_listed_again(setup: Setup, *, waits: bool) -> None:
     server, sink = setup.server, setup.sink
     backup = copy.deepcopy(server.store)
     server.put(SERVICES, service("late"))
@@ -303,7 +306,7 @@ async def test_a_server_restored_to_an_older_revision_is_listed_anew(setup: Setu
     await sink.until(sink.has("web", "new"))
 
 
-async def test_a_stream_cut_in_the_middle_of_a_line_continues_without_a_list(setup: Setup) -> None:
+async def test_a_watch_stream_that_ends_inside_a_line_continues_without_a_list(setup: Setup) -> None:
     setup.server.cut_watches(SERVICES, half_line=b'{"type": "ADDED", "object": {"meta')
     setup.server.put(SERVICES, service("dns"))
     await setup.sink.until(setup.sink.has("web", "dns"))
@@ -311,7 +314,7 @@ async def test_a_stream_cut_in_the_middle_of_a_line_continues_without_a_list(set
     assert len(setup.sleeps) == 1
 
 
-async def test_a_silent_stream_is_given_up_and_watched_again(tmp_path: pathlib.Path) -> None:
+async def test_a_silent_watch_stream_is_abandoned_and_opened_again(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
         async with following(server, kubeconfig, idle_s=0.1) as running:
@@ -324,7 +327,7 @@ async def test_a_silent_stream_is_given_up_and_watched_again(tmp_path: pathlib.P
             await running.sink.until(running.sink.has("web"))
 
 
-async def test_a_throttling_server_gets_no_request_for_as_long_as_it_demands(setup: Setup) -> None:
+async def test_a_throttling_server_receives_no_request_for_as_long_as_it_demands(setup: Setup) -> None:
     setup.server.refuse(Refusal(429, resource=SERVICES, retry_after="17"))
     setup.server.cut_watches(SERVICES)
     setup.server.put(SERVICES, service("dns"))
@@ -333,7 +336,7 @@ async def test_a_throttling_server_gets_no_request_for_as_long_as_it_demands(set
     assert 17 <= max(setup.sleeps) < 19
 
 
-async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
+async def test_the_lists_of_different_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
     setup.server.cut_watches(ENDPOINT_SLICES)
     setup.server.refuse(*[Refusal(500, resource=ENDPOINT_SLICES)] * 3)
     setup.server.put(SERVICES, service("dns"))
@@ -341,7 +344,7 @@ async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
     assert setup.troubles() == []
 
 
-# The pods behind endpoints
+# Pods behind endpoints
 
 
 async def test_the_pods_behind_all_endpoints_are_listed(setup: Setup) -> None:
@@ -352,7 +355,7 @@ async def test_the_pods_behind_all_endpoints_are_listed(setup: Setup) -> None:
     assert {target.name for target in (await setup.source.targets()).values()} == {f"default/pod-{n}" for n in range(600)}
 
 
-async def test_the_pods_of_one_service_are_listed_without_the_others(setup: Setup) -> None:
+async def test_listing_the_pods_of_one_service_does_not_list_other_pods(setup: Setup) -> None:
     for name, labels in (("web-1", {}), ("web-2", {"service.kubernetes.io/headless": ""}), ("dns-1", {})):
         pod = {"addresses": ["10.244.0.1"], "targetRef": {"kind": "Pod", "name": f"pod-{name}"}}
         item = {**endpoint_slice(name), "endpoints": [pod], "ports": [{"name": "", "port": 80}]}
@@ -362,7 +365,7 @@ async def test_the_pods_of_one_service_are_listed_without_the_others(setup: Setu
     assert {target.name for target in found.values()} == {"default/pod-web-1"}
 
 
-async def test_pods_that_cannot_be_listed_are_an_error(setup: Setup) -> None:
+async def test_pods_that_cannot_be_listed_cause_an_error(setup: Setup) -> None:
     setup.server.refuse(Refusal(500, resource=ENDPOINT_SLICES))
     with pytest.raises(ApiError, match="refused with 500"):
         await setup.source.targets()
@@ -371,7 +374,7 @@ async def test_pods_that_cannot_be_listed_are_an_error(setup: Setup) -> None:
 # An absent API server
 
 
-async def test_requests_to_an_unreachable_server_are_repeated_with_one_clear_line(tmp_path: pathlib.Path) -> None:
+async def test_requests_to_an_unreachable_server_are_repeated_and_logged_in_one_clear_line(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         url = server.url
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", url)
@@ -398,7 +401,7 @@ async def test_requests_to_an_unreachable_server_are_repeated_with_one_clear_lin
     assert "check address, port and certificate" in failures[0]["hint"]
 
 
-async def test_a_message_of_the_server_stays_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_of_the_server_is_logged_in_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"kind": "Status", "code": 500, "message": "evil\n2026-01-01 level=info all is well\x1b[2J"})
     with structlog.testing.capture_logs() as logs:
         setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
@@ -406,7 +409,7 @@ async def test_a_message_of_the_server_stays_in_one_line(setup: Setup, monkeypat
     assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
 
 
-async def test_statuses_show_the_open_watches(setup: Setup) -> None:
+async def test_the_status_of_each_watch_shows_whether_it_is_open(setup: Setup) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``wait_for_trouble``
             await asyncio.sleep(0.001)
@@ -414,7 +417,7 @@ async def test_statuses_show_the_open_watches(setup: Setup) -> None:
     assert ServiceName("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
 
 
-async def test_keepalives_of_the_kernel_detect_a_vanished_peer(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tcp_keepalives_of_the_kernel_detect_a_vanished_peer(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     sockets: list[Any] = []
     original = watch._keep_alive
 

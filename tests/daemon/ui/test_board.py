@@ -50,7 +50,7 @@ SLICES = (
         "[fd00:10:244::11]:8080",
     ],
 )
-def test_a_search_finds_by_name_address_port_and_pod_address(text: str) -> None:
+def test_a_search_finds_services_by_name_address_port_and_pod_address(text: str) -> None:
     assert board.parse_query(text).matches(WEB, SLICES)
 
 
@@ -63,7 +63,7 @@ def test_a_search_finds_by_name_address_port_and_pod_address(text: str) -> None:
         "10.96.0.80:81",
         "10.244.12.1:80",
         "10.244.12.2:8080",
-        "44.1.11.10:8080",  # the bytes of two neighbours
+        "44.1.11.10:8080",  # the last bytes of one address and the first bytes of the next
         "8080",
         "8",
         "0300",
@@ -75,18 +75,18 @@ def test_a_search_finds_by_name_address_port_and_pod_address(text: str) -> None:
         "10.96.0.999:80",
     ],
 )
-def test_a_search_finds_nothing_else(text: str) -> None:
+def test_a_search_finds_no_service_that_does_not_match(text: str) -> None:
     assert not board.parse_query(text).matches(WEB, SLICES)
 
 
-def test_a_search_does_not_match_bytes_across_two_addresses() -> None:
+def test_a_search_does_not_match_bytes_across_two_adjacent_addresses() -> None:
     item = builders.endpoint_slice(endpoint("10.244.1.11"), endpoint("10.244.1.12"), namespace="shop")
     across = "1.11.10.244"
     assert bytes(map(int, across.split("."))) in item.addresses
     assert not board.parse_query(f"{across}:8080").matches(WEB, [item])
 
 
-def test_filters_leave_services_of_a_namespace_a_type_a_node_and_with_problems() -> None:
+def test_filters_select_services_by_namespace_type_node_and_problems() -> None:
     def found(*, has_problems: bool = False, text: str = "", **filters: Any) -> bool:
         return board.parse_query(text)._replace(**filters).matches(WEB, SLICES, has_problems=has_problems)
 

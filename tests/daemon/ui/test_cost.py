@@ -1,4 +1,4 @@
-"""The cost of the page in steps of Python: nothing without viewers, and in proportion to the change with a viewer."""
+"""The cost of the page in steps of Python: no cost without viewers, and a cost in proportion to the change with a viewer."""
 
 import gc
 import time
@@ -32,7 +32,7 @@ def _node(count: int) -> PageNode:
 
 
 async def _asked(count: int, **query: str) -> int:
-    """The steps of one more answer about so many Services, after one of them has changed."""
+    """The steps of one more answer after one Service has changed, on a node with this many Services."""
     node = _node(count)
     async with node.reading():
         await node.quiet(1)
@@ -47,12 +47,12 @@ async def _asked(count: int, **query: str) -> int:
 
 @pytest.mark.parametrize("query", [{}, {"page": "3", "size": "20"}], ids=["first page", "third page"])
 @in_virtual_time
-async def test_an_answer_after_a_change_costs_the_same_with_ten_times_the_services(query: dict[str, str]) -> None:
+async def test_an_answer_after_a_change_costs_the_same_with_ten_times_as_many_services(query: dict[str, str]) -> None:
     assert await _asked(MANY, **query) < 1.2 * await _asked(FEW, **query)
 
 
 @in_virtual_time
-async def test_without_viewers_the_cost_of_the_page_per_sync_does_not_depend_on_services() -> None:
+async def test_without_viewers_the_cost_of_the_page_in_each_sync_does_not_depend_on_the_number_of_services() -> None:
     costs = []
     for count in (FEW, MANY):
         node = _node(count)
@@ -67,7 +67,7 @@ async def test_without_viewers_the_cost_of_the_page_per_sync_does_not_depend_on_
 
 
 @in_virtual_time
-async def test_long_work_lets_other_tasks_run_in_between() -> None:
+async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
     node = _node(MANY)
     async with node.reading():
         await node.quiet(1)
@@ -77,12 +77,12 @@ async def test_long_work_lets_other_tasks_run_in_between() -> None:
         assert len(list(table.finding(Selection(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
         assert len(list(table.finding(Selection(query=board.parse_query("s12"))))) >= MANY // board.ROWS_AT_ONCE
         assert len(await in_slices(table.finding(Selection(query=board.parse_query("s12"))), time.monotonic)) == 111
-        with counted() as steps:  # it is known now
+        with counted() as steps:  # the result is known now
             list(table.finding(Selection(query=board.parse_query("s12"))))
         assert steps.here < 60
 
 
-def test_a_bounded_number_of_searches_is_kept() -> None:
+def test_only_a_bounded_number_of_search_results_is_kept() -> None:
     node = _node(3)
     survey = node.engine.survey
     table = Board(node.store, survey, node.pages._counters, Troubles(survey))
@@ -94,7 +94,7 @@ def test_a_bounded_number_of_searches_is_kept() -> None:
 
 
 @in_virtual_time
-async def test_a_service_with_many_endpoints_is_shown_in_steps_so_that_other_tasks_run_in_between() -> None:
+async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other_tasks_run_in_between() -> None:
     node, count = PageNode(), 1000
     node.begin_with(
         builders.node(),
@@ -113,7 +113,7 @@ async def test_a_service_with_many_endpoints_is_shown_in_steps_so_that_other_tas
         )
         keys = counters.keys_of(survey, name)
         pauses = len(list(explainer.describing(name, keys)))
-        # Reasons, real servers and endpoints, each by itself.
+        # Reasons, real servers and endpoints are each described in separate steps.
         assert pauses >= 3 * count // explain.ENDPOINTS_AT_ONCE
         assert len(explainer.service(name, keys)["ports"][0]["endpoints"]) == count
         opened, traffic = Opened(), node.traffic.endpoints(counters.keys_of(survey, name))
@@ -123,8 +123,8 @@ async def test_a_service_with_many_endpoints_is_shown_in_steps_so_that_other_tas
 
 
 @in_virtual_time
-async def test_a_viewer_takes_less_than_a_kilobyte_for_each_service_and_gives_it_back() -> None:
-    """10 MB with ten thousand Services, all of them busy."""
+async def test_a_viewer_uses_less_than_a_kilobyte_of_memory_for_each_service_and_the_memory_is_freed_later() -> None:
+    """This amounts to 10 MB with ten thousand Services if all of them are busy."""
     node = _node(FEW)
     async with node.reading():
         await node.quiet(1)

@@ -1,4 +1,4 @@
-"""Covers the limit of viewers, and rates of Services from readings of the kernel's counters."""
+"""Covers the limit on the number of viewers, and rates of Services that are computed from the kernel's counters."""
 
 from collections.abc import Mapping
 
@@ -48,16 +48,16 @@ def test_rates_are_known_after_two_readings() -> None:
     assert scene.rates.interval_s == 2
 
 
-def test_a_service_counts_all_of_its_virtual_servers() -> None:
+def test_the_rate_of_a_service_includes_all_of_its_virtual_servers() -> None:
     scene = Scene()
     scene.read({CLUSTER: 1, NODE_PORT: 1})
     scene.read({CLUSTER: 5, NODE_PORT: 7})
     assert scene.rates.of(WEB) == Rates(5, 25, 5000)
 
 
-def test_the_shown_rate_is_the_mean_of_the_last_two() -> None:
+def test_the_shown_rate_is_the_mean_of_the_last_two_rates() -> None:
     scene = Scene()
-    for connections in (100, 100, 140):  # the kernel has added up late
+    for connections in (100, 100, 140):  # the kernel has updated its counters late
         scene.read({CLUSTER: connections})
     shown = scene.rates.of(WEB)
     assert shown is not None
@@ -65,28 +65,28 @@ def test_the_shown_rate_is_the_mean_of_the_last_two() -> None:
     assert scene.rates.line(WEB) == ([0.0, 20.0], [0.0, 20_000.0])
 
 
-def test_a_counter_reset_counts_from_zero() -> None:
+def test_after_a_counter_reset_the_rate_is_counted_from_zero() -> None:
     scene = Scene()
     scene.read({CLUSTER: 1000})
     scene.read({CLUSTER: 6})
     assert scene.rates.line(WEB)[0] == [3.0]
 
 
-def test_a_virtual_server_that_was_at_zero_counts_from_there() -> None:
+def test_the_rate_of_a_virtual_server_whose_counters_were_zero_is_counted_from_zero() -> None:
     scene = Scene()
     scene.read({})
     scene.read({CLUSTER: 4})
     assert scene.rates.line(WEB)[0] == [2.0]
 
 
-def test_virtual_servers_of_no_service_do_not_count() -> None:
+def test_virtual_servers_that_belong_to_no_service_are_not_counted() -> None:
     scene = Scene()
     for connections in (1, 9):
         scene.read({CLUSTER: connections}, {})
     assert scene.rates.line(WEB) == ([], [])
 
 
-def test_the_counts_of_a_removed_virtual_server_are_forgotten_and_begin_again() -> None:
+def test_the_counts_of_a_removed_virtual_server_are_forgotten_and_start_again() -> None:
     scene = Scene()
     scene.read({CLUSTER: 100, OTHER: 1})
     scene.read({CLUSTER: 102, OTHER: 1})
@@ -95,7 +95,7 @@ def test_the_counts_of_a_removed_virtual_server_are_forgotten_and_begin_again() 
     assert scene.rates.line(WEB)[0] == [1.0, 0.0, 100.0]
 
 
-def test_a_service_without_traffic_takes_no_memory_after_a_while() -> None:
+def test_a_service_without_traffic_uses_no_memory_after_a_while() -> None:
     scene = Scene()
     scene.read({CLUSTER: 1})
     scene.read({CLUSTER: 2})
@@ -114,7 +114,7 @@ def test_all_rates_can_be_forgotten() -> None:
     assert scene.rates.of(WEB) is None
 
 
-def test_services_are_ranked_by_what_is_shown() -> None:
+def test_services_are_ranked_by_the_rates_that_are_shown() -> None:
     scene = Scene()
     for connections in (0, 4, 6):
         scene.read({CLUSTER: connections, OTHER: 3 * connections})
@@ -138,12 +138,12 @@ def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
         assert pauses == count * 1000 / ROWS_AT_ONCE
 
 
-def test_the_rates_of_an_object_come_from_two_counts() -> None:
+def test_the_rates_of_an_object_are_computed_from_two_counts() -> None:
     assert counters.between(_counted(1), _counted(3), 2) == Rates(1, 5, 1000)
     assert counters.between(None, _counted(3), 3) == Rates(1, 5, 1000)
 
 
-def test_viewers_beyond_the_limit_are_refused_until_one_has_gone() -> None:
+def test_viewers_beyond_the_limit_are_refused_until_another_viewer_has_left() -> None:
     viewers = Viewers()
     for number in range(MOST_VIEWERS):
         assert viewers.admit(str(number), number / 100)
@@ -160,13 +160,13 @@ def test_the_page_counts_as_unwatched_some_time_after_the_last_request() -> None
     assert not viewers.have_looked(5 + IDLE_S)
 
 
-def test_a_name_of_a_viewer_is_short_and_has_plain_characters() -> None:
+def test_the_name_of_a_viewer_is_short_and_has_only_plain_characters() -> None:
     assert NAME.fullmatch("a" * 32)
     assert not NAME.fullmatch("a" * 33)
     assert not NAME.fullmatch("<b>")
 
 
-def test_a_virtual_server_at_zero_is_no_traffic() -> None:
+def test_a_virtual_server_whose_counters_are_zero_has_no_traffic() -> None:
     scene = Scene()
     for _ in range(2):
         scene.read({CLUSTER: 0})

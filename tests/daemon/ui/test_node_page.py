@@ -1,4 +1,4 @@
-"""Covers what becomes an event, and in which words; and the history of the node's traffic."""
+"""Covers which changes become an event of the node's page, the words of each event, and the history of the node's traffic."""
 
 from ipvsproxy.daemon.ui.node_page import EVENTS, LENGTH_S, LONGEST_TEXT, POINTS, EventLog, History, Point
 from ipvsproxy.model.kernel import BoundAddresses
@@ -23,7 +23,7 @@ def _report(error: str = "", pending: int = 0, **done: int) -> Report:
     return Report(done=counted, failed={("add", "address"): 1} if error else {}, errors=errors, pending=pending)  # type: ignore[arg-type]
 
 
-def test_a_sync_with_changes_is_an_event_with_its_services_and_times() -> None:
+def test_a_sync_with_changes_becomes_an_event_with_its_services_and_times() -> None:
     log = EventLog()
     names = {ServiceName("shop", f"s{number}"): 0.0 for number in range(7)}
     changes = Changes(services=names)
@@ -47,19 +47,19 @@ def test_a_sync_with_changes_is_an_event_with_its_services_and_times() -> None:
     }
 
 
-def test_a_sync_without_changes_is_not_counted() -> None:
+def test_a_sync_without_changes_is_not_counted_as_an_event() -> None:
     log = EventLog()
     log.synced(summaries.summary(is_audit=True), AT_S)
     assert log.last == 0
 
 
-def test_an_event_of_one_service_begins_with_its_name() -> None:
+def test_the_text_of_an_event_about_one_service_begins_with_its_name() -> None:
     log = EventLog()
     log.synced(summaries.summary(Changes(services={ServiceName("demo", "web"): 0.0}), report=_report(add_virtual_server=1)), AT_S)
     assert _texts(log) == [("sync", "demo/web: added 1 virtual server")]
 
 
-def test_syncs_without_a_change_are_one_event_that_replaces_the_former_ones() -> None:
+def test_successive_syncs_without_a_change_are_shown_as_one_event() -> None:
     log = EventLog()
     for number in range(3):
         log.synced(summaries.summary(Changes(services={ServiceName("demo", f"s{number}"): 0.0})), AT_S + number)
@@ -76,7 +76,7 @@ def test_syncs_without_a_change_are_one_event_that_replaces_the_former_ones() ->
     ]
 
 
-def test_an_event_shows_drift_with_its_repair() -> None:
+def test_an_event_shows_drift_together_with_its_repair() -> None:
     log = EventLog()
     log.synced(summaries.summary(drifted={"real_server": 2}, report=_report(add_real_server=2)), AT_S)
     log.synced(summaries.summary(drifted={"real_server": 1}, report=_report(pending=1)), AT_S)
@@ -87,7 +87,7 @@ def test_an_event_shows_drift_with_its_repair() -> None:
     ]
 
 
-def test_a_failure_is_one_event_until_it_is_over() -> None:
+def test_a_failure_is_shown_as_one_event_until_it_is_over() -> None:
     log = EventLog()
     for _ in range(3):
         log.synced(summaries.summary(report=_report("no room", pending=1)), AT_S)
@@ -98,20 +98,20 @@ def test_a_failure_is_one_event_until_it_is_over() -> None:
     assert len([kind for kind, _ in _texts(log) if kind == "failure"]) == 2
 
 
-def test_an_error_that_names_its_operation_is_shown_unchanged() -> None:
+def test_an_error_text_that_contains_its_operation_is_shown_unchanged() -> None:
     log = EventLog()
     log.synced(summaries.summary(report=_report("add address 10.96.0.10: no room", pending=1)), AT_S)
     assert _texts(log) == [("sync", "1 operation failed; 1 object waits"), ("failure", "add address 10.96.0.10: no room")]
 
 
-def test_a_state_is_an_event_when_it_changes() -> None:
+def test_a_changed_state_becomes_an_event() -> None:
     log = EventLog()
     for state in ("connected", "connected", "stale"):
         log.note("watch", "Service", state, AT_S)
     assert _texts(log) == [("watch", "Service: stale")]
 
 
-def test_events_are_bounded_in_number_and_length() -> None:
+def test_the_number_and_length_of_events_are_bounded() -> None:
     log = EventLog()
     for number in range(EVENTS + 10):
         log.note("health", "this node", f"{number}" + "x" * 1000, AT_S)
@@ -120,7 +120,7 @@ def test_events_are_bounded_in_number_and_length() -> None:
     assert max(len(event["text"]) for event in events) == LONGEST_TEXT
 
 
-def test_only_later_events_are_returned_newest_first() -> None:
+def test_only_events_later_than_the_requested_time_are_returned_newest_first() -> None:
     log = EventLog()
     for state in "abcd":
         log.note("health", "x", state, AT_S)
@@ -137,29 +137,29 @@ def _add(history: History, now: float, connections: int | None) -> None:
     history.add(counted, now, BEGAN_S + now)
 
 
-def test_the_first_point_knows_no_rates() -> None:
+def test_the_first_point_of_the_history_has_no_rates() -> None:
     history = History()
     assert history.last is None
     _add(history, 0, 7)
     assert history.last == Point(BEGAN_S, None, None, None, None, None, 0, None)
 
 
-def test_a_point_has_the_rates_since_the_one_before() -> None:
+def test_a_point_of_the_history_has_the_rates_since_the_previous_point() -> None:
     history = History()
     _add(history, 0, 0)
     _add(history, 30, 60)
     assert history.last == Point(BEGAN_S + 30, 2, 4, 6, 8, 10, 0, None)
 
 
-def test_short_intervals_are_taken_together() -> None:
+def test_short_intervals_are_combined_into_one_point_of_the_history() -> None:
     history = History()
-    for now, connections in ((0, 0), (2, 0), (4, 40)):  # the kernel has added up late
+    for now, connections in ((0, 0), (2, 0), (4, 40)):  # the kernel has updated its counters late
         _add(history, now, connections)
     assert history.last is not None
     assert history.last.connections == 10
 
 
-def test_counters_that_were_set_to_zero_count_from_there() -> None:
+def test_counters_that_were_reset_are_counted_from_zero_in_the_history() -> None:
     history = History()
     _add(history, 0, 1000)
     _add(history, 10, 20)
@@ -167,14 +167,14 @@ def test_counters_that_were_set_to_zero_count_from_there() -> None:
     assert history.last.connections == 2
 
 
-def test_unreadable_counters_leave_a_gap() -> None:
+def test_unreadable_counters_leave_a_gap_in_the_history() -> None:
     history = History()
     for now, connections in ((0, 0), (10, 10), (20, None), (30, 30)):
         _add(history, now, connections)
     assert [point.connections for point in history.since(0)] == [None, 1, None, None]
 
 
-def test_changes_belong_to_the_next_point_with_the_longest_latency() -> None:
+def test_changes_are_counted_in_the_next_point_of_the_history_with_the_longest_latency() -> None:
     history = History()
     history.note_changes(2, 0.5)
     history.note_changes(1, 0.2)
@@ -184,7 +184,7 @@ def test_changes_belong_to_the_next_point_with_the_longest_latency() -> None:
     assert [(point.changes, point.latency_s) for point in history.since(0)] == [(3, 0.5), (0, None)]
 
 
-def test_the_ring_is_bounded_in_time_and_number() -> None:
+def test_the_history_is_bounded_in_time_and_number_of_points() -> None:
     history = History()
     for number in range(2 * POINTS):
         _add(history, number * 2.0, number)
@@ -194,14 +194,14 @@ def test_the_ring_is_bounded_in_time_and_number() -> None:
     assert len(list(history.since(0))) == 1
 
 
-def test_only_later_points_are_returned() -> None:
+def test_only_points_later_than_the_requested_time_are_returned() -> None:
     history = History()
     for now in (0, 2, 4):
         _add(history, now, 0)
     assert [point.at_s - BEGAN_S for point in history.since(BEGAN_S)] == [2, 4]
 
 
-def test_points_are_as_old_as_they_are_after_the_clock_was_set_back() -> None:
+def test_points_of_the_history_keep_their_ages_after_the_clock_was_set_back() -> None:
     history = History()
     for now in (0.0, 10.0, 20.0):
         _add(history, now, 0)
@@ -211,7 +211,7 @@ def test_points_are_as_old_as_they_are_after_the_clock_was_set_back() -> None:
     assert [point.at_s - BEGAN_S for point in history.since(BEGAN_S - 3580)] == [-3570, -3560]
 
 
-def test_points_are_forgotten_when_the_clock_was_set_far_ahead() -> None:
+def test_old_points_of_the_history_are_dropped_after_the_clock_was_set_far_ahead() -> None:
     history = History()
     _add(history, 0, 0)
     history.add(Counters(5, 5, 5, 5, 5), 5.0, BEGAN_S + 1e6)

@@ -1,6 +1,6 @@
-"""Covers the API of the page, and what it refuses, on a node with an in-memory kernel and virtual time.
+"""Covers the API of the page, and the requests that it refuses, on a node with an in-memory kernel and virtual time.
 
-Left out: how it looks (tests/ui), and what it costs (``test_cost``).
+Not covered here: how the page looks (tests/ui), and its cost (``test_cost``).
 """
 
 import asyncio
@@ -58,7 +58,7 @@ async def _refusal(node: PageNode, what: str, **query: str) -> tuple[int, str]:
 
 
 @in_virtual_time
-async def test_the_node_page_shows_that_everything_is_in_force() -> None:
+async def test_the_node_page_shows_that_everything_is_programmed() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -73,7 +73,7 @@ async def test_the_node_page_shows_that_everything_is_in_force() -> None:
 
 
 @in_virtual_time
-async def test_the_node_page_shows_why_not_everything_is_in_force() -> None:
+async def test_the_node_page_shows_why_some_objects_are_not_programmed() -> None:
     node = _node()
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), errno.ENOMEM, times=1000)
     async with node.reading():
@@ -97,7 +97,7 @@ async def test_the_node_page_shows_why_not_everything_is_in_force() -> None:
 
 
 @in_virtual_time
-async def test_before_the_first_lists_are_complete_the_node_page_reports_it() -> None:
+async def test_the_node_page_shows_that_the_first_lists_are_not_complete_yet() -> None:
     node = PageNode()
     async with node.reading():
         await node.quiet(1)
@@ -107,7 +107,7 @@ async def test_before_the_first_lists_are_complete_the_node_page_reports_it() ->
 
 
 @in_virtual_time
-async def test_a_stale_or_closed_watch_is_shown_and_becomes_an_event() -> None:
+async def test_the_page_shows_a_stale_or_closed_watch_and_adds_an_event() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -123,7 +123,7 @@ async def _last_text(node: PageNode) -> str:
 
 
 @in_virtual_time
-async def test_events_say_what_happened_to_which_endpoint() -> None:
+async def test_the_text_of_an_event_says_what_happened_to_each_endpoint() -> None:
     node = _node(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2]))
     async with node.reading():
         await node.quiet(1)
@@ -156,7 +156,7 @@ async def test_events_say_what_happened_to_which_endpoint() -> None:
 
 
 @in_virtual_time
-async def test_an_endpoint_without_connections_is_removed_in_one_event() -> None:
+async def test_the_removal_of_an_endpoint_without_connections_is_shown_as_one_event() -> None:
     node = _node(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2]))
     async with node.reading():
         await node.quiet(1)
@@ -188,7 +188,7 @@ PODS = {
 
 
 @in_virtual_time
-async def test_events_name_the_pods_also_of_endpoints_that_are_gone_while_somebody_looks() -> None:
+async def test_while_the_page_has_a_viewer_events_name_pods_even_of_deleted_endpoints() -> None:
     node = _node(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2]))
     node.targets.update(PODS)
     async with node.reading():
@@ -203,7 +203,7 @@ async def test_events_name_the_pods_also_of_endpoints_that_are_gone_while_somebo
 
 
 @in_virtual_time
-async def test_an_opened_service_has_the_names_of_its_pods_which_are_read_again_after_a_change() -> None:
+async def test_an_opened_service_shows_the_names_of_its_pods_which_are_read_again_after_a_change() -> None:
     node = _node()
     node.targets.update(PODS)
     async with node.reading():
@@ -230,7 +230,7 @@ async def test_an_opened_service_has_the_names_of_its_pods_which_are_read_again_
 
 
 @in_virtual_time
-async def test_names_that_cannot_be_read_leave_addresses_and_are_asked_for_rarely() -> None:
+async def test_if_pod_names_cannot_be_read_addresses_are_shown_and_names_are_requested_rarely() -> None:
     node = _node()
     node.names_error = ApiError(Trouble.UNREACHABLE, "no route")
     async with node.reading():
@@ -243,7 +243,7 @@ async def test_names_that_cannot_be_read_leave_addresses_and_are_asked_for_rarel
 
 
 @in_virtual_time
-async def test_an_answer_waits_once_for_names_that_do_not_come() -> None:
+async def test_only_the_first_answer_waits_for_pod_names_that_do_not_arrive() -> None:
     node = _node()
     node.names_delay_s = 30
     node.targets.update(PODS)
@@ -260,7 +260,7 @@ async def test_an_answer_waits_once_for_names_that_do_not_come() -> None:
 
 
 @in_virtual_time
-async def test_a_slow_api_server_delays_no_answer_that_needs_no_names() -> None:
+async def test_a_slow_api_server_does_not_delay_answers_that_need_no_pod_names() -> None:
     many = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(1, 5)]
     node = _node(WEB[0], *many)
     node.names_delay_s = 30
@@ -276,7 +276,7 @@ async def test_a_slow_api_server_delays_no_answer_that_needs_no_names() -> None:
 
 
 @in_virtual_time
-async def test_names_of_a_few_services_are_kept() -> None:
+async def test_the_pod_names_of_only_a_few_services_are_kept() -> None:
     many = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(1, names.MOST + 10)]
     node = _node(WEB[0], *many)
     async with node.reading():
@@ -291,7 +291,7 @@ async def test_names_of_a_few_services_are_kept() -> None:
 
 
 @in_virtual_time
-async def test_a_search_for_problems_follows_them() -> None:
+async def test_the_result_of_a_search_for_problems_changes_as_problems_appear_and_end() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -302,7 +302,7 @@ async def test_a_search_for_problems_follows_them() -> None:
 
 
 @in_virtual_time
-async def test_rates_of_the_node_come_from_two_readings_and_only_later_points_are_sent_again() -> None:
+async def test_the_rates_of_the_node_need_two_readings_and_only_later_points_are_sent_again() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -324,7 +324,7 @@ async def test_rates_of_the_node_come_from_two_readings_and_only_later_points_ar
 
 
 @in_virtual_time
-async def test_a_row_shows_addresses_ports_endpoints_and_traffic() -> None:
+async def test_the_row_of_a_service_shows_addresses_ports_endpoints_and_traffic() -> None:
     node = _node()
     node.kernel.connection_counts[CLUSTER, FIRST] = ConnectionCounts(7, 1)
     async with node.reading():
@@ -361,7 +361,7 @@ async def test_a_row_shows_addresses_ports_endpoints_and_traffic() -> None:
 
 
 @in_virtual_time
-async def test_the_page_follows_added_and_removed_services() -> None:
+async def test_the_page_shows_added_services_and_no_longer_shows_removed_ones() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -375,7 +375,7 @@ async def test_the_page_follows_added_and_removed_services() -> None:
 
 
 @in_virtual_time
-async def test_services_are_sorted_and_cut_into_pages_by_the_server() -> None:
+async def test_the_server_sorts_services_and_divides_them_into_pages() -> None:
     rates = {number: float(number * 7 % 25) for number in range(25)}
     services = [builders.service(f"s{number:02}", cluster=[f"10.96.1.{number}"]) for number in range(25)]
     node = _node(builders.node(), *services)
@@ -409,7 +409,7 @@ async def test_services_are_sorted_by_endpoints_and_problems() -> None:
 
 
 @in_virtual_time
-async def test_a_row_shows_what_is_wrong() -> None:
+async def test_the_row_of_a_service_shows_its_problems() -> None:
     headless = builders.with_options(
         builders.service("headless", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
     )
@@ -436,7 +436,7 @@ async def test_a_row_shows_what_is_wrong() -> None:
 
 
 @in_virtual_time
-async def test_a_draining_endpoint_is_counted_until_its_connections_end() -> None:
+async def test_a_draining_endpoint_is_counted_until_its_connections_have_ended() -> None:
     node = _node()
     node.kernel.connection_counts[CLUSTER, FIRST] = ConnectionCounts(2, 0)
     async with node.reading():
@@ -457,7 +457,7 @@ async def test_a_draining_endpoint_is_counted_until_its_connections_end() -> Non
 
 
 @in_virtual_time
-async def test_the_page_shows_a_service_as_explain_does_with_rates_and_zones() -> None:
+async def test_the_page_describes_a_service_as_explain_does_and_adds_rates_and_zones() -> None:
     zoned = endpoint("10.244.0.1")
     zoned = zoned._replace(conditions=msgspec.structs.replace(zoned.conditions, zone="zone-b"))
     node = _node(*WEB[:2], builders.endpoint_slice(zoned, *ENDPOINTS[1:]))
@@ -498,12 +498,12 @@ async def test_a_request_without_a_usable_service_name_is_refused() -> None:
 
 
 def _spend(spent: Iterator[int], step_s: float) -> float:
-    """A clock that advances by a fixed time with each request for the time."""
+    """A clock that advances by a fixed time whenever it is read."""
     return next(spent) * step_s
 
 
 @in_virtual_time
-async def test_an_answer_that_took_long_to_build_is_kept_for_a_while() -> None:
+async def test_an_answer_that_took_long_to_build_is_reused_for_a_while() -> None:
     node, spent = _node(), itertools.count()
     async with node.reading():
         await node.quiet(1)
@@ -520,7 +520,7 @@ async def test_an_answer_that_took_long_to_build_is_kept_for_a_while() -> None:
 
 
 @in_virtual_time
-async def test_a_bounded_number_of_answers_is_kept() -> None:
+async def test_only_a_bounded_number_of_answers_is_kept() -> None:
     services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(pages.ANSWERS_KEPT + 3)]
     node = _node(builders.node(), *services)
     spent = itertools.count()
@@ -533,7 +533,7 @@ async def test_a_bounded_number_of_answers_is_kept() -> None:
 
 
 @in_virtual_time
-async def test_a_bounded_number_of_opened_services_is_remembered() -> None:
+async def test_only_a_bounded_number_of_opened_services_is_remembered() -> None:
     services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(counters.OPENED + 3)]
     node = _node(builders.node(), *services)
     async with node.reading():
@@ -544,7 +544,7 @@ async def test_a_bounded_number_of_opened_services_is_remembered() -> None:
 
 
 @in_virtual_time
-async def test_unreadable_counters_leave_figures_unknown_and_everything_else_working() -> None:
+async def test_if_counters_cannot_be_read_figures_are_unknown_and_the_rest_of_the_page_works() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -565,7 +565,7 @@ async def test_unreadable_counters_leave_figures_unknown_and_everything_else_wor
 
 
 @in_virtual_time
-async def test_without_viewers_only_the_nodes_own_counters_are_read_with_each_audit() -> None:
+async def test_without_viewers_only_the_totals_of_the_node_are_read_once_for_each_audit() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(600)
@@ -576,7 +576,7 @@ async def test_without_viewers_only_the_nodes_own_counters_are_read_with_each_au
 
 
 @in_virtual_time
-async def test_the_page_forgets_everything_some_time_after_its_last_viewer() -> None:
+async def test_the_page_frees_its_data_some_time_after_its_last_viewer() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -597,7 +597,7 @@ async def test_the_page_forgets_everything_some_time_after_its_last_viewer() -> 
 
 
 @in_virtual_time
-async def test_more_viewers_than_allowed_are_refused_with_a_sentence() -> None:
+async def test_viewers_beyond_the_limit_are_refused_with_a_sentence() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -611,20 +611,20 @@ async def test_more_viewers_than_allowed_are_refused_with_a_sentence() -> None:
     "host", ["localhost", "LOCALHOST:10249", "127.0.0.1:10249", "[::1]:10249", "10.0.0.7", builders.THIS_NODE]
 )
 @in_virtual_time
-async def test_the_name_of_this_node_and_addresses_are_answered(host: str) -> None:
+async def test_requests_to_the_name_or_an_address_of_this_node_are_answered(host: str) -> None:
     assert (await _answer(_node(), "/ui/", host)).status == 200
 
 
 @pytest.mark.parametrize("host", ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[::1", "a:b:c"])
 @pytest.mark.parametrize("path", ["/ui/", "/ui/api/node.json", "/ui"])
 @in_virtual_time
-async def test_a_request_with_another_host_name_is_refused(host: str, path: str) -> None:
+async def test_a_request_with_another_name_in_its_host_header_is_refused(host: str, path: str) -> None:
     assert (await _answer(_node(), path, host)).status == 421
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 @in_virtual_time
-async def test_other_methods_are_refused(method: str) -> None:
+async def test_other_http_methods_are_refused(method: str) -> None:
     answer = await _answer(_node(), "/ui/api/node.json", method=method)
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
 
@@ -649,7 +649,7 @@ async def test_other_methods_are_refused(method: str) -> None:
     ],
 )
 @in_virtual_time
-async def test_a_parameter_that_cannot_be_read_is_refused(what: str, query: dict[str, str]) -> None:
+async def test_a_query_parameter_that_cannot_be_parsed_is_refused(what: str, query: dict[str, str]) -> None:
     status, sentence = await _refusal(_node(), what, **query)
     assert status == 400
     assert sentence
@@ -657,12 +657,12 @@ async def test_a_parameter_that_cannot_be_read_is_refused(what: str, query: dict
 
 @pytest.mark.parametrize("path", ["/ui/api/", "/ui/api/x.json", "/ui/api/node", "/ui/x", "/ui/../pages.py", "/ui/static/page.js"])
 @in_virtual_time
-async def test_other_paths_are_unknown(path: str) -> None:
+async def test_other_paths_are_answered_with_not_found(path: str) -> None:
     assert (await _answer(_node(), path)).status == 404
 
 
 @in_virtual_time
-async def test_the_path_without_its_slash_leads_to_the_page_wherever_that_is() -> None:
+async def test_the_path_without_a_trailing_slash_redirects_to_the_page_relative_to_its_url() -> None:
     answer = await _answer(_node(), "/ui")
     assert (answer.status, answer.headers["Location"]) == (308, "ui/")
 
@@ -671,7 +671,7 @@ async def test_the_path_without_its_slash_leads_to_the_page_wherever_that_is() -
 
 
 @in_virtual_time
-async def test_every_file_is_there_and_may_load_nothing_from_elsewhere() -> None:
+async def test_every_file_of_the_page_is_served_and_may_load_nothing_from_other_hosts() -> None:
     node = _node()
     static = Path(pages.__file__).parent / "static"
     assert {path.name for path in static.iterdir()} == set(pages.FILES)
@@ -708,7 +708,7 @@ def _fields(document: Any) -> set[str]:
 
 
 @in_virtual_time
-async def test_every_field_is_described() -> None:
+async def test_every_field_of_the_page_api_is_described() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
