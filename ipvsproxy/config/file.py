@@ -278,14 +278,14 @@ def document(config: Config) -> Document:
 def digest(config: Config) -> str:
     """A short digest of the configuration.
 
-    It is equal on nodes with the same configuration, because the node's own name and IP are not included.
+    The digest is equal on nodes with the same configuration, because the node's own name and IP are not included.
     """
     shared = {key: value for key, value in document(config).items() if key not in ("hostnameOverride", "bindAddress")}
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def flags_of(config: Config) -> Mapping[str, str]:
-    """The effective value of each flag that has a field in the file, as text for a command line."""
+    """The current value of each flag that has a field in the file, as text for a command line."""
     options = ((catalogue.BY_KEY[key], value) for key, value in config.values.items())
     return {option.flag: option.written(value) for option, value in options if option.flag}
 

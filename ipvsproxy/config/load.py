@@ -119,13 +119,13 @@ def load(
     """The configuration that a command line gives; ``arguments`` does not include the program and the command.
 
     As in kube-proxy, a configuration file replaces all flags except ``--hostname-override``, the logging flags and the flags that
-    select a task. Flags that kube-proxy does not have are used as well, because kube-proxy may share the file. Such a flag
-    replaces the field in the file. If there is a file, the defaults for files apply. They differ from the defaults of the flags
-    in ``ipvs.minSyncPeriod``, which is 0 instead of 1s. ``read_file`` may raise OSError. ``subject`` names the single word that
-    the command needs; it is empty if the command takes none.
+    select a task. Flags that kube-proxy does not have are used as well, because kube-proxy may share the file. A flag that
+    kube-proxy does not have replaces the field in the file. If there is a file, the defaults for files apply. The defaults for
+    files differ from the defaults of the flags in ``ipvs.minSyncPeriod``, which is 0 instead of 1s. ``read_file`` may raise
+    OSError. ``subject`` names the single word that the command needs; it is empty if the command takes none.
 
     Raises:
-        ConfigError: the configuration has problems; the error holds all of them.
+        ConfigError: the configuration has problems; the error contains all problems.
     """
     given, problems, words = parse(arguments, command, takes_words=bool(subject))
     if subject and len(words) != 1:

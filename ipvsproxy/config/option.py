@@ -23,7 +23,10 @@ def quoted(text: str) -> str:
 
 
 def suggestion(text: str, known: Iterable[str], dashes: str = "") -> str:
-    """A question such as "did you mean", to append to an error about an unknown word. It is empty if no known word is similar."""
+    """A question such as "did you mean", to append to an error about an unknown word.
+
+    The result is empty if no known word is similar.
+    """
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(text[:60].lower(), by_lower, n=1)
     return f"; did you mean {dashes}{by_lower[close[0]]}?" if close else ""
@@ -221,9 +224,9 @@ class Option(NamedTuple):
     """A flag, a field of the file, or both.
 
     ``flag`` is the name without leading dashes, ``field`` is a dotted path; either of them may be empty. ``to`` is the attribute
-    of ``Config`` that gets the value. ``default`` is written as the value of a flag; if a file is given, ``file_default`` is used
-    instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. For a duration, all three are
-    in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that only one command takes.
+    of ``Config`` that stores the value. ``default`` is written as the value of a flag; if a file is given, ``file_default`` is
+    used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. For a duration, all three
+    are in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that only one command takes.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes), and an empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even
@@ -327,7 +330,7 @@ class Option(NamedTuple):
 
 
 class ValuePlace(NamedTuple):
-    """Where a value was given: a flag, or a field of a file. Lines count from 1; 0 means no line."""
+    """Where a value was given: a flag, or a field of a file. Lines are counted from 1; 0 means that the line is not known."""
 
     name: str
     file: str = ""

@@ -95,7 +95,7 @@ class EngineSettings:
 class Drivers:
     """The backend that holds rules and sets, and the protocol number of our local routes, for every binding.
 
-    ``direct_return``: whether this node takes part in direct return.
+    ``direct_return``: whether this node takes part in direct return between nodes.
     """
 
     rules_backend: Backend = Backend.IPTABLES
@@ -171,14 +171,14 @@ class Config:
     ``translation``, ``policy`` and ``engine`` do not depend on the host; ``on_host`` adds the settings that do. If the bind
     address is unspecified (0.0.0.0 or ::), the Node object determines the primary address. ``node_name`` is the overriding
     hostname or else the host's name, in lower case. ``oom_score_adj`` is a number from -1000 to 1000. ``config_file`` and
-    ``write_config_to`` are paths, empty when not given. With ``write_config_to``, ``cleanup`` or ``init_only``, the process does
-    only that task; if several are given, the first in this order counts. ``dry_run``, ``output``, ``only``, ``top`` and ``fleet``
-    are options of commands. They are not settings, and a file cannot contain them. If ``only`` is ``own``, ``cleanup`` removes
-    only the objects that kube-proxy does not know.
+    ``write_config_to`` are paths; an empty path means that the flag was not given. With ``write_config_to``, ``cleanup`` or
+    ``init_only``, the process does only that task; if several are given, the first in this order counts. ``dry_run``, ``output``,
+    ``only``, ``top`` and ``fleet`` are options of commands. The options of commands are not settings, and a file cannot contain
+    them. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
 
     ``without_effect`` names the options that differ from their defaults and have no effect in ipvsproxy; ``notices`` are messages
-    for the operator about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing
-    a file. Two configurations that differ only in ``values``, ``without_effect`` and ``notices`` are equal.
+    for the operator about accepted options. ``values`` contains every setting that a file can contain, by its dotted path; it is
+    used to write a file. Two configurations that differ only in ``values``, ``without_effect`` and ``notices`` are equal.
     """
 
     node_name: str
@@ -225,7 +225,7 @@ class Config:
         return self.drivers.direct_return is DirectReturn.ON
 
     def sysctls(self, kernel_version: tuple[int, int], processors: int) -> tuple[Sysctl, ...]:
-        """The desired settings of the kernel on a host with these properties."""
+        """The desired sysctls on a host with this kernel version and this number of processors."""
         return (
             *ipvs_sysctls(kernel_version, strict_arp=self.strict_arp),
             *(direct_return_sysctls(self.translation.families) if self.takes_direct_return else ()),
@@ -256,9 +256,9 @@ class Config:
         )
 
     def keeping(self, before: Self, attributes: Iterable[str]) -> Self:
-        """This configuration with the values that the given attributes had before.
+        """This configuration, in which the given attributes have the values that they had in ``before``.
 
-        Attributes are dotted paths (``Option.to``).
+        Attributes are dotted paths (``Option.to``). Attributes are dotted paths (``Option.to``).
         """
         kept = self
         for attribute in attributes:

@@ -1,7 +1,7 @@
 """The rules that turn the given values into a ``Config``, or into a list of all problems.
 
-The rules are those of pkg/proxy/apis/config/validation in kubernetes/kubernetes. Like kube-proxy, ipvsproxy does not check
-options that have no effect in IPVS mode.
+The rules are those of kube-proxy (pkg/proxy/apis/config/validation in kubernetes/kubernetes). Like kube-proxy, ipvsproxy does not
+check options that have no effect in IPVS mode.
 """
 
 import collections
@@ -54,7 +54,7 @@ _Value = TypeVar("_Value")
 class Values:
     """Values by ``Option.key``; also collects the problems. An option with a problem gets its default value.
 
-    ``broken`` names the options whose value cannot be parsed. ``config_file`` is empty if there is no file.
+    ``broken`` names the options whose value cannot be parsed. ``config_file`` is empty if no configuration file was given.
     """
 
     def __init__(self, given: Mapping[str, Given], broken: Collection[str], config_file: str) -> None:

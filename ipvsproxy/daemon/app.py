@@ -171,7 +171,7 @@ class _Node:
     # Methods that the event loop calls, as the protocol Watcher describes.
 
     def queued(self, now: float) -> None:
-        """A change waits for the next sync."""
+        """A change is waiting for the next sync."""
         self._status.queued(now)
         self.metrics.queued(now)
 
@@ -315,7 +315,7 @@ async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: M
     The reason is empty if they have the configured scheduler.
 
     Raises:
-        CannotStartError: this host cannot have these settings.
+        CannotStartError: these settings cannot be used on this host.
         KernelError: the kernel could not answer at the moment.
     """
     scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.translation.scheduler))

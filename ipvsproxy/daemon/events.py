@@ -72,7 +72,7 @@ def of_service(name: ServiceName, uid: str = "") -> Regarding:
 
 
 class KubernetesEvent(NamedTuple):
-    """One event. ``everywhere``: all nodes record the same event."""
+    """One event. ``everywhere``: every node records this same event."""
 
     regarding: Regarding
     reason: str

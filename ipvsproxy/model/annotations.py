@@ -84,7 +84,7 @@ class WeightRules(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The values of a Service's annotations; an absent or invalid annotation has its default.
+    """The values of a Service's annotations; if an annotation is absent or invalid, its value is the default.
 
     ``given`` holds all of the project's annotations that the Service has. ``scheduler_flags`` are bits of a virtual server's
     flags; None means that the Service has no such annotation. ``prefix_lengths`` are the prefix lengths of session affinity for

@@ -25,7 +25,7 @@ class Device(NamedTuple):
 
     @property
     def key(self) -> "Device":
-        """The object's key in the table of its kind."""
+        """The key that identifies this object among the objects of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -53,10 +53,10 @@ class _ServiceAddresses(NamedTuple):
 
     @property
     def key(self) -> Address:
-        """The object's key in the table of its kind.
+        """The key that identifies this object among the objects of its kind.
 
         Raises:
-            ValueError: the item has several objects.
+            ValueError: the item contains several objects, and so has no single key.
         """
         (key,) = self.keys
         return key
@@ -67,7 +67,7 @@ class _ServiceAddresses(NamedTuple):
 
 @KernelKind("address", DriverName.ADDRESSES, several="addresses")
 class BoundAddresses(_ServiceAddresses):
-    """One or more service addresses on the dummy device: /32 or /128, global scope."""
+    """One or more service addresses on the dummy device, each with prefix length /32 or /128 and global scope."""
 
     __slots__ = ()
 
@@ -103,7 +103,7 @@ class Sysctl(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The object's key in the table of its kind."""
+        """The key that identifies this object among the objects of its kind."""
         return self.path
 
     @property
@@ -143,7 +143,7 @@ class Timeouts(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The object's key in the table of its kind."""
+        """The key that identifies this object among the objects of its kind."""
         return TIMEOUTS
 
     @property
@@ -190,7 +190,7 @@ class FlowCleaning(NamedTuple):
 
     @property
     def key(self) -> Flow:
-        """The object's key in the table of its kind."""
+        """The key that identifies this object among the objects of its kind."""
         return self.flow
 
     @property
@@ -203,7 +203,7 @@ class FlowCleaning(NamedTuple):
 
 
 class InterfaceAddress(NamedTuple):
-    """An address of this host, and the name of its interface."""
+    """An address of this host, and the name of the interface that has the address."""
 
     interface: str
     address: Address

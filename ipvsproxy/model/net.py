@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Family(enum.IntEnum):
-    """An IP family. The value is the kernel's number of the address family."""
+    """An IP family. The value of a member is the kernel's number of the address family."""
 
     IPV4 = socket.AF_INET
     IPV6 = socket.AF_INET6
@@ -30,7 +30,7 @@ _FAMILIES = {4: Family.IPV4, 16: Family.IPV6}
 
 
 class Protocol(enum.IntEnum):
-    """A transport protocol of Service ports. The value is the IP protocol number."""
+    """A transport protocol of Service ports. The value of a member is the IP protocol number."""
 
     TCP = socket.IPPROTO_TCP
     UDP = socket.IPPROTO_UDP
@@ -117,7 +117,7 @@ def parse_address(text: str) -> Address:
 def pack_address(text: str) -> bytes:
     """Parses an address as ``parse_address`` does, but returns 4 or 16 plain bytes.
 
-    This is faster for many addresses that are only stored.
+    Returning plain bytes is faster for many addresses that are only stored.
     """
     try:
         if ":" not in text:
@@ -159,7 +159,7 @@ def parse_network(text: str) -> Network:
 
 
 def network(address: Address, prefix_length: int) -> Network:
-    """The range of this prefix length that contains the address."""
+    """The address range that has this prefix length and contains the address."""
     host_bits = address.family.bits - prefix_length
     first = int.from_bytes(address, "big") >> host_bits << host_bits
     return Network(Address(first.to_bytes(len(address), "big")), prefix_length)

@@ -1,4 +1,4 @@
-"""Real servers by address and port, and the weights of all real servers of one virtual server, as packed bytes."""
+"""Real servers by address and port, and the weights of all real servers of one virtual server, both stored as packed bytes."""
 
 import abc
 import functools
@@ -192,7 +192,7 @@ class Thresholds(NamedTuple):
 
     @property
     def described(self) -> dict[str, int]:
-        """The thresholds as fields of a document."""
+        """The thresholds as the fields of a document."""
         return {"maxConnections": self.upper, "resumeConnections": self.lower}
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ class Side(enum.Enum):
 
 
 class SetMatch(NamedTuple):
-    """A match on the set of this name.
+    """A match on the set that has this name.
 
     ``sides`` has one side for each dimension of the set, in the order of the set's dimensions.
     """
@@ -90,7 +90,7 @@ class Masquerade:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetMark:
-    """Sets these bits of the packet's mark."""
+    """Sets these bits of the mark of the packet."""
 
     bits: int
 
@@ -219,7 +219,7 @@ class Skeleton:
 
     @property
     def key(self) -> Family:
-        """The key in the table of its kind."""
+        """The key of this skeleton in the table of its kind, which is the IP family."""
         return self.family
 
     @property
@@ -256,7 +256,7 @@ class ObservedSkeleton:
         object.__setattr__(self, "chains", chains)
 
     def without(self, table: str) -> "ObservedSkeleton":
-        """The same observed rules without the chains and jumps of a table."""
+        """The same observed rules, except for the chains and jumps of the given table."""
         return dataclasses.replace(
             self,
             chains={key: rules for key, rules in self.chains.items() if key.table != table},
@@ -322,9 +322,9 @@ class Removal:
 class BaseChain(NamedTuple):
     """The hook of a base chain, at which packets enter the chain without a jump.
 
-    ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``. It is empty for a hook
-    that this program does not know. If a hook has two chains, packets pass through the chain with the lower ``priority`` first.
-    ``drops``: the chain's policy is to drop packets.
+    ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``. An empty ``hook`` means
+    that this program does not know the hook. If a hook has two chains, packets pass through the chain with the lower ``priority``
+    first. ``drops``: the chain's policy is to drop packets.
     """
 
     kind: str
@@ -339,8 +339,8 @@ class NftTable:
 
     ``family`` is the family's name in nft: ``ip``, ``ip6``, ``inet``, ... For a table of iptables-legacy, ``family`` is the name
     of the program. ``comment`` is empty if the table has none. ``chains`` maps each base chain to its hook and priority, and each
-    other chain to None. ``maps`` are the names of the sets that are maps. ``closed`` are the base chains of type ``filter`` that
-    refuse every packet that no earlier rule has accepted, either by the chain's policy or by its last rule.
+    other chain to None. ``maps`` are the names of those sets that are maps. ``closed`` are the base chains of type ``filter``
+    that refuse every packet that no earlier rule has accepted, either by the chain's policy or by its last rule.
     """
 
     family: str

@@ -94,7 +94,7 @@ _UUID_LENGTH = 36
 
 
 def short_uid(text: str) -> int | str:
-    """A UUID as a number, which takes half the memory of its text.
+    """A UUID as a number, which takes half the memory of the UUID's text.
 
     A text that is not a UUID is returned unchanged; API servers never generate such a uid.
     """
@@ -145,7 +145,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
-    """The fields of an endpoint in an EndpointSlice, except its addresses, with the API's defaults applied.
+    """The fields of an endpoint in an EndpointSlice other than its addresses, with the API's defaults applied.
 
     ``weight`` is the value of the weight annotation on the EndpointSlice; None means that the annotation is absent.
     """
@@ -168,7 +168,7 @@ class Endpoint(NamedTuple):
 
 
 class EndpointPort(NamedTuple):
-    """One entry of ``ports`` of an EndpointSlice. The API server has resolved named target ports."""
+    """One entry of ``ports`` of an EndpointSlice. Named target ports have already been resolved by the API server."""
 
     name: str
     protocol: Protocol
@@ -183,14 +183,16 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An EndpointSlice.
 
     ``service`` is None if the slice belongs to no Service that is served: the slice has no label ``kubernetes.io/service-name``,
-    or it has the label ``service.kubernetes.io/headless``. ``family`` is None for an address type without addresses (FQDN).
+    or it has the label ``service.kubernetes.io/headless``. ``family`` is None if the slice's address type has no IP addresses
+    (FQDN).
 
     ``addresses`` holds the packed addresses of all endpoints, one after the other, and ``conditions`` holds their conditions in
     the same order. One object per endpoint would take most of the memory in a large cluster, whereas there are few different
     conditions.
 
-    ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 if absent.
-    This is the time at which the change began; slices that differ only in this time count as equal.
+    ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch; 0 means that
+    the annotation is absent. The annotation gives the time at which the change began; slices that differ only in this time count
+    as equal.
     """
 
     name: EndpointSliceName
@@ -226,10 +228,10 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """The Node on which this process runs, or another Node.
 
-    ``addresses`` are its InternalIPs, then its ExternalIPs, in the API's order. ``zone`` is the label
-    ``topology.kubernetes.io/zone``, empty if absent. ``leaving``: the Node is being deleted or has the cluster autoscaler's taint
-    for deletion, so load balancers should send no more traffic to it. ``takes_direct_return``: other nodes may send packets to
-    this Node by tunnel.
+    ``addresses`` are the Node's InternalIPs, followed by its ExternalIPs, in the API's order. ``zone`` is the value of the label
+    ``topology.kubernetes.io/zone``; empty if the Node has no such label. ``leaving``: the Node is being deleted or has the
+    cluster autoscaler's taint for deletion, so load balancers should send no more traffic to it. ``takes_direct_return``: other
+    nodes may send packets to this Node by tunnel.
     """
 
     name: str

@@ -24,9 +24,9 @@ class SetType(enum.StrEnum):
 class SetKind(enum.StrEnum):
     """The kinds of sets, by their IPv4 names.
 
-    They are kube-proxy's 17 sets (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes) and the sets in ``SCOPE_KINDS``. Each entry
-    of ``SCOPE`` gives a mark to the packets that are sent to the entry's address and port. ``NO_LOCAL`` holds the addresses and
-    ports that have no endpoint on this node. ``MARKS`` holds the marks of our virtual servers, each encoded in the last four
+    The kinds are kube-proxy's 17 sets (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes) and the sets in ``SCOPE_KINDS``. Each
+    entry of ``SCOPE`` gives a mark to the packets that are sent to the entry's address and port. ``NO_LOCAL`` holds the addresses
+    and ports that have no endpoint on this node. ``MARKS`` holds the marks of our virtual servers, each encoded in the last four
     bytes of an address.
 
     With direct return, the entries of ``DIRECT`` give marks to packets from clients outside of the cluster, and the entries of
@@ -113,7 +113,7 @@ class IpSet(NamedTuple):
 
     @property
     def key(self) -> "IpSet":
-        """The object's key in the table of its kind."""
+        """The key that identifies this object among the objects of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class SetCopy(NamedTuple):
 
     @property
     def key(self) -> "SetCopy":
-        """The object's key in the table of its kind."""
+        """The key that identifies this object among the objects of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -199,7 +199,7 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
 class ForeignElement(SetEntry, frozen=True, gc=False):
     """An element of an nf_tables set that cannot be one of our entries.
 
-    Such an element can only have been added by another program. ``raw`` is the element's key in the kernel's encoding. An element
+    Only another program can have added a ``ForeignElement``. ``raw`` is the element's key in the kernel's encoding. An element
     without a key matches all keys that have no element (since Linux 5.13). An element without a key names no address and no port,
     and witnesses no virtual server.
     """
@@ -237,7 +237,7 @@ class SetEntries(NamedTuple):
         return cls(entries[0].set, entries)
 
     def only(self, key: SetEntry) -> "SetEntries":
-        """Makes an item of this entry alone."""
+        """Makes an item that contains only this entry."""
         return SetEntries(self.set, (key,))
 
     @property
@@ -247,10 +247,10 @@ class SetEntries(NamedTuple):
 
     @property
     def key(self) -> SetEntry:
-        """The object's key in the table of its kind.
+        """The key that identifies this object among the objects of its kind.
 
         Raises:
-            ValueError: the item has several objects.
+            ValueError: the item contains several objects, and so has no single key.
         """
         (key,) = self.keys
         return key
@@ -260,5 +260,5 @@ class SetEntries(NamedTuple):
 
 
 def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> SetEntry:
-    """The ``hash:ip,port,net`` entry of a virtual server and a source range. The kernel refuses a /0 range."""
+    """The ``hash:ip,port,net`` entry of a virtual server and a source range. The kernel refuses an entry with a /0 range."""
     return SetEntry(set_name, key.address, key.protocol, key.port, network.address, network.prefix_length)

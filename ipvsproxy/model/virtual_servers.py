@@ -98,9 +98,9 @@ class VirtualServerSettings(NamedTuple):
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
-    ``weights`` are in the order in which the real servers are added. Several virtual servers, desired or observed, may share one
-    ``weights`` object. ``marked`` is the protocol of the packets if the virtual server's key is a ``FirewallMark``. All real
-    servers of the virtual server have the same ``thresholds``.
+    ``weights`` are in the order in which the real servers are added to the kernel. Several virtual servers, desired or observed,
+    may share one ``weights`` object. ``marked`` is the protocol of the packets if the virtual server's key is a ``FirewallMark``.
+    All real servers of the virtual server have the same ``thresholds``.
     """
 
     key: VirtualServerKey
@@ -116,7 +116,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
         return self.marked or self.key.protocol
 
     def with_weights(self, weights: Weights) -> "VirtualServer":
-        """The same virtual server with these real servers."""
+        """The same virtual server, but with these real servers."""
         return msgspec.structs.replace(self, weights=weights)
 
     @property
@@ -129,7 +129,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObservedVirtualServer(msgspec.Struct, gc=False):
-    """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
+    """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED`` in place of a weight.
 
     ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has any. Do not
     change an object that another module made: the module that reads the kernel may return the object again, and a
@@ -141,7 +141,7 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
     thresholds: Mapping[RealServerKey, Thresholds] | None = None
 
     def has(self, real_servers: Mapping[RealServerKey, int]) -> "ObservedVirtualServer":
-        """The same virtual server with these real servers."""
+        """The same virtual server, but with these real servers."""
         return ObservedVirtualServer(self.settings, real_servers, self.thresholds)
 
 
@@ -163,7 +163,7 @@ class RealServers(NamedTuple):
 
     @classmethod
     def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
-        """Makes an item of one real server."""
+        """Makes an item that contains one real server."""
         return cls(virtual_server, (key,), weight)
 
     def only(self, key: RealServerKey) -> "RealServers":
@@ -177,10 +177,10 @@ class RealServers(NamedTuple):
 
     @property
     def key(self) -> RealServerKey:
-        """The object's key in the table of its kind.
+        """The key that identifies this object among the objects of its kind.
 
         Raises:
-            ValueError: the item has several objects.
+            ValueError: the item contains several objects, and so has no single key.
         """
         (key,) = self.keys
         return key

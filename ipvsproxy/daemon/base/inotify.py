@@ -55,7 +55,7 @@ class DirectoryChanges:
     async def wait(self) -> None:
         """Wait until the directory may have changed since the previous call returned."""
         if not self.is_notified:
-            # This comes before the caller reads the directory, so that inotify reports changes made after the reading.
+            # The directory is opened before the caller reads it, so that inotify reports changes made after the reading.
             self._open()
             await asyncio.sleep(self._poll_s)
             return

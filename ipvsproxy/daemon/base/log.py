@@ -58,7 +58,7 @@ class _Writer:
             self._changed.notify_all()
 
     def end(self, within_s: float) -> None:
-        """Write all waiting lines, but stop after ``within_s`` seconds."""
+        """Write all waiting lines, but give up after ``within_s`` seconds."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
@@ -115,7 +115,7 @@ class _Output(io.TextIOBase):
 class Libraries(logging.Handler):
     """Turns records of Python's ``logging`` into lines of this log.
 
-    Otherwise, the records of libraries would be written to standard error as bare text.
+    Without this class, the records of libraries would be written to standard error as bare text.
     """
 
     def __init__(self) -> None:
@@ -208,5 +208,5 @@ def _printable_text(_logger: object, _name: str, event: structlog.typing.EventDi
 
 
 def printable(text: str) -> str:
-    """The text with its control characters escaped."""
+    """The text with all control characters escaped."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

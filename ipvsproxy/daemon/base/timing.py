@@ -73,7 +73,7 @@ class Backoff:
         self.attempts = 0
 
     def next_s(self) -> float:
-        """The next delay, in seconds."""
+        """The next delay of the sequence, in seconds."""
         # Without a limit on the exponent, the float would overflow, because an API server may be unreachable for weeks.
         bound_s = min(self._first_s * 2.0 ** min(self.attempts, 64), self._longest_s)
         self.attempts += 1

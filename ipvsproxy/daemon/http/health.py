@@ -1,8 +1,8 @@
 """The health of the node: whether changes are applied in time, and whether load balancers may send traffic.
 
 Rule 1: an IP family is late if one of its changes has waited for two sync periods, or if the objects that all of its Services
-need (device, sets and rules) have been missing for that long. A single Service that cannot be programmed does not make a family
-late.
+need (device, sets and rules) have been missing for that long. If only a single Service cannot be programmed, the IP family does
+not count as late.
 Rule 2: a node is eligible for traffic from load balancers after its first complete sync, as long as its Node object is known and
 is not about to be removed.
 Rule 3: ``/healthz`` reports a stale watch, but turns load balancers away for it only if the operator has configured that.
@@ -49,7 +49,7 @@ class Health:
 
     ``families`` has the IP families for which at least one complete sync has ended. ``stale`` are the kinds whose watch has been
     silent for too long, and ``missing`` are the kinds whose first list is not complete. ``unreadable`` has a sentence for each
-    part of the kernel that cannot be read. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to that
+    part of the kernel state that cannot be read. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to that
     value. ``leftovers`` has a sentence for each place from which obsolete rules or sets could not be removed. ``pending`` counts
     the objects that differed from their desired state after the last sync. ``drifted_s`` is the last time when an object changed
     by another program was found, or None if that never happened.
@@ -118,7 +118,7 @@ class Status:
         self.notices = [*kept, Notice(reason, message)] if message else kept
 
     def queued(self, now: float) -> None:
-        """A change waits for the next sync; only the oldest waiting change counts."""
+        """A change is waiting for the next sync; only the oldest waiting change counts."""
         if self._queued_s is None:
             self._queued_s = now
 
@@ -150,7 +150,7 @@ class Status:
                 self._updated[family] = now_s
 
     def stop(self) -> None:
-        """Turn load balancers away from now on, because this process is about to stop."""
+        """From now on, turn load balancers away, because this process is about to stop."""
         self._is_stopping = True
 
     @property

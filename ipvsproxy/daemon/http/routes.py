@@ -54,7 +54,7 @@ def health_server(
 ) -> Handler:
     """The health server. ``on_healthz`` and ``on_livez`` are called with the HTTP status of each answer.
 
-    ``config`` returns the configuration in force. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads.
+    ``config`` returns the current configuration. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads.
     Anybody may request this data, so the digest of a configuration is computed only once.
     """
     last: tuple[Config | None, str] = (None, "")
@@ -81,8 +81,9 @@ def health_server(
 class MetricsRoutes:
     """The metrics server. The path ``/healthz`` of the metrics server only shows that the server answers.
 
-    ``config`` returns the configuration in force. ``expose`` creates the page ``/metrics``; its arguments are the headers
-    ``Accept`` and ``Accept-Encoding``, which are empty if the request has none. ``ui`` answers all requests below ``/ui/``.
+    ``config`` returns the current configuration. ``expose`` creates the page ``/metrics``; its arguments are the headers
+    ``Accept`` and ``Accept-Encoding``, which are empty if the request has none. ``ui`` is a function that answers all requests
+    below ``/ui/``.
     """
 
     config: Callable[[], Config]
@@ -210,12 +211,12 @@ def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool], more
 
 
 def configz(document: Mapping[str, object]) -> Answer:
-    """``/configz``: the configuration in force, as a KubeProxyConfiguration."""
+    """``/configz``: the current configuration, as a KubeProxyConfiguration."""
     return Answer(OK, json.dumps({"kubeproxy.config.k8s.io": document}, separators=(",", ":")).encode(), JSON)
 
 
 def slis(checks: int) -> Answer:
-    """``/metrics/slis``: the number of health checks of the metrics server.
+    """``/metrics/slis``: the number of health checks of the metrics server so far.
 
     All of these checks succeed, because a server that does not work does not answer at all.
     """

@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
     @property
     def whole(self) -> bytes:
-        """The body with all of its parts."""
+        """The body, including the parts in ``more``."""
         return b"".join((self.body, *self.more))
 
 
@@ -75,7 +75,7 @@ NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 
 
 class Request(NamedTuple):
-    """A client's request. Header names are in lower case.
+    """A client's request. The names of headers are in lower case.
 
     ``body`` is set only for a PUT, and holds the bytes that arrive at once.
     """

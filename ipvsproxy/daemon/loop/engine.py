@@ -1,8 +1,8 @@
 """The event loop of the daemon: it translates changes, plans operations, applies the operations and records their outcomes.
 
 Rule 1: nothing is programmed until every first list is complete and the kernel has been read.
-Rule 2: the kernel is read at start-up, after an error or an unexpected outcome, and by polls and audits. It is never read in
-order to program a change (see ``reader``).
+Rule 2: the kernel is read at start-up, after an error or an unexpected outcome, and by polls and audits. The kernel is never read
+in order to program a change (see ``reader``).
 Rule 3: only one sync runs at a time; changes that arrive during a sync belong to the next sync.
 """
 
@@ -56,7 +56,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Engine:
-    """Keeps the kernel equal to the store.
+    """Keeps the kernel equal to the desired state that follows from the store.
 
     ``clock`` is a monotonic clock, and ``processor_clock`` measures the processor time of this process; both are in seconds.
 
@@ -104,12 +104,12 @@ class Engine:
         self._wake.set()
 
     def kernel_changed(self) -> None:
-        """Another program has changed one of our objects."""
+        """Another program has changed a kernel object of ipvsproxy."""
         self._reader.request_poll()
         self._wake.set()
 
     def rules_changed(self) -> None:
-        """Another program has changed our rules or sets. Virtual servers are not read because of such a change."""
+        """Another program has changed rules or sets of ipvsproxy. Virtual servers are not read because of such a change."""
         self._reader.request_poll(whole=False)
         self._wake.set()
 
@@ -259,7 +259,7 @@ class Engine:
         translated = observed
         for names in _batches(changes.services):
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
-            # Removals wait until all Services have been translated.
+            # Removals wait until every Service has been translated.
             await self._translate_all(names)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)

@@ -238,8 +238,8 @@ class Journal:
     def log_settings(self, given_up: Mapping[str, str]) -> None:
         """Log which sysctls, by path, cannot be written, and why.
 
-        This is logged once, and again when another sysctl cannot be written. If an indispensable sysctl has a wrong value, no
-        Service of its IP families works, so the health of the node also shows such sysctls.
+        The failure is logged once, and again when another sysctl cannot be written. If an indispensable sysctl has a wrong value,
+        no Service of its IP families works, so the health of the node also shows such sysctls.
         """
         new = [path for path in given_up if path not in self._settings]
         if new:

@@ -1,7 +1,7 @@
 """Removes rules that another proxy or an earlier ipvsproxy process has left behind, after our own rules have been programmed.
 
-Such rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that ipvsproxy does not use
-now.
+Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that ipvsproxy does not
+use now.
 
 Rule 1: an IP family is examined when its rules and sets have been programmed, and after each audit. An external program is run
 only if a rule has changed since the last examination. While most virtual servers of an IP family, or any entry of a set, are
@@ -157,10 +157,11 @@ class _State:
 class Leftovers:
     """Examines places and removes rules in parallel to the event loop.
 
-    Waiting for an iptables program therefore delays no other work. ``in_thread`` examines a place in another thread.
+    Waiting for an iptables program therefore delays no other work. ``in_thread`` is a function that examines a place in another
+    thread.
 
-    ``remove_other_backend`` removes our objects from the other backend, and returns the sets that rules still use. It may raise
-    KernelError and OSError.
+    ``remove_other_backend`` removes our objects from the other backend, and returns the sets that rules still use.
+    ``remove_other_backend`` may raise KernelError and OSError.
     """
 
     remains: Mapping[AnyPlace, Remains]

@@ -184,7 +184,7 @@ class KernelReader:
         return (self._has_drifted or self.has_audited) and self._reading is None
 
     def take_drifted(self) -> Mapping[str, int]:
-        """The number of drifted objects, by kind, that were found since the last call."""
+        """The number of drifted objects, by kind, that have been found since the last call of this method."""
         drifted, self._drifted = self._drifted, Counter()
         return drifted
 
@@ -216,7 +216,7 @@ class KernelReader:
     async def observe(self) -> None:
         """Read the whole kernel. For parts that cannot be read, the last observed state is kept."""
         now = self.clock()
-        # These times are set before the reading, because a change during the reading requests another reading.
+        # The times of the next readings are set before the reading, because a change during the reading requests another reading.
         self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + self._poll_interval_s
         self._whole_poll_due_s = now + self._drift_check_interval_s
         self._reading = None
@@ -274,8 +274,8 @@ class KernelReader:
         poll_cost_s = 0.0
         if done.is_audit:
             self._audit_due_s = min(self._audit_due_s, done.began_s + max(self._audit_interval_s, done.cost_s / AUDIT_SHARE))
-            # A poll never counts as more expensive than an audit. Otherwise, if audits come more often than whole polls, one
-            # expensive poll would prevent all later polls.
+            # A poll never counts as more expensive than an audit. Without this limit, if audits come more often than whole polls,
+            # one expensive poll would prevent all later polls.
             self._whole_poll_cost_s = min(self._whole_poll_cost_s, done.cost_s)
         elif done.is_whole:
             self._whole_poll_cost_s = done.cost_s

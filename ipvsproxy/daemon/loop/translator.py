@@ -1,6 +1,6 @@
 """The only module that makes desired state.
 
-It takes the store, the node and the operator's settings, and passes the desired state to a reconciler.
+The module takes the store, the node and the operator's settings, and passes the desired state to a reconciler.
 
 Rule 1: ``run`` and every command use only this module to make desired state, so that their results cannot differ. No other
 module calls ``translate`` for the view of the node, the desired state of a Service, or the rules. No other module passes the

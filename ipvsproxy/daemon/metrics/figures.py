@@ -166,7 +166,7 @@ class Sampler:
         lost: its virtual servers count as not read.
 
         Raises:
-            TimeoutError: a part did not arrive in time. The next call continues this reading.
+            TimeoutError: a part did not arrive in time. The next call continues the interrupted reading.
             KernelError: the counters could not be read.
         """
         async with self._turn:

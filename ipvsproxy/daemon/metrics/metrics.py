@@ -314,7 +314,10 @@ class Metrics:
             self._values.observe(series.CONNTRACK_DURATION, family.label, value=duration_s)
 
     def would_differ(self, differences: Mapping[str, int]) -> None:
-        """A dry run has read the kernel. ``differences`` gives the number of differing objects by kind."""
+        """A dry run has read the kernel, and compared it with the desired state.
+
+        ``differences`` gives the number of differing objects by kind.
+        """
         for kind, count in differences.items():
             self._values.set(series.DRY_RUN_DIFFERENCES, kind, value=count)
         self._values.set(series.DRY_RUN_LAST_LOOK, value=self._wall_clock())

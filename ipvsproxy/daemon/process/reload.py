@@ -4,7 +4,7 @@ Rule 1: a file is applied completely or not at all. If a file is refused, the pr
 Rule 2: if a configuration cannot be applied now, the previous configuration remains in use as well, and the new one is tried
 again. A refused file is also tried again, because it may have been unreadable for a moment, or only half written.
 Rule 3: a setting that cannot change while the process runs keeps its value, and the setting is reported.
-Rule 4: only the content of the file decides whether it has changed. How the file was changed (by a write, a rename, or the
+Rule 4: whether the file has changed is decided by its content alone. How the file was changed (by a write, a rename, or the
 swapped link of a ConfigMap volume) does not matter. Polling finds changes that inotify does not report, such as changes of a file
 that is itself a mount point.
 """

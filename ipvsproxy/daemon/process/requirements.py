@@ -1,8 +1,8 @@
 """The requirements for programming the kernel.
 
-They are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are missing, the
-process ends with a sentence for each missing requirement. ``--init-only`` sets up those requirements that a process can set up,
-and ends.
+The requirements are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are
+missing, the process ends with a sentence for each missing requirement. ``--init-only`` sets up those requirements that a process
+can set up, and ends.
 """
 
 import asyncio

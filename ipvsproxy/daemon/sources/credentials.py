@@ -9,9 +9,10 @@ remains afterwards. The protocol of credential plugins is described on the page 
 plugins". The client library could run plugins itself, but the library does not end a plugin that hangs.
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
-``client``. This would take 34 MB of memory and 0.3 to 1 s for classes that are not used. The package ``client`` contains only
-imports, so its code need not be executed (see ``packages``). Other modules that import the library still get the whole library.
-If a version of the library cannot be imported in parts, it is imported as a whole, which only takes more memory and time.
+``client``. Importing all of them would take 34 MB of memory and 0.3 to 1 s for classes that are not used. The package ``client``
+contains only imports, so its code need not be executed (see ``packages``). Other modules that import the library still get the
+whole library. If a version of the library cannot be imported in parts, it is imported as a whole, which only takes more memory
+and time.
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 The best method to replace a file is to rename a complete file into place, as ConfigMaps and careful editors do. Changes are read
 after the directory has not changed for a moment, so that a file that is written in place is usually complete.
 
-Rule 1: while any part of a file cannot be read, all known objects from this file are kept. Such a file is read again, after
-growing pauses.
+Rule 1: while any part of a file cannot be read, all known objects from this file are kept. A file with an unreadable part is read
+again, after growing pauses.
 Rule 2: if two files contain the same object, it is taken from the file whose name sorts first.
 Rule 3: the first complete list removes all objects that it does not contain, so it is delivered only when every part of every
 file can be read. ``problem`` describes the part that cannot be read. If the object in an unreadable part can be identified, the
@@ -261,7 +261,7 @@ class DirectorySource(Source):
         If the directory cannot be read, no differences are delivered.
         """
         try:
-            # This runs in a thread, because reading thousands of manifests takes seconds.
+            # The files are read in a thread, because reading thousands of manifests takes seconds.
             read, present, unread = await asyncio.to_thread(self._read_changed)
         except OSError as error:
             self._note(error.strerror or str(error))
@@ -295,7 +295,7 @@ class DirectorySource(Source):
         """The new and changed files, the names of all files, and the reasons why some new or changed files could not be read.
 
         Raises:
-            OSError: the directory cannot be listed.
+            OSError: the files in the directory cannot be listed.
         """
         paths = self._paths()
         stamps = {path.name: _stamp(path) for path in paths}

@@ -3,9 +3,9 @@
 Rule 1: a list is delivered as complete (``Listed``) only after its last page has been read.
 Rule 2: a watch continues from the last resource version that was read. If the server cannot continue from that version (410),
 everything is listed again. The same happens if a line could not be read, because a change was missed then.
-Rule 3: a server that was restored from a backup does not know our resource version. Such a server reports that (504), or it keeps
-the watch silent until its version reaches our version again, and never sends the changes made before that point. Therefore, after
-a watch that broke or that ended without sending a line (bookmarks come once a minute), the server is first queried for its
+Rule 3: a server that was restored from a backup does not know our resource version. A restored server reports that (504), or it
+keeps the watch silent until its version reaches our version again, and never sends the changes made before that point. Therefore,
+after a watch that broke or that ended without sending a line (bookmarks come once a minute), the server is first queried for its
 version.
 Rule 4: if a watch is silent for ``LONGEST_SILENCE_S`` after its first bookmark, it counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
@@ -116,7 +116,10 @@ class Freshness:
         self._newest.clear()
 
     def is_new(self, key: ObjectKey, version: str) -> bool:
-        """Whether a change is newer than all earlier changes of the same object. A new change is remembered."""
+        """Whether a change is newer than all earlier changes of the same object.
+
+        If the change is new, its version is remembered.
+        """
         new = number(version)
         if not new:
             return True
@@ -143,7 +146,8 @@ class ApiConnection(Protocol):
     def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         """The body of a response that does not end, in chunks as they arrive.
 
-        An empty first chunk means that the request was accepted. Raises ApiError with SILENT if no data arrives for ``idle_s``.
+        An empty first chunk means that the server has accepted the request. Raises ApiError with SILENT if no data arrives for
+        ``idle_s``.
         """
 
 
@@ -243,8 +247,8 @@ class Reflector:
         self._list_again_at_s = math.inf
         self._freshness = Freshness()
         self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
-        # This is a separate back-off, because a successful list resets the other back-off, but lists must not be repeated in a
-        # tight loop.
+        # Repeated lists have a separate back-off, because a successful list resets the other back-off, but lists must not be
+        # repeated in a tight loop.
         self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
@@ -300,7 +304,7 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # This is set before the delivery, because the delivery may request another list.
+        self._list_again_at_s = math.inf  # The time is reset before the delivery, because the delivery may request another list.
         deliver((Listed(self._kind, keys),))
 
     async def _pages(self, connection: ApiConnection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:

@@ -92,8 +92,8 @@ class BehindError(ApiError):
 class WatchStatus:
     """The status of the watch of one kind; times are times of ``Pace.now``. Only the reflector of that kind changes the status.
 
-    ``connected``: a watch is open. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the last data
-    from the server. ``event_s``: the time of the last change. ``restarts`` counts the restarts by reason.
+    ``connected``: a watch is open at the moment. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the
+    last data from the server. ``event_s``: the time of the last change. ``restarts`` counts the restarts by reason.
     """
 
     connected: bool = False
@@ -237,8 +237,8 @@ async def wait_for_lists(
 
     ``waiting`` is called with a sentence every ``PROGRESS_S``; ``silent`` is called with a sentence after ``PATIENCE_S`` without
     contact, and again every ``REPEAT_S`` after that. The function ``silent`` may raise an exception. ``heal`` is called after
-    ``silent``, to remove objects that may hide the API server from this node. It is not called if the server has refused or
-    postponed a request, because the server is not hidden then.
+    ``silent``, to remove objects that may hide the API server from this node. The function ``heal`` is not called if the server
+    has refused or postponed a request, because the server is not hidden then.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()

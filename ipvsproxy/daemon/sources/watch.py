@@ -1,7 +1,7 @@
 """The source for a Kubernetes API server: it provides Services, EndpointSlices and this process's Node.
 
-The library kubernetes-asyncio provides the TLS transport. The model classes of the library are never used: ``decode`` gets the
-unparsed bytes.
+The library kubernetes-asyncio provides the TLS transport. The model classes of the client library are never used: ``decode`` gets
+the unparsed bytes.
 
 Every list and every watch uses a separate connection, which is made from the configuration and credential files as they are at
 that moment. Therefore a rotated token, certificate or authority and a changed server address need no special code: they take
@@ -129,7 +129,7 @@ class KubernetesSource(source.Source):
 
     @property
     def statuses(self) -> Mapping[ObjectKind, source.WatchStatus]:
-        """The status of each watch."""
+        """The status of the watch of each kind."""
         return {kind: each.status for kind, each in self._reflectors.items()}
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:

@@ -376,7 +376,7 @@ def count_endpoints(
     draining_of: Callable[[VirtualServerKey], Collection[RealServerKey]],
     keys: Iterable[VirtualServerKey],
 ) -> Endpoints:
-    """Count the endpoints of a Service whose virtual servers are ``keys``."""
+    """Count the endpoints of a Service; ``keys`` are the keys of its virtual servers."""
     known: set[bytes] = set()
     for item in slices:
         known.update(item.each_address)

@@ -301,7 +301,7 @@ class Opened:
 class CounterFollower:
     """Reads counters regularly and keeps the rates.
 
-    Times are those of ``clock``, which is monotonic; ``wall_clock`` gives seconds since the epoch.
+    Times are times of ``clock``, which is monotonic; ``wall_clock`` gives seconds since the epoch.
     """
 
     def __init__(

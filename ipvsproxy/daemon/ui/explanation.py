@@ -38,8 +38,8 @@ Hairpins = Mapping[tuple[Protocol, Address, int], str]
 class _Indexed(NamedTuple):
     """The facts about a Service that are needed for each of its ports and virtual servers.
 
-    ``scopes`` has the second scopes by IP family, protocol, port and clients. Packets to ``scoped`` virtual servers get the mark
-    of a second scope. ``refused`` are the virtual servers that this node itself may not use.
+    ``scopes`` has the second scopes by IP family, protocol, port and clients. ``scoped`` are the keys of the virtual servers
+    whose packets get the mark of a second scope. ``refused`` are the virtual servers that this node itself may not use.
     """
 
     service: Service
