@@ -294,8 +294,8 @@ complete -o filenames -F _ipvsproxy ipvsproxy
 def render_completion(shell: str) -> str:
     """The completion script for one of ``SHELLS``.
 
-    The library shtab generates it from a parser that has all commands, flags and values of the catalogue. Only shtab uses this
-    parser. Command lines are parsed by ``config/load.py`` instead, because argparse's rules differ from kube-proxy's.
+    The library shtab generates the script from a parser that has all commands, flags and values of the catalogue. Only shtab uses
+    this parser. Command lines are parsed by ``config/load.py`` instead, because argparse's rules differ from kube-proxy's.
     """
     shtab = importlib.import_module("shtab")  # no other command needs it
     parser = argparse.ArgumentParser("ipvsproxy", add_help=False)

@@ -289,7 +289,7 @@ class Option(NamedTuple):
         return self.to in AT_START or self.to.partition(".")[0] in AT_START
 
     def written(self, value: Value) -> str:
-        """A value in the form in which a flag has it."""
+        """A value, written as the value of a flag."""
         if isinstance(value, Mapping):
             return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
         if isinstance(value, tuple):
@@ -330,7 +330,10 @@ class Option(NamedTuple):
 
 
 class ValuePlace(NamedTuple):
-    """Where a value was given: a flag, or a field of a file. Lines are counted from 1; 0 means that the line is not known."""
+    """The place where a value was given: a flag, or a field of a file.
+
+    Lines are counted from 1; 0 means that the line is not known.
+    """
 
     name: str
     file: str = ""

@@ -176,9 +176,10 @@ class Config:
     ``only``, ``top`` and ``fleet`` are options of commands. The options of commands are not settings, and a file cannot contain
     them. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
 
-    ``without_effect`` names the options that differ from their defaults and have no effect in ipvsproxy; ``notices`` are messages
-    for the operator about accepted options. ``values`` contains every setting that a file can contain, by its dotted path; it is
-    used to write a file. Two configurations that differ only in ``values``, ``without_effect`` and ``notices`` are equal.
+    ``without_effect`` names the options that differ from their defaults although they have no effect in ipvsproxy; ``notices``
+    are messages for the operator about accepted options. ``values`` contains every setting that a file can contain, by its dotted
+    path; it is used to write a file. Two configurations that differ only in ``values``, ``without_effect`` and ``notices`` are
+    equal.
     """
 
     node_name: str

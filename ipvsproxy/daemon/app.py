@@ -149,7 +149,7 @@ class _Node:
             # Notifications about interfaces and rules are enabled before the first reading, so that no change is missed.
             notifications.follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),
             notifications.follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
-            # the iptables programs that read the rules run while the lists arrive
+            # the iptables programs that read the rules run while the first lists are being received
             kernel.call(lambda node: node.read_rules(tuple(self.programs))),
             self.source.run(self._deliver),
             engine.run(),
@@ -227,7 +227,7 @@ class _Node:
         variants = {family: program.variant for family, program in self.programs.items()}
         told: tuple[str, ...] = ()
         while True:
-            with contextlib.suppress(KernelError):  # the query is repeated after the next audit
+            with contextlib.suppress(KernelError):  # after the next audit, the query is repeated
                 found = await asyncio.to_thread(iptables_tables.host_ports_before_services, variants)
                 rules = ", ".join(found)
                 message = f"hostPort rules ({rules}) take their ports of all Services: {iptables_tables.HOST_PORTS_REMEDY}"

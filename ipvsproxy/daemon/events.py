@@ -3,8 +3,8 @@
 Rule 1: no other work waits for an event or fails because of an event. An event that cannot be written is dropped.
 Rule 2: repetitions of an event are counted in one event object. Each object has its own rate limit, and there is one rate limit
 for this whole process.
-Rule 3: if all nodes record the same event, its name is derived from its content, and it is written after a random delay. The
-first node creates the event, and the API server rejects the same name from the other nodes.
+Rule 3: if all nodes record the same event, its name is derived from its content, and it is written after a random delay. The node
+that is first creates the event, and the API server rejects the same name from the other nodes.
 """
 
 import asyncio

@@ -77,7 +77,10 @@ class WeightRules(msgspec.Struct, frozen=True, gc=False):
     other: int = 1
 
     def weight(self, node: str, zone: str) -> int:
-        """The weight of an endpoint with this node and zone. An empty node or zone means that it is unknown."""
+        """The weight of an endpoint with this node and zone.
+
+        An empty ``node`` or ``zone`` means that the endpoint's node or zone is unknown.
+        """
         if node in self.nodes:
             return self.nodes[node]
         return self.zones.get(zone, self.other)

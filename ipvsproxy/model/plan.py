@@ -155,8 +155,8 @@ class Report:
 
     ``done`` and ``failed`` count the changed objects by (verb, kind). ``errors`` are the first few failures in full, and
     ``weights`` are the first weight changes of real servers, up to ``WEIGHTS_SHOWN``. ``pending`` is the number of keys whose
-    desired and observed state still differ. ``surprises`` counts the outcomes with a surprise: if there is any, the kernel is
-    read again.
+    desired and observed state still differ. ``surprises`` counts the outcomes with a surprise; if there is at least one, the
+    kernel is read again.
     """
 
     done: Mapping[tuple[str, str], int]

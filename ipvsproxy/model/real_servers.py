@@ -37,7 +37,7 @@ def in_words(weight: int) -> str:
 
 
 def pieces(packed: bytes, size: int) -> list[bytes]:
-    """Split ``packed``, which holds values of equal length one after the other, into byte strings of ``size`` bytes."""
+    """Split ``packed``, a concatenation of values that have ``size`` bytes each, into a list of these values."""
     return [piece for (piece,) in struct.iter_unpack(f"{size}s", packed)]
 
 
@@ -95,7 +95,8 @@ class Weights(Mapping[RealServerKey, int]):
     def plain(self) -> Mapping[bytes, int]:
         """The weights by the plain bytes of each key.
 
-        Plain bytes are equal to the key, and creating them takes a third of the time. Callers must not change the result.
+        The plain bytes of a key are equal to the key, and creating the bytes takes a third of the time. Callers must not change
+        the result.
         """
 
     def unpacked(self) -> dict[RealServerKey, int]:

@@ -76,7 +76,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JumpTo:
-    """Continues in another of our chains in the same table, and returns when that chain ends."""
+    """Continues in another of our chains in the same table, and then returns to this chain."""
 
     chain: str
 
@@ -240,8 +240,8 @@ class ObservedSkeleton:
 
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those of our last write.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
-    programs. No other program may add rules to that table. The next write removes such rules. ``idle_jumps`` are existing jumps
-    that no packet reaches, each with the reason.
+    programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
+    in ``strange_rules``. ``idle_jumps`` are existing jumps that no packet reaches, each with the reason.
     """
 
     family: Family
@@ -303,8 +303,8 @@ class Removal:
 
     First the rules in ``references`` are deleted, then all rules of the chains in ``emptied``, and then the chains in
     ``deleted``. Every chain in ``deleted`` is also in ``emptied``. ``staying`` are rules of other programs that jump to leftover
-    chains; these chains are not removed. ``held_back`` is the reason why nothing can be removed now; it is empty if removal is
-    possible.
+    chains; the leftover chains with such rules are not removed. ``held_back`` is the reason why nothing can be removed now; it is
+    empty if removal is possible.
     """
 
     references: tuple[Reference, ...] = ()

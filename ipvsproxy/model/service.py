@@ -70,7 +70,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     All Services that have only the defaults share one object. An ``affinity_timeout_s`` of 0 means that there is no session
     affinity. ``load_balancer_addresses`` are the addresses of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent.
-    ``admits_nobody``: the Service specifies source ranges, but none of them is valid. The clients to admit are then unknown, so
+    ``admits_nobody``: the Service specifies source ranges, but every range is invalid. The clients to admit are then unknown, so
     no client is admitted.
     """
 
@@ -290,7 +290,7 @@ class Rejected(NamedTuple):
     """An object could not be parsed.
 
     The last valid version of the object remains in use, so that a typing error does not interrupt a Service. ``field`` is empty
-    if the reason is not a single field.
+    if the reason does not concern one particular field.
     """
 
     kind: ObjectKind
@@ -322,9 +322,9 @@ A float of this size still resolves less than 1 ms.
 class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
     """The Service, or the node, that desires a kernel object. Owners are sorted by the creation time of their Services.
 
-    If several owners of one rank desire the same key, the owner that sorts first gets it. A remembered Service is one that is
-    absent from the newest list, while that list is not confirmed yet. A remembered Service sorts after all listed Services,
-    because its ``created_s`` is larger by ``REMEMBERED_S``. A separate field for this would take more memory.
+    If several owners of the same rank desire the same key, the owner that sorts first gets the key. A remembered Service is one
+    that is absent from the newest list, while that list is not confirmed yet. A remembered Service sorts after all listed
+    Services, because its ``created_s`` is larger by ``REMEMBERED_S``. A separate field for this would take more memory.
     """
 
     created_s: float

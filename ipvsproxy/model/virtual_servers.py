@@ -149,8 +149,8 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
 class RealServers(NamedTuple):
     """One or more real servers of one virtual server that have the same observed or desired weight (0: no new connections).
 
-    If ``keys`` are all real servers of a new virtual server, all with weight 1 and without thresholds, ``keys`` is the virtual
-    server's ``EvenWeights`` object, because very many real servers are added at a start. ``stays``: a Service still desires the
+    For a new virtual server whose real servers all have weight 1 and no thresholds, ``keys`` is the virtual server's
+    ``EvenWeights`` object. This saves time at a start, which adds very many real servers. ``stays``: a Service still desires the
     real servers, so a weight of 0 does not drain them. The bit ``TUNNELLED`` in the weight gives the forwarding method of the
     real servers.
     """

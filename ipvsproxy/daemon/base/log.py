@@ -147,7 +147,10 @@ def verbosity() -> int:
 
 
 def shows(level: int) -> bool:
-    """Whether the log shows lines of this verbosity. A caller checks this before it builds a line that is expensive to build."""
+    """Whether the log shows lines of this verbosity.
+
+    A caller checks this method before building a log line that is expensive to build.
+    """
     return _Process.verbosity >= level
 
 
@@ -181,7 +184,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
 def written_by_a_thread(descriptor: int = STANDARD_ERROR) -> Iterator[None]:
     """Inside the ``with`` block, callers do not wait for the log's reader.
 
-    At its end, the block waits at most ``LAST_LINES_S`` until the remaining lines are written.
+    At the end of the ``with`` block, the process waits at most ``LAST_LINES_S`` until the remaining lines are written.
     """
     writer = _Process.writer = _Writer(descriptor)
     try:

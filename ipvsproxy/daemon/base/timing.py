@@ -81,7 +81,10 @@ class Backoff:
 
 
 async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool:
-    """Wait for at most ``longest_s`` seconds; None means without a limit. Returns whether ``wait`` returned in that time."""
+    """Wait for at most ``longest_s`` seconds; None means that there is no limit.
+
+    Returns whether ``wait`` returned in that time.
+    """
     try:
         async with asyncio.timeout(longest_s):
             await wait

@@ -123,7 +123,7 @@ class Status:
             self._queued_s = now
 
     def listed(self, now: float) -> None:
-        """The first lists are complete. The delay of the first sync is counted from this time."""
+        """The first list of every kind is complete. The delay of the first sync is counted from this time."""
         self._queued_s = now
 
     def syncing(self, now: float) -> None:

@@ -52,10 +52,11 @@ async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
 def health_server(
     config: Callable[[], Config], health: Callable[[], Health], on_healthz: Callable[[int], None], on_livez: Callable[[int], None]
 ) -> Handler:
-    """The health server. ``on_healthz`` and ``on_livez`` are called with the HTTP status of each answer.
+    """The health server.
 
-    ``config`` returns the current configuration. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads.
-    Anybody may request this data, so the digest of a configuration is computed only once.
+    ``on_healthz`` and ``on_livez`` are called with the HTTP status of each answer to ``/healthz`` and ``/livez``. ``config``
+    returns the current configuration. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads. Anybody may
+    request this data, so the digest of each configuration is computed only once.
     """
     last: tuple[Config | None, str] = (None, "")
 

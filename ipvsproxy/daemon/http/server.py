@@ -290,8 +290,8 @@ async def listen(
 ) -> Listener:
     """Answer HTTP requests on an address. If ``room`` is None, the server has its own limit on connections.
 
-    The unspecified address of either IP family means all addresses of both families, as in Go programs. With ``one_family``, it
-    means all addresses of its own family.
+    The unspecified address of either IP family means all addresses of both families, as in Go programs. With ``one_family``, the
+    unspecified address means all addresses of its own family.
 
     Raises:
         OSError: the address cannot be bound.

@@ -49,7 +49,7 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
     """Inside the ``with`` block, small collections run often.
 
     An object that has survived a collection of each generation is frozen until a thaw. Yields a function that must be called now
-    and then: it thaws the frozen objects when that is due by ``clock`` (seconds).
+    and then. The function thaws the frozen objects when that is due by ``clock`` (seconds).
     """
     thawed_s = clock()
 

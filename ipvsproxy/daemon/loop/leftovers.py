@@ -287,7 +287,7 @@ class Leftovers:
             state.ongoing.clear()
 
     def _log_once(self, place: AnyPlace | None, state: _State, event: str, **keys: str) -> None:
-        """Log an event, unless it has already been logged and still applies."""
+        """Log an event, unless the same event has already been logged and still applies."""
         if event not in state.ongoing:
             log.warning(event, **({"rules": str(place)} if place else {}), **keys)
         state.ongoing.add(event)

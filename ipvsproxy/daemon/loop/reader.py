@@ -7,8 +7,8 @@ Rule 2: between audits, the kernel is polled, which is cheaper. Polls run as oft
 after a notification. Most polls read only those parts of the kernel that show most changes at little cost. At the drift-check
 interval, after a notification, and after drift while another program is writing, polls read all virtual servers with their real
 servers.
-Rule 3: audits and polls are read in parts. Between two parts, the event loop may write to the kernel, so a change from the API
-waits for at most one part.
+Rule 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change
+from the API waits for at most one part.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ class _Reading:
 
 @dataclasses.dataclass(eq=False)
 class KernelReader:
-    """Reads the kernel for a reconciler. Times are times of ``clock``.
+    """Reads the kernel for a reconciler. All times are measured with ``clock``.
 
     ``clock`` is a monotonic clock, and ``processor_clock`` measures the processor time of this process; both are in seconds.
     """

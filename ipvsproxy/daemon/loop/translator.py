@@ -194,7 +194,7 @@ class Translator:
     def _log_unknown_pods(self, node_view: view.NodeView) -> None:
         """Log the IP families in which local pods cannot be distinguished from other clients.
 
-        The same families are logged only once.
+        The families are logged again only after they have changed.
         """
         unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, node_view.pod_networks)
         before, self._unknown_pods = self._unknown_pods, unknown

@@ -113,7 +113,7 @@ def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[
 class Recorded:
     """The values of the metrics that are recorded when an event happens.
 
-    Label values are given in the order of the metric's declaration.
+    Label values are given in the order in which the metric's declaration lists the labels.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -293,7 +293,7 @@ class Metrics:
                         self._values.add(series.NO_LOCAL_ENDPOINTS, policy, family.label, count=change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
-        """A kernel driver has applied operations. This method is called in the driver's thread."""
+        """A kernel driver has applied operations. This method is called in the thread of the kernel driver."""
         driver = KINDS[type(outcomes[0].operation.item)].driver
         self._values.observe(series.APPLY_DURATION, driver, value=duration_s)
         if driver in series.NETLINK_DRIVERS:
@@ -376,8 +376,8 @@ class Metrics:
         self._counted.families = [one for one in await in_slices(_gathering(steps), self._clock) if one]
         families = (Families([family]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
-        # The rendering runs in the event loop, where other tasks that wait can run after each step. If it ran in another thread,
-        # Python would take longer to switch to the event loop.
+        # The metrics page is rendered in the event loop, where other waiting tasks can run after each step. If the page were
+        # rendered in another thread, Python would take longer to switch to the event loop.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
         first = await in_slices(_gathering(written), self._clock)
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()

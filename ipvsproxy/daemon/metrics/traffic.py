@@ -271,7 +271,8 @@ class Traffic:
                 left.add(self._labels[key][0].name)
         # A port keeps its series while it has any virtual server, even if the virtual servers that had traffic have been removed.
         desired = self.survey.virtual_servers
-        for number, key in enumerate(list(desired) if left else (), 1):  # the mapping changes between two steps
+        # the mapping of desired virtual servers may change between two steps
+        for number, key in enumerate(list(desired) if left else (), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):

@@ -348,7 +348,7 @@ async def _prepare(config: Config) -> int:
         desired = list(config.sysctls(host.kernel_version(), host.processor_count()))
         observation = await kernel.call(lambda node: node.observe((), (), [item.path for item in desired]))
         values = observation.sysctls or {}
-        # Tunnel devices come up only behind the rules that run writes.
+        # Tunnel devices are brought up only after the rules that ``run`` writes.
         shared = shared_tunnel(observation.interface_addresses or ())
         devices = [device_flags(family) for family in Family]
         desired = [one for one in desired if not (one.for_tunnels and (shared or one.path in devices))]

@@ -2,7 +2,8 @@
 
 Rule 1: a list is delivered as complete (``Listed``) only after its last page has been read.
 Rule 2: a watch continues from the last resource version that was read. If the server cannot continue from that version (410),
-everything is listed again. The same happens if a line could not be read, because a change was missed then.
+everything is listed again. Everything is also listed again if a line of the watch could not be read, because a change was missed
+then.
 Rule 3: a server that was restored from a backup does not know our resource version. A restored server reports that (504), or it
 keeps the watch silent until its version reaches our version again, and never sends the changes made before that point. Therefore,
 after a watch that broke or that ended without sending a line (bookmarks come once a minute), the server is first queried for its

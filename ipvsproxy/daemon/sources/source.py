@@ -3,9 +3,9 @@
 Rule 1: while a first list is missing, each page of the list counts as contact. The wait for a long or slow list continues while
 pages arrive, because starting a new list would only take longer.
 Rule 2: ``run`` waits for the API server without a time limit, and logs that it waits. After a power failure, all nodes start
-before their API server. If a process ended itself, its supervisor might still be delaying the restart when the API server is
-available. ``run`` also waits after the statuses 401 and 403, because a token or a role may be created later than the node. If a
-configuration cannot work, the process ends earlier (``make``).
+before their API server. If a process ended itself, its supervisor might delay the restart beyond the time when the API server
+becomes available. ``run`` also waits after the statuses 401 and 403, because a token or a role may be created later than the
+node. If a configuration cannot work, the process ends earlier (``make``).
 Rule 3: a command gives up if it has no contact for ``PATIENCE_S``, because a person or a script waits for its answer.
 Rule 4: a stale watch is no reason for a restart: a new process could not start without the API server, whereas this process
 serves the Services that it knows. Load balancers are turned away only if the operator has configured that: if the API server

@@ -165,7 +165,7 @@ class KubernetesSource(source.Source):
         Requests one list with all EndpointSlices, or with those of the Service, without pages. The list is decoded in a thread.
 
         Raises:
-            ApiError: the list could not be read.
+            ApiError: the list of EndpointSlices could not be read.
         """
         resource = self._slices.of_service(service) if service else self._slices
         query = resource.list_query(reflector.ANY_VERSION, limit=0)

@@ -112,7 +112,7 @@ def parse_query(text: str) -> Query:
 def _has(item: EndpointSlice, address: Address) -> bool:
     size, at = len(address), -1
     while (at := item.addresses.find(address, at + 1)) >= 0:
-        if at % size == 0:  # otherwise the bytes would belong to two adjacent addresses
+        if at % size == 0:  # otherwise the match spans two adjacent addresses, and does not count
             return True
     return False
 

@@ -1,8 +1,8 @@
 """The names of the pods behind the endpoints of those Services that viewers look at.
 
 Rule 1: the daemon stores no pod names permanently, because proxying does not need them, and the names for 100,000 endpoints would
-take some ten megabytes. The names for one Service are read from the source while a viewer looks at the Service, and discarded
-when the last viewer has gone.
+take some ten megabytes. The names of the pods of one Service are read from the source while a viewer looks at the Service, and
+are discarded when no viewer looks at it any more.
 Rule 2: anybody who can open the page can cause requests from this process to the API server, so all readings together have a rate
 limit.
 Rule 3: a response waits for the names at most ``WAIT_S``, and only if the request has started the reading of the names. If the
@@ -77,7 +77,7 @@ class Names:
         self._readings.clear()
 
     def _begin(self, name: ServiceName) -> asyncio.Task[None] | None:
-        """Start to read the names for a Service, unless they are known or are being read."""
+        """Start to read the names of the pods of a Service, unless the names are known or are being read."""
         reading = self._readings[name] = self._readings.pop(name) if name in self._readings else _SliceReading()
         if len(self._readings) > MOST:
             del self._readings[next(iter(self._readings))]

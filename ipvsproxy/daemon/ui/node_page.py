@@ -229,7 +229,7 @@ def describe(
 
 
 def _point(point: Point) -> list[float | None]:
-    # The time is not rounded, because a viewer requests the points that are later than this time.
+    # The time of a point is not rounded, because a viewer requests the points that are later than this time.
     return [point.at_s, *(None if figure is None else round(figure, 3) for figure in point[1:])]
 
 
@@ -326,7 +326,7 @@ class EventLog:
     def _add_unchanged(self, summary: SyncSummary, at_s: float) -> None:
         """Add a sync that has changed nothing to the events.
 
-        The new event replaces the previous event if that is also a sync that has changed nothing.
+        If the previous event is also a sync that has changed nothing, the new event replaces it.
         """
         names, last = summary.changes.services, self._events[-1] if self._events else _NO_SYNC
         syncs = last["unchangedSyncs"] + 1

@@ -99,7 +99,7 @@ class Pages:
     ) -> None:
         """``source`` and ``translation`` say where Services come from and how they are translated.
 
-        ``programs`` returns the program that writes the rules of each IP family now. ``targets`` is a function that reads the
+        ``programs`` returns the programs that currently write the rules, by IP family. ``targets`` is a function that reads the
         pods of a Service. ``processor_clock`` measures the processor time of the calling thread.
         """
         self._processor_clock = processor_clock
