@@ -80,7 +80,7 @@ def _as_running(
             complain(f"ipvsproxy runs in a container ({which}): give its flags and files, or run this command there")
         return None
     try:
-        os.chdir(f"/proc/{running.process}/cwd")  # its flags may name files relative to its working directory
+        os.chdir(f"/proc/{running.process}/cwd")  # that ipvsproxy's flags may name files relative to this directory
         first = 1 if running.arguments[:1] == ["run"] else 0
         config = read([*running.arguments[first:], *arguments])
     except (ConfigError, OSError):  # the reason is not shown: the values are those of the running ipvsproxy
@@ -136,8 +136,9 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
 def load_module(name: str) -> ModuleType:
     """Import, quickly, a module that most command lines do not need.
 
-    An import creates no garbage, so a collection of cycles would waste a tenth of the time. structlog would import rich, if it is
-    installed, to colour tracebacks that this program never prints: that import takes 0.2 s, more than any other.
+    An import creates no garbage, so running the garbage collector during the import would waste a tenth of the time. structlog
+    would import rich, if it is installed, to colour tracebacks that this program never prints: that import takes 0.2 s, more than
+    any other.
     """
     # In ``sys.modules``, None means that a module cannot be imported. Modules that are imported later may need rich, for example
     # Textual.
@@ -169,7 +170,7 @@ def _open_standard_streams() -> None:
 
 
 def _end(status: int) -> int:
-    """End now: a thread that hangs in the kernel or in a program must not delay the end of the process.
+    """End the process now: a thread that hangs in the kernel or in a program must not delay the end.
 
     If the reader closes the pipe before the last output is written, that is no error; Python would report a BrokenPipeError when
     the process exits.

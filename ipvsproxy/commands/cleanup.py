@@ -1,4 +1,7 @@
-"""``--cleanup``: removes all of our objects from the kernel, and reports the removals. Needs no API server and no event loop."""
+"""``--cleanup``: removes all of our objects from the kernel, and reports the removals.
+
+The cleanup needs neither an API server nor an event loop.
+"""
 
 import contextlib
 import dataclasses
@@ -39,7 +42,7 @@ _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 class Extent(NamedTuple):
     """The objects to remove: these chains, jumps and sets.
 
-    Unless ``only_own``, all other kinds that kube-proxy knows are added.
+    If ``only_own`` is false, all other kinds of objects that kube-proxy knows are removed as well.
     """
 
     chains: tuple[ChainKey, ...] = skeleton.CHAINS
@@ -90,9 +93,9 @@ class Result:
     """The result of a cleanup, or of its dry run.
 
     ``outcomes`` maps each operation to its outcome, because both backends may find an object that belongs to neither of them.
-    ``left`` names the rules of one family in one place that a proxy has left behind, with the reason why some of these rules are
-    not removed (an empty reason means that all are removed). ``problems`` has a line for each other reason why some of our
-    objects may remain; ``notes`` has a line for each omitted part of the cleanup.
+    ``left`` names the rules that a proxy has left behind, of one family in one place, with the reason why some of them are not
+    removed (an empty reason means that all are removed). ``problems`` has a line for each other reason why some of our objects
+    may remain; ``notes`` has a line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -103,7 +106,8 @@ class Result:
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add outcomes.
 
-        Both backends may have an object of the same name: if its removal fails in either backend, the removal counts as failed.
+        Both backends may have an object of the same name: if the removal fails in either backend, the object counts as not
+        removed.
         """
         for outcome in outcomes:
             if outcome.error or str(outcome.operation) not in self.outcomes:
@@ -192,7 +196,7 @@ def clean(
 ) -> None:
     """Remove our objects of ``node.extent``, except virtual servers in ``excluded`` ranges.
 
-    With ``dry_run``, only find the objects.
+    With ``dry_run``, the function only finds these objects.
     """
     observed = _observe(node)
     todo = node.extent.plan(observed, excluded, node_port_ranges)

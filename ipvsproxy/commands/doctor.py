@@ -1,4 +1,4 @@
-"""``ipvsproxy doctor``: checks everything that ipvsproxy needs on this node. Each check has one finding, with its remedy."""
+"""``ipvsproxy doctor``: checks everything that ipvsproxy needs on this node. Each check reports one finding, with its remedy."""
 
 import asyncio
 import dataclasses
@@ -423,7 +423,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document
 def render(document: inspection.Document) -> Iterator[str]:
     """The result as text: the findings that need attention, the worst first, each with its remedy.
 
-    Topics without such a finding are listed by name.
+    Topics that need no attention are only listed by name.
     """
     findings = document["findings"]
     for level in (Level.FAIL, Level.WARN, Level.NOTE):
@@ -440,7 +440,7 @@ def render(document: inspection.Document) -> Iterator[str]:
 
 
 def run(config: Config) -> int:
-    """``ipvsproxy doctor``; returns the exit status."""
+    """Run ``ipvsproxy doctor``; returns the exit status."""
     return inspection.execute(config, _answer(config), render, "not all checks could be made", failed=FAILING)
 
 

@@ -1,6 +1,6 @@
 """``ipvsproxy --dry-run``: a shadow of a kube-proxy, which compares desired and observed state and never changes the kernel.
 
-Rule 1: a shadow applies no operation, loads no module and opens no health-check port, because kube-proxy does all this.
+Rule 1: a shadow applies no operation, loads no module and opens no health-check port, because kube-proxy does all of this.
 Rule 2: kube-proxy needs time to program a change, so the shadow waits for ``PATIENCE_S`` after a change before it reads the
 kernel.
 Rule 3: the shadow listens on ports other than kube-proxy's, so that both can use the same configuration.

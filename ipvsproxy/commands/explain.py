@@ -178,7 +178,7 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
 
 
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
-    """Why no object of this name is used at all.
+    """Why an object of this name is not used at all.
 
     If the Service is known, its unused parts are shown in the entry of that Service.
     """
@@ -210,7 +210,7 @@ def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServe
 
 
 def run(config: Config, subject: Subject) -> int:
-    """``ipvsproxy explain``; returns the exit status."""
+    """Run ``ipvsproxy explain``; returns the exit status."""
 
     async def answer(node: Inspected) -> CommandAnswer:
         targets, problems = await node.targets()

@@ -108,7 +108,7 @@ class Pod(msgspec.Struct):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the pod is ending or has ended, so that another pod may have replaced it."""
+        """Whether the pod is being deleted or has finished, so that another pod may have replaced it."""
         return bool(self.metadata.deletion_timestamp) or self.status.phase in _GONE
 
 
@@ -118,7 +118,7 @@ class _PodList(msgspec.Struct):
 
 
 class FleetNode(NamedTuple):
-    """A node, and what is wrong with this node when it is looked at alone.
+    """A node, and what is wrong with this node regardless of the other nodes.
 
     An empty version or configuration means that it is unknown.
     """
@@ -136,7 +136,7 @@ class FleetNode(NamedTuple):
 
 
 def run(config: Config) -> int:
-    """``ipvsproxy fleet``; returns the exit status."""
+    """Run ``ipvsproxy fleet``; returns the exit status."""
     return inspection.execute(config, _answer(config), render, "the state of the nodes is unknown")
 
 
@@ -177,7 +177,7 @@ def _kubeconfig(config: Config) -> str:
 
 
 async def list_pods(connection: HttpConnection, namespace: str, selector: str) -> Sequence[Pod]:
-    """The pods with these labels; if a node has several such pods, only those that are not ending.
+    """The pods with these labels. Pods that are being deleted or have finished are left out if their node has another pod.
 
     Raises:
         ApiError: the list could not be read.

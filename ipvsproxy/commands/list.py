@@ -171,7 +171,7 @@ def _beside(row: str, name: str) -> str:
 
 
 def _heading(one: Document) -> str:
-    """The table row of a virtual server."""
+    """The table row of a virtual server, as text."""
     if one["mark"] is not None:
         name = f"FWM  {one['mark']}" + (" IPv6" if one["family"] == "IPv6" else "")
     else:
@@ -223,7 +223,7 @@ def _target(one: Document) -> str:
 
 
 def run(config: Config) -> int:
-    """``ipvsproxy list``; returns the exit status."""
+    """Run ``ipvsproxy list``; returns the exit status."""
     return inspection.execute(config, _read(config), render, "nothing can be said about this node, and nothing was changed")
 
 

@@ -76,7 +76,7 @@ class PlanningKernel:
 
 
 class _FirstSync:
-    """Waits until the first sync has ended."""
+    """Waits until the first sync of the reconcile loop has ended."""
 
     def __init__(self) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -208,7 +208,7 @@ def _weight(operation: Document) -> str:
 
 
 def run(config: Config) -> int:
-    """``ipvsproxy plan``; returns the exit status."""
+    """Run ``ipvsproxy plan``; returns the exit status."""
     return inspection.run(config, _answer, render)
 
 

@@ -189,7 +189,7 @@ def _reading(url: str) -> Iterator[None]:
 
 
 def render(picture: Picture) -> Iterator[str]:
-    """The data of ``top`` as plain text, as wide as the text needs."""
+    """The data of ``top`` as plain text, not limited to any width."""
     yield from top_data.node_lines(picture, NODE_WIDTH)
     yield ""
     yield from top_data.table_lines(top_data.SERVICE_COLUMNS, picture.services)
@@ -198,7 +198,7 @@ def render(picture: Picture) -> Iterator[str]:
 
 
 def run(config: Config) -> int:
-    """``ipvsproxy top``; returns the exit status."""
+    """Run ``ipvsproxy top``; returns the exit status."""
     options = config.top
     url = options.server or url_of(config.servers.metrics)
     if not url:

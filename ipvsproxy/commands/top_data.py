@@ -191,7 +191,7 @@ def node_lines(picture: Picture, width: int) -> Iterator[str]:
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[str]:
-    """A table as plain text, as wide as the texts need."""
+    """A table as plain text, not limited to any width."""
     table = [[one.title for one in columns], *(row.texts for row in rows)]
     widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
     for texts in table:

@@ -109,7 +109,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         read: Callable[[], Awaitable[T | None]],
         describe: Callable[[T], tuple[Iterable[str], Sequence[Row]]],
     ) -> None:
-        """``read`` returns None if the object no longer exists.
+        """``read`` returns None if the shown object no longer exists.
 
         ``describe`` returns the lines above the table, and the table's rows.
         """
@@ -165,7 +165,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         self._is_covered = True
 
     def on_screen_resume(self) -> None:
-        """Read again. The first call changes nothing, because no screen has covered this one yet."""
+        """Read again. The first call of this handler changes nothing, because no other screen has covered this screen yet."""
         if self._is_covered:
             self._is_covered = False
             self.read_now.set()
@@ -239,7 +239,8 @@ class MainScreen(FollowingScreen[Picture]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "app.quit", "quit"),
         Binding("h,question_mark,f1", "help", "help"),
-        # With priority, because keys that are typed right after the slash must find the filter focused already.
+        # The key has priority, because keys that are typed right after the slash must reach the filter, so the filter must
+        # already be focused.
         Binding("slash", "filter", "filter", priority=True),
         Binding("escape", "unfilter", show=False),
         Binding("c", "sort('connections')", "conn"),

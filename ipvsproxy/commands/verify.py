@@ -90,7 +90,7 @@ def render(document: Document) -> Iterator[str]:
 
 
 def run(config: Config) -> int:
-    """``ipvsproxy verify``; returns the exit status."""
+    """Run ``ipvsproxy verify``; returns the exit status."""
     return inspection.run(config, _answer, render)
 
 

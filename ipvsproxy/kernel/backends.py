@@ -117,7 +117,8 @@ def remove_table() -> bool:
     Returns whether any of our objects existed.
 
     The removal does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
-    load nf_tables to answer the request. If the kernel could not load nf_tables, it is not asked again until the module appears.
+    load nf_tables to answer the request. If the kernel could not load nf_tables, no further query is sent until the module
+    appears.
 
     Raises:
         KernelError: one of our objects exists, and the kernel did not remove it.

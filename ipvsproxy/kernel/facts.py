@@ -186,7 +186,10 @@ def gather(
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
-    """The result of a reading. If it fails, ``otherwise`` and the error: a program may change its tables during every attempt."""
+    """The result of a reading.
+
+    If the reading fails, the result is ``otherwise`` and the error, because a program may change its tables during every attempt.
+    """
     try:
         return read(), ()
     except KernelError as error:

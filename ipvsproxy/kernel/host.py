@@ -107,7 +107,7 @@ def lacking(
 ) -> Iterator[Lack]:
     """The optional features that the kernel certainly does not have.
 
-    Sends one socket option and one message to the kernel to find out.
+    To find out, the function sends one socket option and one message to the kernel.
 
     The kernel's answer takes precedence, because distributions port features back to older kernels. ``version`` decides only
     about features whose presence the kernel does not show in another way. ``needs_arrival`` means that rules in nftables

@@ -46,7 +46,7 @@ class Instance:
     def fileno(self) -> int:
         """The listening socket, readable when another process connects to find out who listens.
 
-        The value is -1 if another program has the name.
+        The value is -1 if another program has bound the name.
         """
         return self._socket.fileno()
 
@@ -78,7 +78,7 @@ class Running(NamedTuple):
 
 
 def running(name: str = NAME) -> Running | None:
-    """The process that has bound the name, if it is an ipvsproxy; None also means that this process may not find out."""
+    """The process that has bound the name, if it is an ipvsproxy; None can also mean that finding out is not allowed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
         asking.settimeout(ANSWER_WITHIN_S)
         asking.connect(name)

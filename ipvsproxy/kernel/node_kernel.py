@@ -247,9 +247,9 @@ class NodeKernel:
         removed, and none is copied.
 
         Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets, so
-        only entries that may witness virtual servers are copied. If iptables is chosen, its rules may have to wait for a lock or
-        a program. Until these rules are programmed, the old rules in nftables decide about packets, so all of their entries are
-        copied, and from now on ``apply`` changes the old sets, too.
+        only entries that may witness virtual servers are copied. If iptables is chosen, programming its rules may have to wait
+        for a lock or a program. Until these rules are programmed, the old rules in nftables decide about packets, so all of their
+        entries are copied, and from now on ``apply`` changes the old sets, too.
 
         Raises:
             KernelError: the sets could not be read.

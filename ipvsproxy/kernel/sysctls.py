@@ -1,4 +1,4 @@
-"""The driver for sysctls."""
+"""The driver for kernel settings: sysctls, and settings below ``/sys``."""
 
 import errno
 import fcntl
@@ -27,16 +27,16 @@ _SET_FLAGS = 0x8914
 
 
 class SysctlDriver:
-    """Reads and writes sysctls. A path is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
+    """Reads and writes kernel settings. A path is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
 
     def __init__(self, root: pathlib.Path = pathlib.Path("/proc/sys")) -> None:
         self._root = root
 
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
-        """The values of these sysctls, except sysctls that do not exist or that this process may not read.
+        """The values of these settings, except settings that do not exist or that this process may not read.
 
         Raises:
-            KernelError: a sysctl exists and cannot be read.
+            KernelError: a setting exists and cannot be read.
         """
         values: dict[str, str] = {}
         for path in paths:
@@ -49,7 +49,7 @@ class SysctlDriver:
         return values
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Write settings. Removing a sysctl does nothing, because its former value is not known."""
+        """Write kernel settings. Removing a setting does nothing, because its former value is not known."""
         return [_write(self._root, operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
 
 
@@ -60,7 +60,7 @@ def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome
         if device := _FLAGS_OF_DEVICE.fullmatch(setting.path):
             _set_flags(device[1], int(setting.value, 16))
             return Outcome(operation)
-        # ``write_text`` is not used, because it would create a file if the kernel has no such sysctl and the directory is an
+        # ``write_text`` is not used, because it would create a file if the kernel has no such setting and the directory is an
         # ordinary directory.
         descriptor = os.open(root / setting.path, os.O_WRONLY)
         try:
@@ -73,7 +73,7 @@ def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome
 
 
 def _set_flags(device: str, flags: int) -> None:
-    """Set the flags of a network device, which works where ``/sys`` is mounted read-only."""
+    """Set the flags of a network device; this also works where ``/sys`` is mounted read-only."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         fcntl.ioctl(asking, _SET_FLAGS, struct.pack("16sH22x", device.encode(), flags))
 

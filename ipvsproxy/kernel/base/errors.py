@@ -22,7 +22,7 @@ class KernelError(Exception):
 class Tolerated(contextlib.AbstractContextManager[None]):
     """If an error with one of these numbers occurs in the ``with`` block, it only ends the block.
 
-    This is for objects that may be absent.
+    The context manager is meant for objects that may be absent.
     """
 
     def __init__(self, *numbers: int) -> None:

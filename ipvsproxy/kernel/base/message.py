@@ -39,13 +39,13 @@ ADDRESSES: Mapping[Family, Sample] = {
 class Template:
     """A message with placeholders for field values, compiled from the output of a pyroute2 message class.
 
-    ``build`` takes one value for each field, by name, and returns the encoded message. A template is compiled by calling
+    ``build`` takes one keyword argument for each field, and returns the encoded message. A template is compiled by calling
     ``build`` with two different values for each field, which shows where the field is in the message. ``encode`` takes the values
     for the placeholders as bytes, in the order of the fields' names; for a whole message, ``nlmsg_seq`` (4 bytes, host byte
     order) comes first. ``encode`` takes 0.3 µs and checks no lengths: if a value has the wrong length, the kernel cuts off the
     message without an error.
 
-    ``size`` is the length of an encoded message.
+    ``size`` is the length of an encoded message in bytes.
 
     ``fixed`` are the bytes before, between and after the placeholders. If many messages share most of their values, it takes less
     than half the time to join the shared values once and then to join each message.
@@ -53,7 +53,7 @@ class Template:
     Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
 
     Raises:
-        ValueError: a field has no fixed position, or its position is before that of the preceding field name.
+        ValueError: a field has no fixed position, or its position is before that of the field that precedes it in ``samples``.
     """
 
     __slots__ = ("encode", "fixed", "size")

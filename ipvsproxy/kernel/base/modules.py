@@ -23,7 +23,7 @@ class ModuleState(enum.StrEnum):
 
 
 def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:
-    """The state of a module. Reading the state does not load the module."""
+    """The state of this kernel module. Reading the state does not load the module."""
     if (root / "sys/module" / name).exists():
         return ModuleState.LOADED
     directory = root / "lib/modules" / os.uname().release

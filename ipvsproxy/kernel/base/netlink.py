@@ -206,7 +206,7 @@ class Channel:
         return {first + index: number for first, failed in runs for index, number in failed.items()}
 
     def do(self, request: bytes) -> int:
-        """Have the kernel handle one message, with any sequence number.
+        """Have the kernel handle one message; the message may have any sequence number.
 
         Returns 0 if the message succeeded, otherwise the error number or ``UNANSWERED``.
         """
@@ -215,7 +215,7 @@ class Channel:
     def ask(self, request: bytes, action: str) -> Reply:
         """Send a request whose answer is a single message, and return this answer.
 
-        ``request`` may have any sequence number. ``action`` is the action that an error names.
+        ``request`` may have any sequence number. ``action`` describes the request in error messages.
 
         Raises:
             KernelError: the kernel refused the request, or the answer was lost.
@@ -240,7 +240,7 @@ class Channel:
     def dump(self, request: bytes, action: str) -> list[Reply]:
         """All messages of a dump; the dump is read to its end before any message is returned.
 
-        ``request`` may have any sequence number. ``action`` is the action that an error names.
+        ``request`` may have any sequence number. ``action`` describes the request in error messages.
 
         Raises:
             KernelError: the kernel refused the request, or no attempt gave a complete and consistent dump.

@@ -71,7 +71,7 @@ class Message(NamedTuple):
     family: int = INET
 
     def numbered(self, sequence: int) -> bytes:
-        """The message with this sequence number."""
+        """This message, with this sequence number."""
         return _whole(self.kind, self.payload, self.flags, self.family, sequence)
 
 
@@ -308,7 +308,7 @@ def generation(channel: netlink.Channel) -> int:
     """The number of the current generation, which changes with every change to any table in this network namespace.
 
     Raises:
-        KernelError: the kernel has no nf_tables (EINVAL), or did not answer.
+        KernelError: the kernel has no nf_tables (EINVAL), or it did not answer.
     """
     action = "read the generation of nf_tables"
     answer = channel.ask(_whole(NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)

@@ -1,4 +1,4 @@
-"""The common part of the drivers of sets: the order of operations, and finding the sets that have changed."""
+"""The common part of the set drivers: it keeps operations in order, and finds the sets that have changed."""
 
 import abc
 import errno
@@ -169,8 +169,8 @@ class SetsDriver(abc.ABC):
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         """Add and remove entries.
 
-        Returns the outcomes of entries that failed, or that were unexpectedly present or absent, by the operation on the single
-        entry.
+        Returns the outcomes of entries that failed, or that were unexpectedly present or absent; the keys are operations on
+        single entries.
         """
 
 

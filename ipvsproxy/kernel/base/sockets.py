@@ -97,10 +97,10 @@ def in_network_order(code: str, value: int) -> int:
 def ask(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
     """The answer to a query by ``getsockopt``: the same buffer holds the query and then the kernel's answer.
 
-    The answer cannot be longer than the query. ``action`` is the action that an error message names.
+    The answer cannot be longer than the query. ``action`` describes the query in error messages.
 
     Raises:
-        KernelError: the kernel refused the question.
+        KernelError: the kernel refused the query.
     """
     buffer = bytearray(question)
     return bytes(buffer[: ask_in(asking, level, option, buffer, action)])
@@ -110,7 +110,7 @@ def ask_in(asking: socket.socket, level: int, option: int, buffer: bytearray, ac
     """Sends a query as ``ask`` does, writes the answer over the query without copying it, and returns the length of the answer.
 
     Raises:
-        KernelError: the kernel refused the question.
+        KernelError: the kernel refused the query.
     """
     length = ctypes.c_uint32(len(buffer))
     begin = ctypes.byref(ctypes.c_char.from_buffer(buffer))

@@ -175,8 +175,8 @@ class IpsetDriver(SetsDriver):
 class EntryBatch:
     """Set entries to be sent by one ``send``, and their outcomes.
 
-    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent, by the operation on the
-    single entry.
+    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; its keys are operations on
+    single entries.
     """
 
     def __init__(self, channel: netlink.Channel) -> None:

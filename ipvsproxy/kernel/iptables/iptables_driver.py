@@ -139,7 +139,7 @@ class IptablesDriver:
         self._times_put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
-        """Version and variant of a family's program.
+        """The version and variant of the iptables program for a family.
 
         The program runs once for each file, except if the file's name shows the variant.
 

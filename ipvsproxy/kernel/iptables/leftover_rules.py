@@ -43,7 +43,7 @@ class RulesPlace(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The readable name of the place, without the IP family."""
+        """The readable name of this variant, without the IP family."""
         return str(self.variant)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class LeftoverRules:
         )
 
     def fingerprint(self, place: RulesPlace) -> object:
-        """The fingerprint of the rules of a place; None means that the kernel does not show a fingerprint."""
+        """The fingerprint of the rules of one family in one variant; None means that the kernel does not show a fingerprint."""
         if _is_surely_empty(place):
             return NO_SUBSYSTEM
         try:
@@ -145,14 +145,14 @@ class LeftoverRules:
         self._driver(place).restore(place.family, iptables_syntax.render_left_removal(removal))
 
     def _driver(self, place: RulesPlace) -> IptablesDriver:
-        """The driver that reads and writes the rules of a place.
+        """The driver that reads and writes the rules of one family in one variant.
 
         Raises KernelError if the variant in use is unknown or has changed.
         """
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        # In these cases, only the program in PATH is of this variant.
+        # If one of these conditions is true, only the program in PATH is of this variant.
         is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"

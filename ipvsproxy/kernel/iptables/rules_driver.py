@@ -2,8 +2,8 @@
 
 Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer than that, the call waits only
 ``SHORT_PATIENCE_S``.
-Rule 2: a program that takes longer continues to run, and its operation counts as failed (EINPROGRESS) until the program ends. The
-next attempt at the same operation returns the outcome of this program.
+Rule 2: a program that takes longer than its call waits continues to run, and its operation counts as failed (EINPROGRESS) until
+the program ends. The next attempt at the same operation returns the outcome of this program.
 Rule 3: only one program of each IP family runs at a time. The IP families do not wait for each other.
 """
 

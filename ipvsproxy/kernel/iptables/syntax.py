@@ -1,8 +1,8 @@
 """The syntax of iptables: single rules, the output of ``iptables-save``, and the input of ``iptables-restore``.
 
-``render`` writes a rule as ``iptables-save`` 1.8 prints it, in both of its variants. ``parse`` also reads rules that older or
-newer versions of iptables print differently. A text that ``render`` would not produce becomes an ``UnknownRule``. Therefore two
-observed rules are equal exactly if the kernel has the same rule.
+``render`` writes a rule as ``iptables-save`` 1.8 prints it, in both of its variants. ``parse`` also reads rules in the spelling
+of older or newer versions of iptables. A text that ``render`` would not produce becomes an ``UnknownRule``. Therefore two
+observed rules are equal exactly if they are the same rule in the kernel.
 """
 
 import collections
@@ -96,7 +96,7 @@ def _virtual_server(key: VirtualServerKey) -> str:
     return f"-m ipvs --vproto {key.protocol:d} --vaddr {key.address} --vport {key.port}"
 
 
-def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for each kind
+def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for each kind of target
     match target:
         case Verdict.REJECT:
             return f"REJECT --reject-with {_REJECT[family]}"
@@ -200,7 +200,7 @@ def _mark(text: str, of_set_bits: str, of_clear_bits: str) -> tuple[str, object]
     return (of_set_bits, int(value, 16)) if int(value, 16) else (of_clear_bits, int(mask, 16))
 
 
-def _parse_target(words: list[str]) -> Target:  # noqa: PLR0911 - one for each kind
+def _parse_target(words: list[str]) -> Target:  # noqa: PLR0911 - one for each kind of target
     match words:
         case ["REJECT", "--reject-with", _]:
             return Verdict.REJECT

@@ -1,7 +1,8 @@
 """The tables of iptables in both variants, read directly from the kernel, and whether their rules have changed.
 
-The functions start no process. Legacy tables are read by ``getsockopt``, and the hash of a legacy table excludes the packet
-counters. Tables of nf_tables are read by netlink; with each change of the rules, the kernel increases its generation number.
+The functions of this module start no process. Legacy tables are read by ``getsockopt``, and the hash of a legacy table excludes
+the packet counters. Tables of nf_tables are read by netlink; with each change of the rules, the kernel increases its generation
+number.
 
 Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and include/uapi/linux/netfilter_ipv6/ip6_tables.h.
 """
@@ -200,7 +201,8 @@ def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
 class RuleChanges:
     """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
 
-    The rules are those in the network namespace of the thread that creates this object. Only that thread may use the object.
+    The fingerprints are those of the rules in the network namespace of the thread that creates this object. Only that thread may
+    use the object.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:

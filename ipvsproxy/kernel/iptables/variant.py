@@ -1,9 +1,9 @@
 """Finds out which variant of iptables, nf_tables or legacy, has this node's rules, if the node has both variants.
 
-The kernel applies the rules of both variants, but neither variant shows the rules of the other. If a node has rules in both
-variants, it is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our
-rules are written to the variant that the kubelet and the CNI plugin use. The evidence by which this module chooses a variant, and
-its order, are those of kubernetes-sigs/iptables-wrappers.
+The kernel applies the rules of both variants, but neither variant shows the rules of the other. A node with rules in both
+variants is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our rules
+are written to the variant that the kubelet and the CNI plugin use. The evidence by which this module chooses a variant, and its
+order, are those of kubernetes-sigs/iptables-wrappers.
 """
 
 import enum
@@ -40,7 +40,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """The contents of a variant's tables in both families: whether a chain of ``HINTS`` exists, and how many rules exist."""
+    """A variant's tables in both families: whether they have a chain of ``HINTS``, and the numbers of our and of other rules."""
 
     hint: str = ""
     ours: int = 0
@@ -159,7 +159,8 @@ def _save(command: str) -> str:
 def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
     """Whether the kernel accepts rules of this variant. A program of iptables is run only if the kernel's answer is uncertain.
 
-    Running iptables-nft leaves a table behind, and commands that must change nothing also choose a variant.
+    The reason is that running iptables-nft leaves a table behind, and commands that must not change anything also choose a
+    variant.
     """
     if iptables_tables.take_rules(Family.IPV4, variant):
         return True

@@ -47,7 +47,7 @@ class IpvsDriver:
 
     Only that thread may use the object.
 
-    ``traffic`` reads the counters.
+    ``traffic`` reads the counters of IPVS.
 
     Raises:
         KernelError: the kernel has no IPVS.
@@ -96,25 +96,25 @@ class IpvsDriver:
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
         """Reads the table as ``observe`` does, but in parts; other methods may be called between two parts.
 
-        Objects that these methods write are read by the next poll.
+        If another method writes an object between two parts, the next poll reads that object.
 
         None means that the virtual server no longer exists.
 
         Raises:
-            KernelError: a part of the table could not be read. The parts returned before are valid.
+            KernelError: a part of the table could not be read. The parts returned before the error are valid.
         """
         for reader in self._readers_of(families):
             reader.forget()
             yield from reader.read(whole=True)
 
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
-        """Reads as ``observe_in_parts`` does, but returns only virtual servers that changed or were written since last returned.
+        """Reads as ``observe_in_parts`` does, but only virtual servers changed or written since they were last returned.
 
         If ``whole`` is false, the reading does not include changes of weights, exchanged real servers, any change of IPv6 real
         servers, or this driver's own writes.
 
         Raises:
-            KernelError: a part of the table could not be read. The parts returned before are valid.
+            KernelError: a part of the table could not be read. The parts returned before the error are valid.
         """
         for reader in self._readers_of(families):
             yield from reader.read(whole=whole)
@@ -155,7 +155,7 @@ class IpvsDriver:
         return missing if self._is_missing_for_ipv4(scheduler) else ""
 
     def _is_missing_for_ipv4(self, scheduler: str) -> bool:
-        """Find out by adding a virtual server, unless a virtual server with this scheduler already exists."""
+        """Find out whether the scheduler is usable, by adding a virtual server unless an existing one has the scheduler."""
         observed = self.observe()
         if any(server.settings.scheduler == scheduler for server in observed.values()):
             return False
@@ -204,7 +204,7 @@ class IpvsDriver:
         Operations take effect in their order, with one exception: if an object to add is present, or an object to set is absent,
         the operation is repeated with the other verb after all other operations. If a virtual server with a firewall mark is
         already present, it is not changed (EEXIST). The outcomes have the order of the operations. If the addition of some real
-        servers in an operation did not simply succeed, each of these real servers has its own outcome.
+        servers in an operation failed or found them present, each of these real servers has its own outcome.
         """
         for _, item in operations:
             # Whatever the outcome is, the next reading returns the virtual server. The virtual server is read again by netlink

@@ -130,7 +130,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         this process has written are left for the next reading with ``whole``.
 
         Raises:
-            KernelError: the table could not be read. The parts returned before are valid.
+            KernelError: the table could not be read. The parts returned before the error are valid.
         """
         self._note_written()
         self._passed.clear()

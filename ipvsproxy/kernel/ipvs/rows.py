@@ -271,7 +271,7 @@ class TrafficReader:
         added or removed during the reading, the result may lack other virtual servers as well.
 
         Raises:
-            KernelError: a part of the table could not be read. The parts returned before are valid.
+            KernelError: a part of the table could not be read. The parts returned before the error are valid.
         """
         with contextlib.closing(NetlinkTable(self.connect)) as table:
             counted: dict[VirtualServerKey, Counters] = {}
@@ -313,7 +313,7 @@ def read_totals(text: str) -> Counters:
 def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> IpvsTable:
     """Read the IPVS table of the calling thread's network namespace.
 
-    Virtual servers of a protocol that no Service has are left out.
+    Virtual servers of protocols other than those of Services are left out.
 
     Raises:
         KernelError: a part of the table could not be read.

@@ -100,8 +100,8 @@ class AddressDriver:
         return observed
 
     def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
-        # Addresses are dumped first: if an interface is removed between the dumps, its addresses are ignored, and an interface
-        # that is added between the dumps had no addresses yet.
+        # Addresses are dumped first: if an interface is removed between the two dumps, its addresses are left out, and an
+        # interface that is added between the two dumps had no addresses during the first dump.
         query = message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
         replies = self._channel.dump(query, "list the addresses")
         return replies, {link.number: link for link in self._links()}

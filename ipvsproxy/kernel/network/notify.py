@@ -118,7 +118,7 @@ class ChangeListener:
         return tuple(changes)
 
     def _ask_for_names(self) -> None:
-        # The answer arrives on the same socket as the notifications, in the right order with them.
+        # The answer arrives on the same socket as the notifications, in the order in which the kernel sent both.
         length = message.HEADER.size + _LINK.size
         request = message.HEADER.pack(length, _GETLINK, _REQUEST_DUMP, 1, 0) + _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         try:

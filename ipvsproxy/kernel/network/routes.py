@@ -4,8 +4,8 @@ A route is ours if it is in the table ``local``, has the type ``local``, is on `
 The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the kernel's route can exist
 side by side. If a removal did not name the protocol number and the metric, it would remove the kernel's route.
 
-The routes are on ``lo``, because another device loses its routes without a notification when it goes down or loses its last IPv4
-address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
+The routes are on ``lo``, because any other device loses its routes, without a notification, when the device goes down or loses
+its last IPv4 address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
 
 Layouts: include/uapi/linux/rtnetlink.h; the checks have the same order as in net/ipv4/fib_trie.c and net/ipv6/route.c.
 """

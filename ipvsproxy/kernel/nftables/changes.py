@@ -1,9 +1,9 @@
 """Notifications of nf_tables, which show whether another program has changed our table.
 
-The generation of nf_tables changes with any table of a network namespace. A notification names the changed table, so frequent
-changes by another program in its own table do not make us read our sets again and again. Notifications also arrive immediately.
-Layouts: nfnetlink.h and nf_tables.h of include/uapi/linux/netfilter. The first attribute of each message about a table or its
-content is the table's name.
+The generation of nf_tables changes whenever any table of the network namespace changes. A notification names the changed table,
+so frequent changes by another program in its own table do not make us read our sets again and again. Notifications also arrive
+immediately. Layouts: nfnetlink.h and nf_tables.h of include/uapi/linux/netfilter. The first attribute of each message about a
+table or its content is the table's name.
 """
 
 import contextlib

@@ -218,7 +218,7 @@ class _Part(NamedTuple):
 class ElementBatch:
     """Entries to be sent in one transaction, and their outcomes.
 
-    ``reported`` has the outcomes of entries that failed, by the operation on the single entry.
+    ``reported`` has the outcomes of entries that failed; its keys are operations on single entries.
     """
 
     def __init__(self, channel: netlink.Channel) -> None:

@@ -75,9 +75,9 @@ class NftDriver:
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
         """Replace sets that have the name of a set to create but other parameters.
 
-        Another version, or a file loaded by nft, made these sets.
+        Another version of ipvsproxy, or a file loaded by nft, created these sets.
 
-        Such a set is in use by the rules that look it up. Therefore the rules of the set's family are written again in the same
+        Such a set cannot be removed while rules look it up. Therefore the rules of the set's family are written again in the same
         transaction: the desired rules if the operations contain rules, otherwise the present rules. If the transaction fails, the
         creation of the set, which follows, reports the reason.
         """

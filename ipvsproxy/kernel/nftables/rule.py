@@ -68,7 +68,7 @@ class Meta(enum.IntEnum):
 
 
 class VerdictCode(enum.IntEnum):
-    """What becomes of a packet."""
+    """What a rule does with a packet."""
 
     DROP = 0
     ACCEPT = 1

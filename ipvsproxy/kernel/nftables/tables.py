@@ -10,7 +10,7 @@ Rule 1: if a table cannot be read, that is an error; the table never counts as a
 Rule 2: a table is removed only in the same generation in which it was recognised as a leftover. If the generation has changed,
 the table is read again.
 Rule 3: a reading does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
-load it. If the kernel could not load nf_tables, it is not asked again until the module appears.
+load it. If the kernel could not load nf_tables, no further query is sent until the module appears.
 """
 
 import contextlib
@@ -157,7 +157,7 @@ def has_own_table() -> bool:
 def own_table(channel: netlink.Channel) -> TableContent | None:
     """The content of our table; None means that the table does not exist.
 
-    It is complete only if the generation has not changed meanwhile.
+    The content is complete only if the generation has not changed during the reading.
 
     Raises:
         KernelError: the table could not be read.
