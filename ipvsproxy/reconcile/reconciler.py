@@ -105,9 +105,9 @@ class Reconciler:
         """Put the objects that the node needs whatever Services exist: the device, the sets, the settings."""
         self._tables.put_node(families, sysctls, timeouts)
 
-    def put_tunnel_ends(self, addresses: Collection[Address]) -> None:
-        """Put the addresses of other nodes, from which packets of direct return are accepted."""
-        self._tables.put_tunnel_ends(addresses)
+    def put_tunnel_sources(self, addresses: Collection[Address]) -> None:
+        """Put the addresses of other nodes, whose tunnels are accepted."""
+        self._tables.put_tunnel_sources(addresses)
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         """Replaces the desired state of a Service, in steps; a value of None means that the Service no longer exists.

@@ -186,6 +186,11 @@ class Store:
         """The addresses of each other node that accepts packets of direct return."""
         return {one.name: one.addresses for one in self._nodes.values() if one.takes_direct_return and one.name != here}
 
+    def tunnel_sources(self, here: str) -> frozenset[Address]:
+        """The addresses of all other nodes. A leaving node counts as long as it takes packets of direct return."""
+        nodes = (one for one in self._nodes.values() if one.name != here and (one.takes_direct_return or not one.leaving))
+        return frozenset(address for one in nodes for address in one.addresses)
+
     @property
     def is_complete(self) -> bool:
         """Whether every kind has been listed. Before all kinds are listed, nothing may be programmed."""

@@ -272,12 +272,13 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
 
     They come before all other rules, so that a packet from a tunnel is never forwarded. Any sender of an outer packet to this
     node can put an arbitrary inner packet into it. If another program uses the tunnel device, no rule may drop its packets.
+    Tunnels of pods and other hosts pass, and other programs' tunnels between nodes.
     """
     if view.shared_tunnel or not (settings.direct_return or occupied & {SetKind.NODES, SetKind.TUNNEL}):
         return
     if SetKind.NODES in occupied:
         yield Rule(tunnel=True, set=match(SetKind.NODES, family, (Side.SOURCE,)), target=Verdict.RETURN)
-    yield Rule(tunnel=True, target=Verdict.DROP)
+    yield Rule(tunnel=True, to_this_host=True, target=Verdict.DROP)
     tunnel = InterfaceMatch(TUNNEL_DEVICES[family])
     if SetKind.TUNNEL in occupied:
         yield Rule(interface=tunnel, target=TakeMark(match(SetKind.TUNNEL, family, TO_PORT)))

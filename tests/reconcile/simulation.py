@@ -73,7 +73,7 @@ class SimulatedNode:
     def _new_reconciler(self) -> Reconciler:
         reconciler = Reconciler(self._policy)
         reconciler.put_node(self._families, (SYSCTL,), TIMEOUTS)
-        reconciler.put_tunnel_ends([*itertools.chain.from_iterable(self._view.tunnel_ends.values())])
+        reconciler.put_tunnel_sources([*itertools.chain.from_iterable(self._view.tunnel_ends.values())])
         at_once(reconciler.observer.observing(self.kernel.observe(), self.now))
         return reconciler
 

@@ -9,7 +9,6 @@ Rule 2: a Service is translated after a change of the Service, of its endpoints 
 """
 
 import dataclasses
-import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -80,7 +79,8 @@ class Translator:
             frozenset[RealServerKey],
             Mapping[Address, str],
             Mapping[str, tuple[Address, ...]],
-        ] = (None, (), frozenset(), {}, {})
+            frozenset[Address],
+        ] = (None, (), frozenset(), {}, {}, frozenset())
         self._api_servers: frozenset[RealServerKey] = frozenset()
         """All API servers that were known at any time."""
         self._lingering = Lingering()
@@ -151,7 +151,8 @@ class Translator:
             self.put_node()
         takes_part = self.settings.direct_return and not shared_tunnel
         tunnel_ends = self.store.tunnel_ends(self.node_name) if takes_part else {}
-        inputs = (node, addresses, api_servers, other_nodes, tunnel_ends)
+        tunnel_sources = self.store.tunnel_sources(self.node_name) if takes_part else frozenset()
+        inputs = (node, addresses, api_servers, other_nodes, tunnel_ends, tunnel_sources)
         is_due = self._lingering.is_due(now)
         if self._view is not None and self._view_inputs == inputs and not is_due:
             return self._view
@@ -159,7 +160,7 @@ class Translator:
             self._lingering = self._lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
         self._view_inputs = inputs
         self._put_node_port_ranges(node)
-        self.reconciler.put_tunnel_ends([*itertools.chain.from_iterable(tunnel_ends.values())])
+        self.reconciler.put_tunnel_sources(tunnel_sources)
         node_view = view.view_node(
             self.settings,
             self.node_name,

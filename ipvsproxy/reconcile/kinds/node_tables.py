@@ -148,8 +148,8 @@ class NodeTables:
         self.sysctls.replace(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
         self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
-    def put_tunnel_ends(self, addresses: Iterable[Address]) -> None:
-        """Put the addresses of other nodes, from which packets of direct return are accepted."""
+    def put_tunnel_sources(self, addresses: Iterable[Address]) -> None:
+        """Put the addresses of other nodes, whose tunnels are accepted."""
         for family in self.scopes.families:
             name = IpSet(SetKind.NODES, family).name
             entries = (SetEntry(name, one) for one in addresses if one.family is family)

@@ -3,7 +3,8 @@
 import structlog.testing
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.service import ApiServersFound
+from ipvsproxy.model.service import ApiServersFound, Node
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.settings import Settings, device_flags, direct_return_sysctls
 from tests.support import builders
@@ -121,3 +122,21 @@ async def test_no_setting_for_tunnels_is_written_while_another_program_has_the_d
         await node.quiet(AUDIT_INTERVAL_S)
         await node.quiet()
         assert "x" not in node.kernel.sysctls.values()
+
+
+@in_virtual_time
+async def test_tunnels_of_all_other_nodes_are_accepted_until_they_are_deleted() -> None:
+    node = with_direct_return()
+    plain = Node(name="plain", addresses=(parse_address("172.18.0.8"),))
+    annotated = Node(name="annotated", addresses=(parse_address("172.18.0.9"),), takes_direct_return=True)
+
+    def accepted() -> list[str]:
+        return sorted(map(str, node.kernel.sets[SetKind.NODES].entries))
+
+    async with node.running():
+        node.begin_with(builders.node(), plain, annotated)
+        await node.quiet()
+        assert accepted() == ["172.18.0.8", "172.18.0.9"], "other programs have tunnels between nodes, too"
+        node.remove(plain)
+        await node.quiet()
+        assert accepted() == ["172.18.0.9"]

@@ -120,7 +120,7 @@ def test_tunnels_come_first_and_clients_outside_last(backend: Backend) -> None:
     assert chains == {
         "KUBE-IPVSPROXY-ARRIVAL": [
             "-p ipencap -m set --match-set KUBE-IPVSPROXY-NODES src -j RETURN",
-            "-p ipencap -j DROP",
+            "-p ipencap -m addrtype --dst-type LOCAL -j DROP",
             "-i tunl0 -j SET --map-set KUBE-IPVSPROXY-TUNNEL dst,dst --map-mark",
             "-i tunl0 -m mark ! --mark 0x0/0x3fff -j RETURN",
             "-i tunl0 -j DROP",
@@ -142,7 +142,7 @@ def test_tunnels_come_first_and_clients_outside_last(backend: Backend) -> None:
 
 def test_without_a_known_node_every_tunnel_is_refused() -> None:
     skeleton = build_skeleton(Family.IPV6, ON, _view(), OCCUPIED - {SetKind.NODES}, ())
-    assert next(iter(texts(skeleton, *SCOPE_CHAINS[0]))) == "-p ipv6 -j DROP"
+    assert next(iter(texts(skeleton, *SCOPE_CHAINS[0]))) == "-p ipv6 -m addrtype --dst-type LOCAL -j DROP"
 
 
 @pytest.mark.parametrize("family", Family)
@@ -150,7 +150,8 @@ def test_without_a_known_node_every_tunnel_is_refused() -> None:
 def test_tunnels_of_strangers_are_dropped_before_any_node_is_annotated(family: Family, backend: Backend) -> None:
     skeleton = build_skeleton(family, dataclasses.replace(ON, backend=backend), _view(tunnel_ends={}), frozenset(), ())
     outer = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}[family]
-    assert {f"-p {outer} -j DROP", f"-i {TUNNEL_DEVICES[family]} -j DROP"} <= set(texts(skeleton, *SCOPE_CHAINS[0]))
+    dropped = f"-p {outer} -m addrtype --dst-type LOCAL -j DROP"
+    assert {dropped, f"-i {TUNNEL_DEVICES[family]} -j DROP"} <= set(texts(skeleton, *SCOPE_CHAINS[0]))
     assert set(SCOPE_JUMPS) <= set(skeleton.jumps)
 
 
