@@ -189,7 +189,10 @@ def build_skeleton(
     )
     if SetKind.DIRECT in occupied:  # these packets keep their client's address, unless their endpoint cannot answer the client
         chosen = Rule(any_mark=settings.scope_bits, target=Verdict.RETURN if is_by_connection else Verdict.ACCEPT)
-        rules[ChainKey("nat", POSTROUTING if is_by_connection else SERVICES)].insert(0, chosen)
+        if is_by_connection:  # a pod that reaches itself needs masquerading all the same, by the first rule
+            rules[ChainKey("nat", POSTROUTING)].insert(1, chosen)
+        else:
+            rules[ChainKey("nat", SERVICES)].insert(0, chosen)
     if is_by_connection:  # with this method, the text of each rule serves as its comment
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
     fixed = {key: tuple(value) for key, value in rules.items()}

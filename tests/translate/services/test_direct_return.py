@@ -155,6 +155,14 @@ def test_tunnels_of_strangers_are_dropped_before_any_node_is_annotated(family: F
     assert set(SCOPE_JUMPS) <= set(skeleton.jumps)
 
 
+def test_a_pod_that_reaches_itself_is_masqueraded_whatever_its_mark() -> None:
+    skeleton = build_skeleton(Family.IPV4, dataclasses.replace(ON, backend=Backend.NFTABLES), _view(), OCCUPIED, ())
+    assert list(texts(skeleton, "nat", "KUBE-POSTROUTING"))[:2] == [
+        "-m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",
+        "-m mark ! --mark 0x0/0x3fff -j RETURN",
+    ]
+
+
 def test_no_rule_drops_packets_where_another_program_has_the_tunnel() -> None:
     view = _view(shared_tunnel="tunl0")
     assert SCOPE_CHAINS[0] not in build_skeleton(Family.IPV4, ON, view, frozenset(), ()).chains
