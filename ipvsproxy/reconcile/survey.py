@@ -12,7 +12,7 @@ from ipvsproxy.model.plan import KINDS, Item, Operation
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Owner, Service, ServiceName, ServicePort
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetEntry, SetKind, mark_entry
+from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import DescribeRule, Difference, Stage
@@ -78,10 +78,13 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are all desired sets, and also the sets that only scopes use, even if these are not desired.
+        The sets are all desired sets, and also the sets that only scopes use, even if these are not desired. The sets of direct
+        return are included until all sets have been read once, and as long as they are observed.
         """
         tables = self._tables
-        scoped = (one for one in IP_SETS.values() if one.kind in SCOPE_KINDS and one.family in tables.scopes.families)
+        left = tables.sets.observed if tables.scopes.has_observed_all else IP_SETS.values()
+        of_scopes = (one for one in IP_SETS.values() if one.kind in SCOPE_KINDS and one.family in tables.scopes.families)
+        scoped = (one for one in of_scopes if one.kind not in DIRECT_KINDS or one in left)
         return list(dict.fromkeys(one.name for one in (*tables.sets.desired, *scoped))), list(tables.sysctls.desired)
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:

@@ -190,6 +190,11 @@ class Scopes:
 
     def __post_init__(self) -> None:
         self.marks = Marks(self._has_mark)
+        self.has_observed_all = False
+        """Whether the sets that a former process may have left have been read."""
+        sets = [one for one in IP_SETS.values() if one.kind in SCOPE_KINDS]
+        self._sets = {family: [(one, self.entries[one.name]) for one in sets if one.family is family] for family in Family}
+        """The sets that only scopes use, each with its entries."""
         self._states: dict[ServiceName, ServiceState] = {}
         """The desired state of each Service with second scopes, as it was put: without marks."""
         self._changed: dict[ServiceName, None] = {}
@@ -329,6 +334,7 @@ class Scopes:
             if observed is None or not observed.real_servers:
                 self._stop_closing(key)
         if may_close:
+            self.has_observed_all = True
             yield from self._giving_marks()
             for key in [key for key in table.surplus if isinstance(key, FirewallMark)]:
                 if table.observed[key].real_servers:
@@ -350,15 +356,11 @@ class Scopes:
             entry = mark_entry(key)
             self.entries[entry.set].release(entry, NODE_OWNER)
 
-    def _has_entries(self, ip_set: IpSet) -> bool:
-        table = self.entries[ip_set.name]
-        return bool(table.desired or table.observed)
-
     def _desire_sets(self, family: Family) -> None:
-        used = {kind for kind in SCOPE_KINDS if self._has_entries(IpSet(kind, family))}
+        used = {ip_set.kind for ip_set, table in self._sets[family] if table.desired or table.observed}
         has_direct_return = not used.isdisjoint(DIRECT_KINDS)
         has_local = not used.isdisjoint(SCOPE_KINDS if not has_direct_return else _OF_LOCAL_POLICY)
-        for ip_set in (IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS):
+        for ip_set, _ in self._sets[family]:
             is_used = has_direct_return if ip_set.kind in DIRECT_KINDS else has_local
             is_used |= ip_set.kind is SetKind.MARKS and has_direct_return
             if is_used and ip_set not in self.sets.desired:

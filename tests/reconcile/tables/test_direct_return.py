@@ -1,10 +1,12 @@
 """The scopes of direct return in the tables: marks, sets and virtual servers, across restarts and removals of endpoints."""
 
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
-from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, MarkedEntry, SetKind
+from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, IpSet, MarkedEntry, SetKind
 from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark
+from ipvsproxy.translate.skeleton import SCOPE_CHAINS
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 
@@ -97,3 +99,27 @@ def test_a_node_without_direct_return_has_no_objects_of_direct_return() -> None:
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()
     assert {IP_SETS[name].kind for name in node.kernel.sets}.isdisjoint(DIRECT_KINDS | {SetKind.MARKS})
+
+
+def sets_of_direct_return(node: SimulatedNode) -> set[SetKind]:
+    return {IP_SETS[name].kind for name in node.reconciler.survey.subjects()[0]} & DIRECT_KINDS
+
+
+def test_sets_of_direct_return_are_read_once_where_there_are_none() -> None:
+    node = SimulatedNode()
+    assert sets_of_direct_return(node) == DIRECT_KINDS, "a former process may have left them"
+    node.sync()
+    assert sets_of_direct_return(node) == set()
+
+
+def test_sets_of_direct_return_are_read_while_they_are_desired_or_observed() -> None:
+    node = node_with()
+    node.sync()
+    assert sets_of_direct_return(node) == DIRECT_KINDS
+    off = SimulatedNode(node.kernel)
+    off.kernel.fail(lambda operation: operation.item == IpSet(SetKind.NODES, Family.IPV4), times=1)
+    off.sync()
+    assert sets_of_direct_return(off) == {SetKind.NODES}
+    off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])  # the kernel in memory keeps the chains of a table without any other
+    off.sync(after_s=60)
+    assert sets_of_direct_return(off) == set()
