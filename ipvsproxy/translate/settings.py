@@ -107,6 +107,10 @@ TUNNEL_DEVICES: Mapping[Family, str] = {Family.IPV4: "tunl0", Family.IPV6: "ip6t
 TUNNEL_MODULES: Mapping[Family, str] = {Family.IPV4: "ipip", Family.IPV6: "ip6_tunnel"}
 
 
+TUNNEL_UP, TUNNEL_DOWN = "0x81", "0x80"
+"""The flags of a tunnel device: without ARP, and up or down."""
+
+
 def device_flags(family: Family) -> str:
     """The path of the setting by which the tunnel device of a family is up or down."""
     return f"/sys/class/net/{TUNNEL_DEVICES[family]}/flags"
@@ -115,13 +119,13 @@ def device_flags(family: Family) -> str:
 def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     """The settings that a node needs in order to take part in direct return.
 
-    The interface flags 0x81 mean that the interface is up and does not use ARP. The route to a client uses an interface other
-    than the tunnel, and the tunnel has no address. Therefore even a loose ``rp_filter`` would drop packets from the tunnel
-    (``__fib_validate_source`` in net/ipv4/fib_frontend.c); the larger of the values of the interface and of ``all`` applies.
-    ``sloppy_tcp`` lets this node continue a connection whose first packets arrived at another node.
+    The route to a client uses an interface other than the tunnel, and the tunnel has no address. Therefore even a loose
+    ``rp_filter`` would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c); the larger of the
+    values of the interface and of ``all`` applies. ``sloppy_tcp`` lets this node continue a connection whose first packets
+    arrived at another node.
     """
     for family in sorted(families):
-        yield Sysctl(device_flags(family), "0x81", for_tunnels=True)
+        yield Sysctl(device_flags(family), TUNNEL_UP, for_tunnels=True)
     if Family.IPV4 in families:
         yield Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
         yield Sysctl("net/ipv4/conf/tunl0/rp_filter", "0", for_tunnels=True)

@@ -28,16 +28,16 @@ from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
-from ipvsproxy.model.kernel import LocalRoutes
+from ipvsproxy.model.kernel import LocalRoutes, Sysctl
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference
+from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Rule, Skeleton, Verdict
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.settings import Settings, device_flags
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run
@@ -550,3 +550,23 @@ def test_rules_of_both_iptables_variants_are_removed_where_the_kernel_has_both(v
     assert run_program("--cleanup").output.splitlines()[-1] == f"removed: IPv4 rules, IPv4 rules left in {other}"
     for driver in drivers:
         assert driver.observe(Family.IPV4).chains == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "carries", "after"), [("0x81", "eth0", "0x80"), ("0x81", "tunl0", "0x81"), ("0x80", "eth0", "0x80")]
+)
+def test_the_tunnel_device_of_direct_return_goes_down_before_its_rules(flags: str, carries: str, after: str) -> None:
+    kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
+    kernel.sysctls[path] = flags
+    kernel.host_addresses.append(builders.interface_address(carries, "10.244.3.0"))
+    guard = Rule(tunnel=True, target=Verdict.DROP)
+    kernel.chains[Family.IPV4][skeleton.SCOPE_CHAINS[0]] = (guard,)
+    clean(kernel)
+    assert kernel.sysctls[path] == after
+    assert type(kernel.applied[0].item) is (Sysctl if after != flags else Skeleton)
+
+
+def test_a_tunnel_device_without_rules_of_direct_return_is_left_alone(kernel: FakeKernel) -> None:
+    kernel.sysctls[device_flags(Family.IPV4)] = "0x81"
+    clean(kernel)
+    assert kernel.sysctls[device_flags(Family.IPV4)] == "0x81"
