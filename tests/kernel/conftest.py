@@ -1,4 +1,4 @@
-"""A network namespace of its own for tests that need no ip_vs, only root."""
+"""A separate network namespace for tests that need root, but no ip_vs."""
 
 import ctypes
 import os
@@ -16,13 +16,13 @@ _CLONE_NEWNET = 0x40000000
 
 @pytest.fixture(autouse=True)
 def _forget_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the kernel's answers that an earlier test has remembered."""
+    """Forget the answers of the kernel that were cached during an earlier test."""
     monkeypatch.setattr(modules, "_REFUSED", threading.Event())
 
 
 @pytest.fixture
 def fresh_namespace() -> Iterator[None]:
-    """This thread, and its children, in a network namespace of its own, where only the loopback interface is up."""
+    """Move this thread and its child processes into a new network namespace, where only the loopback interface is up."""
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     libc = ctypes.CDLL(None, use_errno=True)

@@ -10,7 +10,7 @@ from tests.support.fake_netlink import attribute
 HEAD = bytes(16)
 
 
-def test_a_template_fills_its_holes_and_leaves_the_rest_as_it_was() -> None:
+def test_a_template_replaces_its_variable_fields_and_keeps_all_other_bytes() -> None:
     def build(port: int, address: bytes) -> bytes:
         return HEAD + b"100%" + struct.pack(">H", port) + b"%b" + address + b"%"
 
@@ -19,7 +19,7 @@ def test_a_template_fills_its_holes_and_leaves_the_rest_as_it_was() -> None:
     assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
 
 
-def test_a_template_filled_with_contents_equals_the_message_built_at_once() -> None:
+def test_a_filled_template_equals_the_message_built_directly_from_the_values() -> None:
     def build(first: int, second: int) -> bytes:
         return HEAD + b"1%" + struct.pack("=B", first) + b"%b" + struct.pack("=B", second) + b"3"
 
@@ -29,7 +29,7 @@ def test_a_template_filled_with_contents_equals_the_message_built_at_once() -> N
     assert head + b"".join(hole + part for hole, part in zip(contents, behind, strict=True)) == template.encode(contents)
 
 
-def test_a_template_of_a_part_has_no_sequence_number() -> None:
+def test_a_template_for_a_fragment_of_a_message_has_no_sequence_number() -> None:
     template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
     assert template.encode((b"\0P",)) == b"\0Ptail"
 
@@ -51,12 +51,12 @@ def test_fields_must_be_named_in_their_order() -> None:
     ],
     ids=["length", "twice", "nowhere"],
 )
-def test_a_field_of_a_template_must_have_one_fixed_place(build: object) -> None:
+def test_each_field_of_a_template_must_have_one_fixed_offset(build: object) -> None:
     with pytest.raises(ValueError, match="value is not one field of fixed length"):
-        message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # all of them take a value
+        message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # each of the functions takes a value
 
 
-def test_a_walk_finds_attributes_whatever_their_flag_bits() -> None:
+def test_attributes_are_found_whatever_their_flag_bits() -> None:
     data = attribute(1, b"abc") + attribute(0x8002, b"") + attribute(0x4003, b"\0P")
     found = message.attributes(data, 0, len(data))
     assert {kind: data[start:end] for kind, (start, end) in found.items()} == {1: b"abc", 2: b"", 3: b"\0P"}
@@ -64,7 +64,7 @@ def test_a_walk_finds_attributes_whatever_their_flag_bits() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"\3\0\1\0", b"\0\0\1\0", b"\x09\0\1\0four", b"\4\0"])
-def test_a_walk_stops_at_an_attribute_that_does_not_fit(rest: bytes) -> None:
+def test_reading_attributes_stops_at_an_attribute_longer_than_the_remaining_bytes(rest: bytes) -> None:
     data = attribute(7, b"good") + rest
     assert message.attributes(data, 0, len(data)) == {7: (4, 8)}
 
@@ -82,7 +82,7 @@ def sample(number: int, name: bytes, value: int, *, swapped: bool = False) -> by
     return b"".join(parts)
 
 
-def test_a_layout_reads_every_message_in_the_order_of_its_fields() -> None:
+def test_a_layout_returns_the_fields_of_each_message_in_the_order_of_the_layout() -> None:
     layout = message.Layout(FIELDS)
     for data in (sample(1, b"rr\0", 2), sample(3, b"wrr\0", 4), sample(5, b"mh\0", 6, swapped=True), sample(7, b"longer\0", 8)):
         number, name, value = layout.read(b"pad." + data, 4, 4 + len(data)) or ()

@@ -36,10 +36,10 @@ def test_a_module_is_found_without_loading_it(root: pathlib.Path, name: str, sta
     assert modules.module_state(name, root) is state
 
 
-def test_without_its_files_nothing_is_known_of_a_module(tmp_path: pathlib.Path) -> None:
+def test_the_state_of_a_module_is_unknown_if_the_module_files_are_missing(tmp_path: pathlib.Path) -> None:
     assert modules.module_state("ip_vs", tmp_path) is ModuleState.UNKNOWN
 
 
-def test_the_schedulers_of_a_kernel_are_those_with_a_module(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_kernel_has_the_schedulers_whose_modules_exist(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert modules.schedulers(root) == ("rr",)
     assert modules.schedulers(tmp_path / "nothing") == ()

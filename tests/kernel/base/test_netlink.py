@@ -1,4 +1,7 @@
-"""Faults of a netlink socket, on a fake one. The tests of the drivers cover the answers of a real kernel."""
+"""Failures of a netlink socket, tested with a fake socket.
+
+The answers of a real kernel are covered by the tests of the drivers.
+"""
 
 import errno
 import struct
@@ -41,7 +44,7 @@ def test_only_the_last_message_asks_for_an_acknowledgement() -> None:
     assert [flags & netlink.ACKNOWLEDGE for _, _, flags, _, _ in fake_netlink.split(opened[0].sent[0])] == [0, 0, 4]
 
 
-def test_each_failure_is_that_of_its_message() -> None:
+def test_each_error_is_returned_for_the_message_that_caused_it() -> None:
     def answer(data: bytes) -> list[Answer]:
         numbers = sequences(data)
         return [error(numbers[1], errno.EEXIST), error(numbers[3], errno.ENOENT)]
@@ -59,7 +62,7 @@ def test_several_answers_in_one_datagram_are_all_read() -> None:
     assert tested.run(messages(tested, 2)) == {0: errno.EPERM, 1: errno.EPERM}
 
 
-def test_without_the_last_acknowledgement_nothing_that_was_not_refused_counts_as_done() -> None:
+def test_messages_count_as_unanswered_if_the_last_acknowledgement_is_missing() -> None:
     tested, opened = channel(lambda data: [error(sequences(data)[1], errno.EEXIST)], acknowledge)
     assert tested.run(messages(tested, 3)) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
     assert opened[0].closed
@@ -67,7 +70,7 @@ def test_without_the_last_acknowledgement_nothing_that_was_not_refused_counts_as
     assert len(opened) == 2
 
 
-def test_after_an_overrun_nothing_that_was_not_refused_counts_as_done_even_with_the_last_acknowledgement() -> None:
+def test_messages_before_an_overrun_count_as_unanswered_even_if_the_last_acknowledgement_came() -> None:
     def answer(data: bytes) -> list[Answer]:
         numbers = sequences(data)
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
@@ -82,7 +85,7 @@ def test_after_an_overrun_nothing_that_was_not_refused_counts_as_done_even_with_
     assert opened[0].closed
 
 
-def test_a_socket_that_reports_overruns_without_end_is_given_up() -> None:
+def test_a_socket_that_reports_overruns_again_and_again_is_closed() -> None:
     def answer(data: bytes) -> list[Answer]:
         return [OVERRUN, OVERRUN, error(sequences(data)[0], errno.EEXIST)]
 
@@ -101,13 +104,13 @@ def test_a_socket_that_reports_overruns_without_end_is_given_up() -> None:
     ],
     ids=["cut off", "too long for its datagram", "broken socket"],
 )
-def test_an_unreadable_answer_leaves_all_unanswered(answer: Callable[[bytes], list[Answer]]) -> None:
+def test_all_messages_count_as_unanswered_after_an_answer_that_cannot_be_parsed(answer: Callable[[bytes], list[Answer]]) -> None:
     tested, opened = channel(answer)
     assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
     assert opened[0].closed
 
 
-def test_messages_that_could_not_be_sent_are_unanswered() -> None:
+def test_messages_that_could_not_be_sent_count_as_unanswered() -> None:
     def refuse(_data: bytes) -> list[Answer]:
         raise OSError(errno.EMSGSIZE, "too long")
 
@@ -115,7 +118,7 @@ def test_messages_that_could_not_be_sent_are_unanswered() -> None:
     assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
 
 
-def test_without_a_socket_all_is_unanswered_and_a_dump_says_why() -> None:
+def test_if_no_socket_can_be_opened_messages_are_unanswered_and_a_dump_reports_the_error() -> None:
     def connect(_protocol: int) -> FakeSocket:
         raise OSError(errno.EPROTONOSUPPORT, "no such protocol")
 
@@ -126,7 +129,7 @@ def test_without_a_socket_all_is_unanswered_and_a_dump_says_why() -> None:
         tested.dump(message(0), "list")
 
 
-def test_answers_to_earlier_requests_are_passed_over() -> None:
+def test_answers_to_earlier_requests_are_ignored() -> None:
     tested, _ = channel(lambda data: [error(7_000_000, errno.EPERM), error(sequences(data)[-1])])
     assert tested.run(messages(tested, 2)) == {}
 
@@ -153,7 +156,7 @@ def test_a_dump_is_read_to_its_end() -> None:
     assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"one.", b"two."]
 
 
-def test_a_dump_can_be_read_in_parts_whatever_changes_meanwhile() -> None:
+def test_a_dump_can_be_read_step_by_step_even_if_objects_change_in_between() -> None:
     def answer(data: bytes) -> list[Answer]:
         (number,) = sequences(data)
         disturbed = message(number, b"two.", flags=INTERRUPTED)
@@ -165,7 +168,7 @@ def test_a_dump_can_be_read_in_parts_whatever_changes_meanwhile() -> None:
     assert len(opened[0].sent) == 1
 
 
-def test_parts_of_a_dump_count_until_it_breaks_off_or_is_refused() -> None:
+def test_objects_read_before_a_dump_fails_are_returned() -> None:
     tested, opened = channel(lambda data: [message(sequences(data)[0], b"one.")])
     parts = tested.dumping(message(0), "list the things")
     assert len(next(parts)) == 1
@@ -178,7 +181,7 @@ def test_parts_of_a_dump_count_until_it_breaks_off_or_is_refused() -> None:
     assert caught.value.errno == errno.ENOENT
 
 
-def test_an_interrupted_dump_is_discarded_and_begun_again() -> None:
+def test_an_interrupted_dump_is_discarded_and_requested_again() -> None:
     attempts = 0
 
     def answer(data: bytes) -> list[Answer]:
@@ -197,7 +200,7 @@ def test_an_interrupted_dump_is_discarded_and_begun_again() -> None:
     assert len(set(sequences(b"".join(opened[0].sent)))) == 3
 
 
-def test_a_dump_that_is_interrupted_each_time_is_given_up() -> None:
+def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
     tested, opened = channel(lambda data: [done(sequences(data)[0], flags=INTERRUPTED)])
     with pytest.raises(KernelError, match="list the things: the data changed during each attempt") as caught:
         tested.dump(message(0), "list the things")
@@ -205,7 +208,7 @@ def test_a_dump_that_is_interrupted_each_time_is_given_up() -> None:
     assert len(opened[0].sent) == len(netlink.DUMP_PAUSES_S)
 
 
-def test_while_answers_are_lost_without_end_each_further_dump_gets_one_attempt() -> None:
+def test_while_answers_are_lost_repeatedly_each_further_dump_gets_only_one_attempt() -> None:
     loses, number = True, 0
     tested, opened = channel(lambda data: [OVERRUN if loses else done(sequences(data)[0], number)])
 
@@ -229,9 +232,9 @@ def test_while_answers_are_lost_without_end_each_further_dump_gets_one_attempt()
     assert attempts() == often, "a refusal is an answer"
 
 
-def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
+def test_a_truncated_dump_is_requested_again_on_a_new_socket() -> None:
     def cut_off(data: bytes) -> list[Answer]:
-        """The rest has the form of a whole message, and the end of the dump comes."""
+        """The remaining bytes have the form of a whole message, and the end of the dump follows."""
         (number,) = sequences(data)
         left = message(number, bytes(netlink.RECEIVE_SIZE - fake_netlink.HEADER.size))
         return [left + message(number, b"lost"), done(number)]
@@ -243,7 +246,7 @@ def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
     assert [socket.closed for socket in opened] == [True, True, False]
 
 
-def test_a_dump_cut_off_in_a_message_header_is_begun_again_and_loses_no_message() -> None:
+def test_a_dump_truncated_within_a_message_header_is_requested_again_and_loses_no_message() -> None:
     def cut_off(data: bytes) -> list[Answer]:
         number = sequences(data)[0]
         return [message(number, b"one.") + message(number, b"two.")[:7], done(number)]
@@ -257,7 +260,7 @@ def test_a_dump_cut_off_in_a_message_header_is_begun_again_and_loses_no_message(
     assert opened[0].closed
 
 
-def test_the_error_at_the_end_of_a_dump_counts() -> None:
+def test_an_error_in_the_message_that_ends_a_dump_is_reported() -> None:
     tested, _ = channel(lambda data: [message(sequences(data)[0], b"one."), done(sequences(data)[0], errno.ENOMEM)])
     with pytest.raises(KernelError) as caught:
         tested.dump(message(0), "list")
@@ -273,7 +276,7 @@ def test_a_refused_dump_is_an_error_and_leaves_the_socket_usable() -> None:
 
 
 @pytest.mark.parametrize("answer", [lambda _data: [], lambda _data: [error(7_000_000)], lambda _data: [OVERRUN]])
-def test_a_question_without_an_answer_is_an_error(answer: Callable[[bytes], list[Answer]]) -> None:
+def test_a_query_without_an_answer_is_an_error(answer: Callable[[bytes], list[Answer]]) -> None:
     tested, opened = channel(answer)
     with pytest.raises(KernelError, match="ask"):
         tested.ask(message(0), "ask")
@@ -303,13 +306,13 @@ def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Calla
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
-def test_an_unknown_family_is_explained_with_its_module() -> None:
+def test_the_error_for_an_unknown_netlink_family_names_its_kernel_module() -> None:
     tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
     with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is missing or cannot be loaded"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
-def test_a_real_socket_has_the_buffers_that_were_asked_for_and_answers_at_once() -> None:
+def test_a_real_socket_has_the_requested_buffer_sizes_and_answers_at_once() -> None:
     with netlink.open_socket(0) as opened:
         assert not opened.getblocking()
         opened.send(struct.pack("=IHHIIB15x", 32, 18, netlink.REQUEST | netlink.DUMP, 5, 0, 0))  # RTM_GETLINK

@@ -1,4 +1,4 @@
-"""Packages that are not executed while only modules in them are needed."""
+"""Deferred packages: importing a module of such a package does not execute the package itself."""
 
 import importlib
 import itertools
@@ -17,7 +17,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a package with two modules, which counts its own executions."""
+    """The name of a package that has two modules and counts how often the package is executed."""
     name = f"laden{next(NUMBERS)}"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text(f"from {name} import light, heavy\nEXECUTED = globals().get('EXECUTED', 0) + 1")
@@ -29,7 +29,7 @@ def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         del sys.modules[loaded]
 
 
-def test_modules_of_a_deferred_package_are_imported_alone(package: str) -> None:
+def test_a_module_of_a_deferred_package_is_imported_without_executing_the_package(package: str) -> None:
     deferred = packages.defer(package, "light")
     scope: dict[str, Any] = {}
     exec(f"from {package} import light\nfrom {package}.light import WEIGHT", scope)  # noqa: S102  # what others write
@@ -49,7 +49,7 @@ def test_a_deferred_package_is_executed_once_at_the_first_access_to_its_own_attr
         _ = deferred.absent
 
 
-def test_a_package_that_is_there_already_stays_as_it_is(package: str) -> None:
+def test_a_package_that_is_imported_already_is_not_replaced(package: str) -> None:
     whole = importlib.import_module(package)
     assert packages.defer(package) is whole
     assert whole.EXECUTED == 1
@@ -60,7 +60,7 @@ def test_a_package_that_is_not_installed_is_an_error_at_once() -> None:
         packages.defer("not_installed_anywhere")
 
 
-def test_of_pyroute2_no_more_is_imported_than_what_drivers_use() -> None:
+def test_only_the_modules_of_pyroute2_that_drivers_use_are_imported() -> None:
     program = "import sys, ipvsproxy.kernel.node_kernel; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     loaded = [name for name in done.stdout.split() if name.partition(".")[0] == "pyroute2"]

@@ -1,4 +1,4 @@
-"""What the drivers of sets share, with sets in memory in place of a kernel."""
+"""The code shared by the drivers of sets, with in-memory sets instead of a kernel."""
 
 import struct
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
 class InMemory(SetsDriver):
-    """Sets of ports in ``kernel``. One in ``failing`` cannot be read."""
+    """A driver whose sets of ports are in ``kernel``. Reading a set named in ``failing`` fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, min_size=20, max_size=60))
-def test_polls_return_the_true_state_whatever_other_programs_do_and_whichever_reading_fails(
+def test_polls_return_the_true_contents_after_changes_by_other_programs_and_failed_reads(
     history: list[tuple[str, str]],
 ) -> None:
     driver = InMemory()
     view: dict[str, ObservedSet | None] = {}
     for kind, name in [*history, ("poll", ""), ("poll", "")]:
         match kind:
-            case "write" | "undo" if name in driver.kernel:  # others undo what we have written before anybody reads it
+            case "write" | "undo" if name in driver.kernel:  # another program undoes our write before the set is read again
                 before = set(driver.kernel[name])
                 driver.apply([Operation(Verb.ADD, SetEntries.of(SetEntry(name, port=1)))])
                 view[name] = None
@@ -96,7 +96,7 @@ def entry(number: int) -> SetEntry:
     return SetEntry(CLUSTER_IP, parse_address(f"10.0.0.{number}"), Protocol.TCP, 80)
 
 
-def test_operations_in_one_run_concern_one_set_and_one_verb() -> None:
+def test_each_run_of_operations_has_one_set_and_one_verb() -> None:
     other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
     several = SetEntries(CLUSTER_IP, (entry(5), entry(6)))
     added = [Operation(Verb.ADD, item) for item in (*map(SetEntries.of, (entry(1), entry(2), other, entry(3))), several)]

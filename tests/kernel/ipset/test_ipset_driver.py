@@ -1,4 +1,4 @@
-"""The ipset driver against a real kernel, read back with ipset; and its faults on a fake socket.
+"""The ipset driver on a real kernel, checked with the program ipset; and errors of its netlink socket, with a fake socket.
 
 Properties that the fake kernel shares are in test_contract.py.
 """
@@ -63,7 +63,7 @@ def test_every_set_is_created_as_kube_proxy_creates_it(driver: ipset.IpsetDriver
             rest = [word for word in made[name][7:] if word != "skbinfo"]
             assert set(rest[::2]) <= {"bucketsize", "initval"}
             assert ("skbinfo" in made[name]) == ip_set.gives_marks
-    # The program that kube-proxy runs takes ours for its own.
+    # The ipset program that kube-proxy runs treats our sets as its own.
     for name, ip_set in IP_SETS.items():
         if ip_set.kind in SCOPE_KINDS:
             continue
@@ -93,7 +93,9 @@ def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> No
 
 
 @pytest.mark.kernel
-def test_entries_added_by_ipset_are_observed_except_those_of_foreign_protocols(driver: ipset.IpsetDriver) -> None:
+def test_entries_added_with_ipset_are_observed_except_those_with_protocols_that_services_do_not_have(
+    driver: ipset.IpsetDriver,
+) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")
@@ -123,7 +125,7 @@ def test_sets_that_do_not_exist_are_absent(driver: ipset.IpsetDriver) -> None:
         (("bitmap:port", "range", "0-65535"), "bitmap:port"),
     ],
 )
-def test_a_set_of_our_name_with_other_parameters_is_reported_and_not_used(
+def test_a_set_with_one_of_our_names_but_other_parameters_is_reported_and_not_used(
     driver: ipset.IpsetDriver, made: tuple[str, ...], difference: str
 ) -> None:
     tool("create", CLUSTER_IP.name, *made)
@@ -156,7 +158,7 @@ def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> No
 
 
 @pytest.mark.kernel
-def test_a_set_that_was_absent_is_returned_once_it_is_as_it_was_before(driver: ipset.IpsetDriver) -> None:
+def test_a_set_that_is_destroyed_and_recreated_with_the_same_entries_is_returned_again(driver: ipset.IpsetDriver) -> None:
     name = "KUBE-NODE-PORT-TCP"
     for expected in ({30001}, None, {30001}):
         if expected:
@@ -169,7 +171,7 @@ def test_a_set_that_was_absent_is_returned_once_it_is_as_it_was_before(driver: i
 
 
 @pytest.mark.kernel
-def test_sets_can_be_polled_in_parts(driver: ipset.IpsetDriver) -> None:
+def test_a_poll_of_sets_can_be_split_into_steps(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
     for expected in ({CLUSTER_IP.name: {entry(1)}}, {}):
         assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == expected
@@ -177,7 +179,7 @@ def test_sets_can_be_polled_in_parts(driver: ipset.IpsetDriver) -> None:
 
 
 @pytest.mark.kernel
-def test_a_set_that_observe_returned_in_between_is_returned_again(driver: ipset.IpsetDriver) -> None:
+def test_a_set_that_a_full_reading_returned_since_the_last_poll_is_returned_by_the_next_poll(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
@@ -187,7 +189,7 @@ def test_a_set_that_observe_returned_in_between_is_returned_again(driver: ipset.
 
 
 @pytest.mark.kernel
-def test_a_set_that_was_written_is_returned_with_any_content(driver: ipset.IpsetDriver) -> None:
+def test_the_poll_after_a_write_returns_the_written_set_whatever_its_entries(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     driver.observe_changed([CLUSTER_IP.name])
     apply(driver, Verb.ADD, entry(1))
@@ -206,11 +208,13 @@ def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriv
 
 
 @pytest.mark.kernel
-def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_for_rules_and_readers(driver: ipset.IpsetDriver) -> None:
+def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_that_rules_and_other_programs_see(
+    driver: ipset.IpsetDriver,
+) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     assert not any(outcome.error for outcome in apply(driver, Verb.ADD, *(entry(number) for number in range(SET_CAPACITY))))
     assert "maxelem 65536" in tool("list", "-terse", CLUSTER_IP.name), "below that its size stays"
-    # The kernel counts only where a part of the hash has its share already, so a few more than that may go in.
+    # The kernel checks the limit per region of the hash, so slightly more entries than the limit may be added.
     more = [entry(SET_CAPACITY + number) for number in range(100)]
     outcomes = apply(driver, Verb.ADD, *more)
     assert not any(outcome.error for outcome in outcomes)
@@ -222,7 +226,7 @@ def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_for_rules_and_r
 
 
 @pytest.mark.kernel
-def test_entries_that_do_not_fit_into_a_full_set_are_named_and_the_others_are_in(driver: ipset.IpsetDriver) -> None:
+def test_entries_beyond_the_capacity_of_a_set_are_reported_and_all_other_entries_are_added(driver: ipset.IpsetDriver) -> None:
     tool("create", CLUSTER_IP.name, "hash:ip,port", "maxelem", "10", "hashsize", "64", "bucketsize", "12")
     outcomes = apply(driver, Verb.ADD, *(entry(number) for number in range(14)))
     failed = [outcome for outcome in outcomes if outcome.error]
@@ -233,7 +237,7 @@ def test_entries_that_do_not_fit_into_a_full_set_are_named_and_the_others_are_in
 
 
 @pytest.mark.kernel
-def test_one_refused_entry_does_not_keep_the_others_out(driver: ipset.IpsetDriver) -> None:
+def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: ipset.IpsetDriver) -> None:
     ip_set = IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV6)
     address = parse_address("fd00::1")
     good = [SetEntry(ip_set.name, address, Protocol.TCP, port, address, 64) for port in (1, 2, 3)]
@@ -272,7 +276,7 @@ def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) 
 
 
 @pytest.mark.kernel
-def test_a_set_in_use_is_not_destroyed_and_the_error_says_why(driver: ipset.IpsetDriver) -> None:
+def test_a_set_that_a_rule_uses_is_not_destroyed_and_the_error_gives_the_reason(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     rule = ("-A", "INPUT", "-m", "set", "--match-set", CLUSTER_IP.name, "dst,dst", "-j", "ACCEPT")
     subprocess.run((shutil.which("iptables") or "iptables", *rule), check=True)
@@ -280,7 +284,7 @@ def test_a_set_in_use_is_not_destroyed_and_the_error_says_why(driver: ipset.Ipse
     assert (outcome.error, outcome.errno) == ("remove set KUBE-CLUSTER-IP: the set is in use by a rule", 4100)
 
 
-def test_entries_whose_answer_was_lost_are_errors_without_being_sent_one_by_one() -> None:
+def test_if_the_answer_is_lost_all_entries_are_errors_and_none_is_sent_again() -> None:
     sockets: list[fake_netlink.FakeSocket] = []
 
     def connect(_protocol: int) -> fake_netlink.FakeSocket:
@@ -295,7 +299,7 @@ def test_entries_whose_answer_was_lost_are_errors_without_being_sent_one_by_one(
     assert "answer was lost" in outcome.error
 
 
-def test_a_kernel_without_the_type_is_explained() -> None:
+def test_the_error_names_the_set_type_that_the_kernel_does_not_have() -> None:
     driver = ipset.IpsetDriver(
         lambda _protocol: fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], 4098)])
     )
@@ -306,7 +310,7 @@ def test_a_kernel_without_the_type_is_explained() -> None:
 
 
 @pytest.mark.kernel
-def test_the_copy_that_a_killed_process_left_is_observed_and_destroyed(driver: ipset.IpsetDriver) -> None:
+def test_a_set_copy_left_by_a_killed_process_is_observed_and_destroyed(driver: ipset.IpsetDriver) -> None:
     assert not driver.has_copy()
     tool("create", SET_COPY.name, "hash:ip,port", "maxelem", "131072")
     assert driver.has_copy()
@@ -316,7 +320,7 @@ def test_the_copy_that_a_killed_process_left_is_observed_and_destroyed(driver: i
 
 
 @pytest.mark.kernel
-def test_every_set_has_the_lowest_revision_that_takes_its_entries(driver: ipset.IpsetDriver) -> None:
+def test_every_set_is_created_with_the_lowest_revision_that_can_hold_its_entries(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, *IP_SETS.values())
     revisions = {name: int(tool("list", "-terse", name).partition("Revision: ")[2].split()[0]) for name in IP_SETS}
     desired = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
@@ -324,7 +328,7 @@ def test_every_set_has_the_lowest_revision_that_takes_its_entries(driver: ipset.
 
 
 @pytest.mark.kernel
-def test_a_set_of_another_revision_stays_as_it_is_and_serves(driver: ipset.IpsetDriver) -> None:
+def test_a_set_with_another_revision_is_not_recreated_and_can_be_used(driver: ipset.IpsetDriver) -> None:
     tool("create", CLUSTER_IP.name, "hash:ip,port", "family", "inet", "hashsize", "1024", "maxelem", "65536")
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     header = tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0]
@@ -335,9 +339,7 @@ def test_a_set_of_another_revision_stays_as_it_is_and_serves(driver: ipset.Ipset
 
 
 @pytest.mark.parametrize(("lowest", "newest", "created"), [(0, 6, 1), (2, 6, 2), (0, 0, 0)])
-def test_a_kernel_without_the_sufficient_revision_gets_the_nearest_one_that_it_has(
-    lowest: int, newest: int, created: int
-) -> None:
+def test_if_the_kernel_does_not_have_the_needed_revision_the_nearest_one_is_used(lowest: int, newest: int, created: int) -> None:
     requested: list[int] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
@@ -356,7 +358,7 @@ def test_a_kernel_without_the_sufficient_revision_gets_the_nearest_one_that_it_h
 
 @pytest.mark.parametrize("revision", [b"", b"\0\x05"])
 @pytest.mark.parametrize("attribute", [4, 10])
-def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: bytes, attribute: int) -> None:
+def test_a_revision_that_is_not_exactly_one_byte_long_is_a_kernel_error(revision: bytes, attribute: int) -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         revisions = {4: b"\x05", 10: b"\0"} | {attribute: revision}
         told = b"".join(fake_netlink.attribute(number, value) for number, value in revisions.items())
@@ -367,11 +369,11 @@ def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: byt
     assert "the kernel's answer cannot be parsed" in outcome.error
 
 
-def test_an_entry_that_cannot_be_encoded_does_not_keep_the_others_from_their_message() -> None:
+def test_an_entry_that_cannot_be_encoded_does_not_prevent_sending_the_other_entries() -> None:
     sent: list[bytes] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        """Refuse the message with both entries, and then the second of the messages with one each."""
+        """Refuse the message that has both entries. Of the two messages with one entry each, refuse the second."""
         sent.append(data)
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]
@@ -402,5 +404,5 @@ def test_an_entry_that_cannot_be_encoded_does_not_keep_the_others_from_their_mes
         (netlink.UNANSWERED, None, "the kernel's answer was lost, so this may or may not be in force"),
     ],
 )
-def test_error_numbers_have_readable_texts(number: int, set_type: SetType | None, text: str) -> None:
+def test_error_numbers_are_translated_to_readable_texts(number: int, set_type: SetType | None, text: str) -> None:
     assert ipset.explain(number, set_type) == text

@@ -1,4 +1,4 @@
-"""Entries of sets: an encoded entry is decoded to the same, and one message has many of them."""
+"""Messages with set entries: decoding an encoded entry gives the same entry, and one message carries many entries."""
 
 import struct
 
@@ -38,19 +38,19 @@ def entries(draw: st.DrawFn) -> SetEntry:
 
 
 def contents(data: bytes) -> list[tuple[int, int]]:
-    """Where the entries of a message lie."""
+    """The offsets of the entries in a message."""
     found = message.attributes(data, 20, len(data))
     return [(start, end) for _, start, end in message.walk(data, *found[ipset_message.ENTRIES])]
 
 
 @given(entries())
-def test_an_entry_is_read_as_it_was_written(entry: SetEntry) -> None:
+def test_decoding_an_encoded_entry_gives_the_same_entry(entry: SetEntry) -> None:
     codec = ipset_message.codec(entry.set)
     data = codec.encode([entry])
     assert codec.decode(data, 4, len(data)) == entry
 
 
-def test_a_message_contains_its_entries_and_its_length() -> None:
+def test_a_message_contains_its_entries_and_its_own_length() -> None:
     codec = ipset_message.codec("KUBE-CLUSTER-IP")
     some = [SetEntry("KUBE-CLUSTER-IP", parse_address(f"10.0.0.{number}"), Protocol.TCP, 80) for number in range(200)]
     data = codec.request(Verb.ADD, codec.encode(some), b"SEQN")
@@ -59,7 +59,7 @@ def test_a_message_contains_its_entries_and_its_length() -> None:
     assert [codec.decode(data, *at) for at in contents(data)] == some
 
 
-def test_a_full_message_stays_below_the_limit_of_the_container() -> None:
+def test_a_message_with_the_most_entries_is_shorter_than_the_limit_of_a_netlink_attribute() -> None:
     for ip_set in IP_SETS.values():
         codec = ipset_message.codec(ip_set.name)
         assert len(codec.encode([entry_of(ip_set)] * 3)) == 3 * codec.entry_size
@@ -91,7 +91,7 @@ def test_an_entry_that_does_not_fit_its_set_is_refused(entry: SetEntry) -> None:
 
 
 @pytest.mark.parametrize("family", Family)
-def test_an_entry_of_another_protocol_or_form_is_left_out(family: Family) -> None:
+def test_an_entry_with_an_unknown_protocol_or_format_is_ignored(family: Family) -> None:
     codec = ipset_message.codec(IpSet(SetKind.CLUSTER_IP, family).name)
     data = codec.encode([entry_of(IpSet(SetKind.CLUSTER_IP, family))])
     (at,) = [place for kind, place, _ in message.walk(data, 4, len(data)) if kind == 7]

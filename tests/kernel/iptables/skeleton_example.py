@@ -1,4 +1,4 @@
-"""A small skeleton, and its listings when nothing and when all of it is in force."""
+"""A small skeleton of rules, and its listings when none of the rules has been written and when all have been written."""
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family

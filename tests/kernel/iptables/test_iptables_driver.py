@@ -1,4 +1,7 @@
-"""The iptables driver with programs that are scripts. With the real ones: test_programs.py."""
+"""The iptables driver, with shell scripts in place of the iptables programs.
+
+Tests with the real iptables programs are in test_programs.py.
+"""
 
 import pathlib
 import stat
@@ -25,17 +28,22 @@ from tests.kernel.iptables.skeleton_example import FILTER, IN_FORCE, MARK, NOTHI
         ("iptables v1.6.1\n", (1, 6, 1), "legacy", False),
     ],
 )
-def test_the_version_shows_variant_and_abilities(text: str, version: tuple[int, ...], variant: str, random_fully: bool) -> None:  # noqa: FBT001 - a table
+def test_variant_and_features_are_derived_from_the_version_output(
+    text: str,
+    version: tuple[int, ...],
+    variant: str,
+    random_fully: bool,  # noqa: FBT001 - a table
+) -> None:
     program = iptables.parse_version(text)
     assert (program.version, program.variant, program.random_fully) == (version, variant, random_fully)
 
 
-def test_a_program_without_version_is_an_error() -> None:
+def test_a_program_that_prints_no_version_is_an_error() -> None:
     with pytest.raises(KernelError, match="contains no version"):
         iptables.parse_version("usage: foo\n")
 
 
-def test_a_failure_is_one_line_with_the_failing_rule() -> None:
+def test_the_error_of_a_failed_write_is_one_line_that_contains_the_failing_rule() -> None:
     messages = (
         "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n"
         "Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
@@ -45,7 +53,7 @@ def test_a_failure_is_one_line_with_the_failing_rule() -> None:
     )
 
 
-def test_a_failure_without_a_line_number_is_reported_as_it_is() -> None:
+def test_an_error_without_a_line_number_is_reported_as_iptables_printed_it() -> None:
     assert iptables_process.describe_failure("Another app is currently holding the xtables lock.\n", "*nat\nCOMMIT\n") == (
         "Another app is currently holding the xtables lock."
     )
@@ -59,13 +67,13 @@ def make_program(folder: pathlib.Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """An otherwise empty folder at the head of PATH for programs that play iptables and note their arguments."""
+    """An empty folder at the head of PATH, for scripts that replace the iptables programs and record their arguments."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
 
 
 @pytest.mark.parametrize(("version", "arguments"), [("1.6.1", "--noflush"), ("1.8.9", "-w 5 --noflush")])
-def test_restore_gets_its_text_by_stdin_and_waits_for_the_lock_where_it_can(
+def test_iptables_restore_reads_its_rules_from_stdin_and_waits_for_the_lock_if_it_supports_that(
     programs: pathlib.Path, version: str, arguments: str
 ) -> None:
     make_program(programs, "iptables", f"echo iptables v{version}")
@@ -95,7 +103,7 @@ def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib
 HIDDEN = "# Table `nat' is incompatible, use 'nft' tool.\n"
 
 
-def test_a_table_that_iptables_does_not_show_is_written_and_counts_as_it_was_written(programs: pathlib.Path) -> None:
+def test_a_table_that_iptables_cannot_list_is_written_and_the_written_rules_count_as_observed(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     make_program(programs, "iptables-restore", f"cat >> {programs}/written")
@@ -114,7 +122,7 @@ def test_a_table_that_iptables_does_not_show_is_written_and_counts_as_it_was_wri
     assert observed.hidden == {"nat"}
 
 
-def test_rules_of_a_table_that_iptables_does_not_show_do_not_count_as_removed(programs: pathlib.Path) -> None:
+def test_rules_in_a_table_that_iptables_cannot_list_do_not_count_as_removed(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     make_program(programs, "iptables-restore", f"touch {programs}/written")
@@ -125,7 +133,7 @@ def test_rules_of_a_table_that_iptables_does_not_show_do_not_count_as_removed(pr
     assert not (programs / "written").exists()
 
 
-def test_a_jump_that_is_there_twice_does_not_count_as_in_force_and_one_is_removed(programs: pathlib.Path) -> None:
+def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_one_is_removed(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     make_program(programs, "iptables-restore", f"cat >> {programs}/written")
@@ -141,7 +149,10 @@ def test_a_jump_that_is_there_twice_does_not_count_as_in_force_and_one_is_remove
 
 
 class Marked:
-    """A driver, programs that record their runs, and a fingerprint that each write of the driver or of ``others`` changes."""
+    """A driver, scripts that record their runs, and a fingerprint of the rules.
+
+    The fingerprint changes with each write by the driver and with each change of ``others``.
+    """
 
     def __init__(self, programs: pathlib.Path) -> None:
         self.others = 0
@@ -168,7 +179,7 @@ class Marked:
         return self._whole_log()[before:]
 
 
-def test_rules_that_have_not_changed_since_they_were_listed_are_not_listed_again(programs: pathlib.Path) -> None:
+def test_rules_are_not_listed_again_if_they_have_not_changed_since_the_last_listing(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     first = marked.driver.observe(Family.IPV4)
     assert first.chains.keys() == {MARK}
@@ -183,7 +194,7 @@ def test_rules_that_have_not_changed_since_they_were_listed_are_not_listed_again
     assert marked.news() == ["listed"]
 
 
-def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_no_rule_changes(programs: pathlib.Path) -> None:
+def test_a_table_that_iptables_cannot_list_is_not_listed_again_while_no_rule_changes(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     make_program(programs, "iptables-save", f"echo listed >> {programs}/log; cat {programs}/saved")
     (programs / "saved").write_text(HIDDEN)
@@ -195,7 +206,7 @@ def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_no_rule_c
     assert marked.news() == ["listed"]
 
 
-def test_the_last_write_shows_the_next_one_the_present_jumps_until_another_program_changes_a_rule(
+def test_a_write_reuses_the_jumps_known_from_the_last_write_until_another_program_changes_a_rule(
     programs: pathlib.Path,
 ) -> None:
     marked = Marked(programs)
@@ -210,7 +221,7 @@ def test_the_last_write_shows_the_next_one_the_present_jumps_until_another_progr
     assert "-I " in (programs / "stdin").read_text()
 
 
-def test_a_jump_that_vanished_before_its_writing_was_marked_is_put_back(programs: pathlib.Path) -> None:
+def test_a_jump_deleted_between_our_write_and_the_reading_of_the_fingerprint_is_restored(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     marked.change()
     assert not marked.driver.observe(Family.IPV4).jumps, "the mark is that of the writing, and the jumps are not there"
@@ -230,7 +241,7 @@ def test_rules_are_listed_before_each_removal_even_after_our_own_write(programs:
     assert (programs / "stdin").read_text() == "*nat\n:KUBE-MARK-MASQ - [0:0]\n-X KUBE-MARK-MASQ\nCOMMIT\n"
 
 
-def test_after_a_failure_rules_are_listed_again(programs: pathlib.Path) -> None:
+def test_rules_are_listed_again_after_a_failed_write(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     marked.change()
     make_program(programs, "iptables-restore", "echo it has failed >&2; exit 2")
@@ -241,7 +252,7 @@ def test_after_a_failure_rules_are_listed_again(programs: pathlib.Path) -> None:
     assert marked.news() == ["listed", "written", "listed", "listed"], "once for the second writing, and once after it"
 
 
-def test_without_a_mark_rules_are_listed_each_time(programs: pathlib.Path) -> None:
+def test_rules_are_listed_each_time_if_their_fingerprint_cannot_be_read(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
     make_program(programs, "iptables-restore", f"echo written >> {programs}/log; cat > {programs}/stdin")
@@ -251,14 +262,14 @@ def test_without_a_mark_rules_are_listed_each_time(programs: pathlib.Path) -> No
     assert (programs / "log").read_text().split() == ["listed", "listed", "written"]
 
 
-def test_a_hanging_program_is_ended(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_hangs_is_killed(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_program(programs, "iptables-save", "exec sleep 600")
     monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
     with pytest.raises(KernelError, match="did not end within"):
         iptables.IptablesDriver(chains=(), jumps=()).observe(Family.IPV4)
 
 
-def test_missing_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_the_error_for_a_missing_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     expected = Refusal("iptables is not in PATH; install the package iptables", is_certain=True)
     assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == expected
@@ -272,26 +283,28 @@ def make_proc(folder: pathlib.Path, *, disabled: str) -> pathlib.Path:
     return folder
 
 
-def test_family_is_usable_when_its_program_and_the_kernel_say_so(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_family_is_usable_if_both_its_iptables_program_and_the_kernel_support_it(
+    programs: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     make_program(programs, "ip6tables", f'echo "$@" >> {programs}/arguments; echo ip6tables v1.8.9')
     driver = iptables.IptablesDriver(chains=(), jumps=(), proc=make_proc(tmp_path / "proc", disabled="0"))
     assert driver.usable(Family.IPV6) is None
     assert (programs / "arguments").read_text() == "--version\n-w 5 -t nat -S POSTROUTING\n"
 
 
-def test_ipv6_is_not_usable_where_it_is_disabled_or_not_there(tmp_path: pathlib.Path) -> None:
+def test_ipv6_is_not_usable_if_it_is_disabled_or_missing(tmp_path: pathlib.Path) -> None:
     disabled = iptables.IptablesDriver(chains=(), jumps=(), proc=make_proc(tmp_path / "proc", disabled="1"))
     assert disabled.usable(Family.IPV6) == Refusal("IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1", is_certain=True)
     (tmp_path / "proc/thread-self/net/if_inet6").unlink()
     assert disabled.usable(Family.IPV6) == Refusal("the kernel has no IPv6", is_certain=True)
 
 
-def test_family_whose_program_fails_is_not_usable(programs: pathlib.Path) -> None:
+def test_a_family_is_not_usable_if_its_iptables_program_fails(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", '[ "$1" = --version ] && echo iptables v1.8.9 || { echo "no table nat" >&2; exit 3; }')
     assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == Refusal("no table nat", is_certain=False)
 
 
-def test_a_file_that_serves_both_families_is_run_once_for_its_version(programs: pathlib.Path) -> None:
+def test_the_version_of_a_program_that_serves_both_families_is_queried_once(programs: pathlib.Path) -> None:
     make_program(programs, "xtables-multi", f"echo asked >> {programs}/log; echo iptables v1.8.9")
     for command in ("iptables", "ip6tables"):
         (programs / command).symlink_to(programs / "xtables-multi")
@@ -301,7 +314,7 @@ def test_a_file_that_serves_both_families_is_run_once_for_its_version(programs: 
 
 
 @pytest.mark.parametrize("variant", ["nf_tables", "legacy"])
-def test_a_program_whose_file_name_shows_its_variant_is_not_run_for_it(programs: pathlib.Path, variant: str) -> None:
+def test_a_program_is_not_run_if_its_file_name_already_shows_the_variant(programs: pathlib.Path, variant: str) -> None:
     name = f"xtables-{'nft' if variant == 'nf_tables' else variant}-multi"
     make_program(programs, name, f"echo asked >> {programs}/log")
     (programs / "iptables").symlink_to(programs / name)
@@ -335,7 +348,7 @@ def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.
         ("", False),
     ],
 )
-def test_a_family_is_refused_for_certain_only_where_the_kernel_does_not_have_it(
+def test_a_family_counts_as_certainly_unusable_only_if_the_kernel_does_not_support_it(
     programs: pathlib.Path, messages: str, *, is_certain: bool
 ) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
@@ -346,7 +359,7 @@ def test_a_family_is_refused_for_certain_only_where_the_kernel_does_not_have_it(
     assert refusal.is_certain is is_certain
 
 
-def test_a_program_that_hangs_does_not_refuse_its_family_for_certain(
+def test_if_a_program_hangs_its_family_does_not_count_as_certainly_unusable(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")

@@ -1,4 +1,4 @@
-"""Leftover rules: which readings count, with scripts as programs, and both variants with the real programs."""
+"""Leftover rules: which tables are read, with scripts as iptables programs, and with the real programs of both variants."""
 
 import errno
 import pathlib
@@ -33,9 +33,9 @@ def concerns(key: ChainKey) -> bool:
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder at the head of PATH for programs that play iptables, and one that plays /proc, with a legacy table.
+    """A folder at the head of PATH for scripts that replace the iptables programs, and a folder that replaces /proc.
 
-    The files of kernel modules are not visible.
+    The folder in place of /proc has a legacy table. The files of kernel modules are not visible.
     """
     monkeypatch.setattr(modules, "module_state", lambda *_: ModuleState.UNKNOWN)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -47,11 +47,11 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def rules(programs: pathlib.Path) -> LeftoverRules:
-    """A kernel that always reports one of our chains, so that the output of the programs decides."""
+    """A kernel that always reports one of our chains, so that the output of the scripts is read."""
     return LeftoverRules(iptables.COMMANDS, programs, has_chain=lambda *_: True)
 
 
-def test_chains_and_the_references_to_them_are_read_and_all_else_is_not(programs: pathlib.Path) -> None:
+def test_only_our_chains_and_the_rules_that_jump_to_them_are_read(programs: pathlib.Path) -> None:
     (programs / "saved").write_text(f"# Table `nat' is incompatible, use 'nft' tool.\n{SAVED}")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     reference = Reference(ChainKey("filter", "INPUT"), "-j KUBE-SERVICES", CHAIN)
@@ -60,7 +60,7 @@ def test_chains_and_the_references_to_them_are_read_and_all_else_is_not(programs
 
 @pytest.mark.parametrize(("place", "program"), [(NFT, "iptables-save"), (LEGACY, "iptables-legacy-save")])
 @pytest.mark.parametrize("failure", ["echo 'Memory allocation problem' >&2; exit 4", "printf '*nat\\n'"])
-def test_an_unreadable_table_is_an_error_and_not_a_clean_one(
+def test_a_table_that_cannot_be_read_is_an_error_and_does_not_count_as_clean(
     programs: pathlib.Path, place: RulesPlace, program: str, failure: str
 ) -> None:
     make_program(programs, program, failure)
@@ -73,7 +73,7 @@ def test_a_table_that_the_kernel_certainly_does_not_have_is_clean(programs: path
     assert rules(programs).read(NFT, concerns) == LeftRules()
 
 
-def test_without_a_chain_that_concerns_us_no_program_shows_rules_of_nf_tables(programs: pathlib.Path) -> None:
+def test_if_nf_tables_has_no_chain_of_ours_no_iptables_program_is_started(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", f"touch {programs}/started; exit 1")
     asked: list[ChainKey] = []
 
@@ -86,7 +86,7 @@ def test_without_a_chain_that_concerns_us_no_program_shows_rules_of_nf_tables(pr
     assert not (programs / "started").exists()
 
 
-def test_chains_that_the_kernel_does_not_show_are_read_by_the_program(programs: pathlib.Path) -> None:
+def test_if_chains_cannot_be_read_from_the_kernel_the_iptables_program_lists_them(programs: pathlib.Path) -> None:
     (programs / "saved").write_text(SAVED)
     make_program(programs, "iptables-save", f"cat {programs}/saved")
 
@@ -99,7 +99,9 @@ def test_chains_that_the_kernel_does_not_show_are_read_by_the_program(programs: 
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_without_legacy_tables_no_program_is_started_and_nothing_is_loaded(programs: pathlib.Path, *, is_there: bool) -> None:
+def test_if_there_are_no_legacy_tables_no_program_is_started_and_no_module_is_loaded(
+    programs: pathlib.Path, *, is_there: bool
+) -> None:
     names = programs / "thread-self" / "net" / "ip_tables_names"
     names.write_text("") if is_there else names.unlink()
     make_program(programs, "iptables-legacy-save", f"touch {programs}/started; exit 1")
@@ -108,7 +110,7 @@ def test_without_legacy_tables_no_program_is_started_and_nothing_is_loaded(progr
     assert not (programs / "started").exists()
 
 
-def test_tables_whose_names_cannot_be_read_are_an_error_and_have_no_mark(programs: pathlib.Path) -> None:
+def test_if_the_table_names_cannot_be_read_that_is_an_error_and_there_is_no_fingerprint(programs: pathlib.Path) -> None:
     names = programs / "thread-self" / "net" / "ip_tables_names"
     names.unlink()
     names.mkdir()
@@ -118,7 +120,7 @@ def test_tables_whose_names_cannot_be_read_are_an_error_and_have_no_mark(program
 
 
 @pytest.mark.parametrize(("number", "fingerprint"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
-def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_none(
+def test_a_fingerprint_exists_if_the_kernel_has_no_nf_tables_but_not_after_other_errors(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, fingerprint: object
 ) -> None:
     def refuse(*_: object) -> object:
@@ -133,7 +135,7 @@ def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_no
     ("state", "questions"),
     [(ModuleState.LOADABLE, 0), (ModuleState.MISSING, 0), (ModuleState.UNKNOWN, 1), (ModuleState.LOADED, 3)],
 )
-def test_a_kernel_that_could_not_load_nf_tables_is_not_queried_at_each_audit(
+def test_a_kernel_that_cannot_load_nf_tables_is_not_queried_at_each_audit(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, state: ModuleState, questions: int
 ) -> None:
     asked: list[object] = []
@@ -151,16 +153,16 @@ def test_a_kernel_that_could_not_load_nf_tables_is_not_queried_at_each_audit(
         assert subject.read(NFT, concerns) == LeftRules()
 
 
-def test_rules_that_a_missing_program_cannot_show_are_an_error(programs: pathlib.Path) -> None:
+def test_if_the_program_that_would_list_rules_is_missing_that_is_an_error(programs: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="iptables-legacy-save is not in PATH"):
         rules(programs).read(LEGACY, concerns)
 
 
 @pytest.mark.parametrize("place", [LEGACY, NFT])
-def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_variant(
+def test_nothing_is_read_or_removed_after_the_program_in_path_was_replaced_by_the_other_variant(
     programs: pathlib.Path, place: RulesPlace
 ) -> None:
-    """Our rules would then be in force in the other variant, and count as leftovers."""
+    """Our rules would otherwise be in the other variant, and would count as leftovers."""
     for name in ("iptables-save", "iptables-legacy-save"):
         make_program(programs, name, f"cat {programs}/saved")
     for name in ("iptables-restore", "iptables-legacy-restore"):
@@ -178,7 +180,7 @@ def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_varia
     assert not (programs / "removed").exists()
 
 
-def test_all_is_removed_by_one_program_that_changes_each_table_as_a_whole(programs: pathlib.Path) -> None:
+def test_leftover_rules_are_removed_by_one_run_of_a_program_that_replaces_each_table_atomically(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
     reference = Reference(ChainKey("filter", "INPUT"), '-m comment --comment "x y" -j KUBE-SERVICES', CHAIN)
     kept, gone = ChainKey("nat", "KUBE-NODEPORTS"), ChainKey("nat", "KUBE-PROXY-CANARY")
@@ -197,7 +199,7 @@ def test_a_failed_removal_is_an_error(programs: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("installed", [(), tuple(Variant)])
-def test_the_other_variant_is_read_if_it_is_installed(
+def test_leftover_rules_of_the_other_variant_are_read_if_its_programs_are_installed(
     monkeypatch: pytest.MonkeyPatch, programs: pathlib.Path, installed: tuple[Variant, ...]
 ) -> None:
     monkeypatch.setattr(iptables_variant, "installed", lambda: installed)
@@ -212,7 +214,7 @@ def test_the_other_variant_is_read_if_it_is_installed(
     params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
 )
 def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace:
-    """A place with the rules of an iptables mode and of other programs."""
+    """A table variant and family with the rules of an iptables mode and of other programs."""
     variant, family = request.param
     run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
     return RulesPlace(variant, family, is_used=False)
@@ -223,7 +225,7 @@ def rules_beside(place: RulesPlace) -> LeftoverRules:
     return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
 
 
-def test_a_mark_stays_until_a_rule_changes(place: RulesPlace) -> None:
+def test_the_fingerprint_of_leftover_rules_changes_only_with_a_rule(place: RulesPlace) -> None:
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     fingerprints = [subject.fingerprint(place), subject.fingerprint(place)]
     run(program, "-A", "INPUT", "-j", "ACCEPT")
@@ -232,7 +234,7 @@ def test_a_mark_stays_until_a_rule_changes(place: RulesPlace) -> None:
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
-def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: RulesPlace) -> None:
+def test_leftover_rules_are_removed_and_rules_of_other_programs_stay(place: RulesPlace) -> None:
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     nodeports = ChainKey("filter", "KUBE-NODEPORTS")
     before = listed(program)
@@ -252,7 +254,7 @@ def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: RulesPlace) 
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_with_rules_in_nftables_a_program_runs_only_if_there_is_a_chain_of_its_own(
+def test_with_the_nftables_backend_iptables_runs_only_if_nf_tables_has_a_chain_of_iptables_mode(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nft = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=False)
@@ -268,14 +270,14 @@ def test_with_rules_in_nftables_a_program_runs_only_if_there_is_a_chain_of_its_o
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_with_rules_in_nftables_all_our_rules_in_iptables_are_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_nftables_backend_all_our_rules_in_iptables_are_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables_variant, "installed", lambda: tuple(Variant))
     subject = LeftoverRules(iptables.COMMANDS, backend=Backend.NFTABLES)
     places = subject.places({Family.IPV6: Program((6, 1), "nftables")})
     assert places == tuple(RulesPlace(variant, Family.IPV6, is_used=False) for variant in Variant)
 
 
-def test_with_rules_in_nftables_the_only_iptables_of_a_host_shows_and_removes_what_is_left(
+def test_with_the_nftables_backend_the_only_installed_iptables_lists_and_removes_leftovers(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs}:/bin")

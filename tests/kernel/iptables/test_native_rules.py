@@ -1,7 +1,7 @@
-"""The iptables driver with a rule of another program in our tables that only nft understands, with the real programs.
+"""The iptables driver, with the real programs, when one of our tables has a rule that only nft understands.
 
-``iptables-nft-save`` then reports the whole table as incompatible, and exits with status 0. ``-I`` and whole chains can
-still be written there, and ``-D`` cannot.
+Another program has written that rule. ``iptables-nft-save`` then reports the whole table as incompatible, and exits with
+status 0. In such a table, ``-I`` and replacing whole chains still work, but ``-D`` does not.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ NATIVE = "ct state established,related accept"
 
 
 def insert_native_rule(chain: str = "INPUT") -> str:
-    """Put a native rule first in a chain of the table filter; returns its handle."""
+    """Insert a native nft rule as the first rule of a chain of the table filter; returns its handle."""
     done = json.loads(run("nft", "--json", "--echo", "--handle", "insert", "rule", "ip", "filter", chain, *NATIVE.split()))
     return str(done["nftables"][-1]["insert"]["rule"]["handle"])
 
@@ -49,7 +49,7 @@ def delete_rule(handle: str) -> None:
 
 
 def jumps_there() -> Counter[str]:
-    """How many jumps lead from the built-in chains to each of our chains, in all tables."""
+    """The number of jumps from the built-in chains to each of our chains, in all tables."""
     listed = json.loads(run("nft", "--json", "list", "ruleset", "ip"))["nftables"]
     targets = (
         part["jump"]["target"]
@@ -62,7 +62,7 @@ def jumps_there() -> Counter[str]:
 
 
 def rules_in(chain: str) -> int:
-    """How many rules a chain of the table filter has."""
+    """The number of rules in a chain of the table filter."""
     listed = json.loads(run("nft", "--json", "list", "chain", "ip", "filter", chain))["nftables"]
     return sum("rule" in one for one in listed)
 
@@ -78,7 +78,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_fresh_process_writes_its_rules_beside_a_native_one_and_observes_the_other_table() -> None:
+def test_a_new_process_writes_its_rules_next_to_a_native_rule_and_observes_the_other_table() -> None:
     create_set(Family.IPV4)
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
@@ -104,7 +104,7 @@ def test_a_native_rule_that_appears_later_does_not_stop_changes() -> None:
     assert not observed(driver).hidden
 
 
-def test_an_idle_node_lists_a_hidden_table_once_because_a_listing_leaves_the_mark() -> None:
+def test_listing_a_hidden_table_does_not_change_the_fingerprint_so_an_idle_node_lists_it_once() -> None:
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
     with contextlib.closing(RuleChanges()) as changes:
@@ -115,7 +115,7 @@ def test_an_idle_node_lists_a_hidden_table_once_because_a_listing_leaves_the_mar
         assert changes.fingerprint(Family.IPV4, "nf_tables") != before
 
 
-def test_a_jump_that_a_former_process_wrote_into_a_hidden_table_is_there_once_when_the_table_can_be_listed() -> None:
+def test_a_jump_into_a_hidden_table_written_by_an_earlier_process_is_not_duplicated_later() -> None:
     create_set(Family.IPV4)
     skeleton = every_kind_of_rule(Family.IPV4)
     assert change(make_driver(), Verb.SET, skeleton) == ""
@@ -138,7 +138,7 @@ def test_a_native_rule_in_our_chain_is_replaced_by_our_rule() -> None:
     assert not observed(driver).hidden
 
 
-def test_nothing_is_removed_from_a_hidden_table() -> None:
+def test_no_rule_is_removed_from_a_hidden_table() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     assert change(driver, Verb.SET, skeleton) == ""

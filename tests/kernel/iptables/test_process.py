@@ -1,4 +1,7 @@
-"""When the programs of iptables get a library preloaded. Running without raw sockets is tested in tests/test_running.py."""
+"""The conditions under which the iptables programs are run with a preloaded library.
+
+Running without raw sockets is tested in tests/test_running.py.
+"""
 
 import pathlib
 
@@ -19,12 +22,14 @@ def has(proc: pathlib.Path, capabilities: str) -> None:
     (proc / "self/status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nCapBnd:\t0000000000000000\n")
 
 
-def test_with_raw_sockets_iptables_starts_in_our_environment(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
+def test_if_raw_sockets_can_be_opened_iptables_runs_with_an_unchanged_environment(
+    tmp_path: pathlib.Path, library: pathlib.Path
+) -> None:
     has(tmp_path, "0000000000003000")
     assert iptables_process.environment(tmp_path, library) is None
 
 
-def test_without_raw_sockets_the_library_comes_before_other_preloaded_ones(
+def test_if_raw_sockets_cannot_be_opened_our_library_is_preloaded_before_others(
     tmp_path: pathlib.Path, library: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has(tmp_path, "0000000000001000")
@@ -38,7 +43,7 @@ def test_without_raw_sockets_the_library_comes_before_other_preloaded_ones(
     assert (iptables_process.environment(tmp_path, library) or {})["LD_PRELOAD"] == f"{library}:libother.so"
 
 
-def test_without_the_library_nothing_is_added(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
+def test_if_the_library_is_missing_nothing_is_preloaded(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
     has(tmp_path, "0000000000001000")
     library.unlink()
     assert iptables_process.environment(tmp_path, library) is None

@@ -1,6 +1,6 @@
-"""The iptables driver with the real programs of both variants, in a network namespace of its own.
+"""The iptables driver with the real programs of both variants, in a separate network namespace.
 
-Left out: the ipvs match, which needs a kernel with ip_vs (test_contract.py has it).
+The ipvs match is not tested here, because it needs a kernel with ip_vs; test_contract.py covers it.
 """
 
 import os
@@ -101,7 +101,7 @@ def every_kind_of_rule(family: Family) -> Skeleton:
 
 @pytest.fixture(params=["nft", "legacy"])
 def variant(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """PATH leads to one variant of all iptables programs, and the tables are empty."""
+    """PATH contains only one variant of the iptables programs, and the tables are empty."""
     request.getfixturevalue("fresh_namespace")
     program = shutil.which(f"xtables-{request.param}-multi")
     if program is None:
@@ -149,7 +149,7 @@ def test_written_rules_are_read_back_unchanged(variant: str, family: Family) -> 
 
 
 @pytest.mark.parametrize("family", Family)
-def test_a_jump_that_another_program_deletes_between_two_writes_is_put_back_by_the_second(
+def test_a_jump_that_another_program_deletes_between_two_writes_is_restored_by_the_second_write(
     variant: str, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_set(family)
@@ -186,7 +186,7 @@ def test_a_jump_that_another_program_deletes_between_two_writes_is_put_back_by_t
     not iptables_process.LIBRARY.exists(), reason="ipvsproxy was installed without a C compiler, and needs CAP_NET_RAW"
 )
 @pytest.mark.parametrize("family", Family)
-def test_one_capability_is_enough_to_write_and_read_every_kind_of_rule(family: Family) -> None:
+def test_cap_net_admin_alone_suffices_to_write_and_read_every_kind_of_rule(family: Family) -> None:
     create_set(family)
     alone = ("setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all")
     there = (
@@ -201,7 +201,7 @@ def test_one_capability_is_enough_to_write_and_read_every_kind_of_rule(family: F
 
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("family", Family)
-def test_jumps_of_a_fresh_host_stand_in_the_order_of_kube_proxy(family: Family) -> None:
+def test_jumps_on_a_new_host_are_in_the_same_order_as_those_of_kube_proxy(family: Family) -> None:
     create_set(family)
     driver = make_driver()
     command = "iptables" if family is Family.IPV4 else "ip6tables"
@@ -215,7 +215,7 @@ def test_jumps_of_a_fresh_host_stand_in_the_order_of_kube_proxy(family: Family) 
 
 
 @pytest.mark.usefixtures("variant")
-def test_jumps_that_are_present_stay_and_lost_ones_come_back_on_top() -> None:
+def test_existing_jumps_keep_their_position_and_missing_jumps_are_inserted_at_the_top() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     change(driver, Verb.SET, skeleton)
@@ -232,7 +232,7 @@ def test_jumps_that_are_present_stay_and_lost_ones_come_back_on_top() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_foreign_chains_and_rules_outlive_writing_and_removal() -> None:
+def test_writing_and_removing_our_rules_keeps_the_chains_and_rules_of_other_programs() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     run("iptables", "-N", "STRANGE")
@@ -246,7 +246,7 @@ def test_foreign_chains_and_rules_outlive_writing_and_removal() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_chain_that_a_foreign_rule_jumps_to_is_emptied_and_named() -> None:
+def test_a_chain_of_ours_that_a_foreign_rule_jumps_to_is_emptied_but_kept_and_reported() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     change(driver, Verb.SET, skeleton)
@@ -258,7 +258,7 @@ def test_a_chain_that_a_foreign_rule_jumps_to_is_emptied_and_named() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_rule_on_a_missing_set_changes_nothing_and_is_named() -> None:
+def test_writing_a_rule_that_refers_to_a_missing_set_changes_nothing_and_the_error_names_the_rule() -> None:
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     error = change(driver, Verb.SET, skeleton)
     assert f"Set {SET_NAME} doesn't exist" in error
@@ -268,7 +268,7 @@ def test_a_rule_on_a_missing_set_changes_nothing_and_is_named() -> None:
 
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("family", Family)
-def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> None:
+def test_both_families_are_usable_and_the_trial_write_leaves_no_rules(family: Family) -> None:
     driver = make_driver()
     assert driver.usable(family) is None
     assert driver.try_writing(family) is None
@@ -276,7 +276,7 @@ def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> N
 
 
 def move_behind(jump: Jump, rule: str) -> None:
-    """Remove a jump and put it last, behind a rule of another program."""
+    """Remove a jump and append it again, after a rule of another program."""
     ours = iptables_syntax.render_jump(jump)
     sent = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
     lines = f"*{jump.table}\n{''.join(sent)}"
@@ -287,7 +287,7 @@ def move_behind(jump: Jump, rule: str) -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_jump_that_was_moved_behind_a_strange_rule_comes_back_on_top_but_not_for_ever() -> None:
+def test_a_jump_moved_behind_a_foreign_rule_is_moved_back_to_the_top_but_only_a_few_times() -> None:
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     create_set(Family.IPV4)
     change(driver, Verb.SET, skeleton)
@@ -306,7 +306,7 @@ def test_a_jump_that_was_moved_behind_a_strange_rule_comes_back_on_top_but_not_f
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_new_foreign_rule_before_our_jump_is_left_there() -> None:
+def test_a_foreign_rule_inserted_before_our_jump_stays_there() -> None:
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     create_set(Family.IPV4)
     change(driver, Verb.SET, skeleton)
@@ -316,11 +316,11 @@ def test_a_new_foreign_rule_before_our_jump_is_left_there() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_native_rule_of_nft_hides_its_table_but_our_rules_are_still_written(request: pytest.FixtureRequest) -> None:
+def test_our_rules_are_still_written_to_a_table_that_a_native_nft_rule_hides(request: pytest.FixtureRequest) -> None:
     if request.getfixturevalue("variant") != "nft" or shutil.which("nft") is None:
         pytest.skip("only the nf_tables variant has tables that it does not show, and nft makes one")
     create_set(Family.IPV4)
-    run("iptables", "-A", "INPUT", "-j", "ACCEPT")  # makes table and chain
+    run("iptables", "-A", "INPUT", "-j", "ACCEPT")  # creates the table and the chain
     run("nft", "insert", "rule", "ip", "filter", "INPUT", "ct", "state", "established,related", "accept")
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     assert driver.observe(Family.IPV4).hidden == {"filter"}

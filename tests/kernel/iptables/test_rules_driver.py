@@ -1,6 +1,7 @@
-"""The rules of each family in a thread of its own: which call waits for a program, and for how long.
+"""Rules are written by a separate thread for each family: which call waits for an iptables program, and for how long.
 
-The input of the programs is in ``test_iptables.py``. ``tests/test_program.py`` shows that nothing else waits.
+``test_iptables.py`` covers the input of the programs. ``tests/test_program.py`` shows that no other work waits for these
+programs.
 """
 
 import concurrent.futures
@@ -28,7 +29,10 @@ LONG_S = 60.0
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Programs of both families. Programs that restore wait until the file with their name and ``.go`` exists."""
+    """Scripts in place of the iptables programs of both families.
+
+    A script for ``iptables-restore`` waits until the file with its name and ``.go`` exists.
+    """
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for command in ("iptables", "ip6tables"):
         scripts = {
@@ -45,7 +49,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 @pytest.fixture
 def make(programs: pathlib.Path) -> Iterator[Callable[..., RulesDriver]]:
-    """Makes drivers, and lets their programs end with the test."""
+    """Creates drivers; when the test ends, their programs may end, too."""
     made: list[RulesDriver] = []
 
     def make(patience_s: float | None) -> RulesDriver:
@@ -61,13 +65,13 @@ def make(programs: pathlib.Path) -> Iterator[Callable[..., RulesDriver]]:
 
 
 def began(programs: pathlib.Path, command: str = "iptables") -> int:
-    """How many times a program that restores was started."""
+    """How many times a restore program was started."""
     path = programs / f"{command}.began"
     return len(path.read_text().split()) if path.exists() else 0
 
 
 def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
-    """Apply an operation repeatedly while it is under way, as the reconciler does."""
+    """Apply an operation again and again while it is still in progress, as the reconciler does."""
     for _ in range(2000):
         (outcome,) = driver.apply([operation])
         if outcome.errno != errno.EINPROGRESS:
@@ -76,12 +80,14 @@ def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
     raise AssertionError("it never came to an end")
 
 
-def test_without_a_bound_a_program_is_waited_for(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_without_a_time_limit_the_driver_waits_until_the_program_ends(
+    make: Callable[..., RulesDriver], programs: pathlib.Path
+) -> None:
     (programs / "iptables.go").touch()
     assert make(None).apply([PUT]) == [Outcome(PUT)]
 
 
-def test_rules_whose_thread_cannot_be_started_are_tried_again(
+def test_if_the_thread_that_writes_rules_cannot_be_started_it_is_tried_again(
     make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (programs / "iptables.go").touch()
@@ -94,7 +100,7 @@ def test_rules_whose_thread_cannot_be_started_are_tried_again(
     assert driver.apply([PUT]) == [Outcome(PUT)]
 
 
-def test_a_program_that_takes_too_long_goes_on_and_its_outcome_comes_with_the_next_attempt(
+def test_a_slow_program_keeps_running_and_the_next_attempt_returns_its_outcome(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
     driver = make(0.05)
@@ -106,7 +112,7 @@ def test_a_program_that_takes_too_long_goes_on_and_its_outcome_comes_with_the_ne
     assert began(programs) == 1, "it was not begun a second time"
 
 
-def test_while_a_program_is_under_way_no_other_program_of_its_family_starts(
+def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
     driver = make(0.05)
@@ -122,7 +128,7 @@ def test_while_a_program_is_under_way_no_other_program_of_its_family_starts(
     assert driver.observe(Family.IPV4).jumps == frozenset(), "the programs of this test list nothing"
 
 
-def test_a_family_does_not_wait_for_the_failed_rules_of_another(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_slow_rules_of_one_family_do_not_delay_the_other_family(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
     (programs / "ip6tables.go").touch()
     driver = make(1.0)
     first, second = driver.apply([PUT, PUT_V6])
@@ -130,7 +136,7 @@ def test_a_family_does_not_wait_for_the_failed_rules_of_another(make: Callable[.
     assert second == Outcome(PUT_V6)
 
 
-def test_after_a_slow_program_the_next_one_is_hardly_waited_for_until_one_is_quick_again(
+def test_after_a_slow_program_the_driver_waits_only_briefly_until_a_program_is_fast_again(
     make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []
@@ -155,7 +161,9 @@ def test_after_a_slow_program_the_next_one_is_hardly_waited_for_until_one_is_qui
     assert driver._slow == set()
 
 
-def test_a_trial_that_takes_too_long_refuses_nothing_for_certain(make: Callable[..., RulesDriver]) -> None:
+def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_unusable(
+    make: Callable[..., RulesDriver],
+) -> None:
     driver = make(0.5)
     driver.program(Family.IPV4)
     refusal = driver.try_writing(Family.IPV4)
@@ -164,7 +172,9 @@ def test_a_trial_that_takes_too_long_refuses_nothing_for_certain(make: Callable[
     assert driver.usable(Family.IPV6) is None
 
 
-def test_a_program_that_failed_has_the_outcome_of_the_driver(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_a_failed_program_has_the_same_outcome_as_without_a_thread(
+    make: Callable[..., RulesDriver], programs: pathlib.Path
+) -> None:
     (programs / "iptables-restore").write_text("#!/bin/sh\necho 'no table nat' >&2; exit 4\n")
     driver = make(LONG_S)
     (outcome,) = driver.apply([PUT])
@@ -175,7 +185,9 @@ def test_a_program_that_failed_has_the_outcome_of_the_driver(make: Callable[...,
         make(LONG_S).program(Family.IPV6)
 
 
-def test_a_known_version_starts_no_program(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_if_the_version_of_a_program_is_known_the_program_is_not_started(
+    make: Callable[..., RulesDriver], programs: pathlib.Path
+) -> None:
     driver = make(LONG_S)
     assert driver.known_program(Family.IPV4) is None
     program = driver.program(Family.IPV4)
@@ -183,7 +195,7 @@ def test_a_known_version_starts_no_program(make: Callable[..., RulesDriver], pro
     assert driver.program(Family.IPV4) == driver.known_program(Family.IPV4) == program
 
 
-def test_rules_with_a_text_are_returned_for_each_readable_family(
+def test_rules_that_contain_a_text_are_returned_for_each_family_that_can_be_read(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
     (programs / "iptables-save").write_text("#!/bin/sh\necho '-A INPUT -j KUBE-X'; echo '-A INPUT -j OTHER'\n")

@@ -1,4 +1,7 @@
-"""One rule in the syntax of iptables, both ways. That real programs print it so: ``test_programs.py``."""
+"""One rule in the syntax of iptables: writing the text of a rule, and parsing it.
+
+The same syntax is checked against the output of the real programs in ``test_programs.py``.
+"""
 
 import pytest
 
@@ -80,19 +83,19 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
         (Rule(target=Verdict.DROP, not_interface=InterfaceMatch("cni0")), "! -i cni0 -j DROP"),
     ],
 )
-def test_a_rule_is_written_as_iptables_save_prints_it_and_read_back(rule: Rule, text: str) -> None:
+def test_a_rule_is_written_as_iptables_save_prints_it_and_parsed_back(rule: Rule, text: str) -> None:
     assert iptables_syntax.render(rule, Family.IPV4) == text
     assert iptables_syntax.parse(text, Family.IPV4) == rule
 
 
-def test_a_tunnel_is_recognised_by_the_number_of_its_protocol() -> None:
-    """Without names: iptables prints numbers on a host without /etc/protocols."""
+def test_a_tunnel_match_is_parsed_from_the_protocol_number() -> None:
+    """Numbers instead of names, which iptables prints on a host without /etc/protocols."""
     assert iptables_syntax.parse("-p 4 -j DROP", Family.IPV4) == Rule(target=Verdict.DROP, tunnel=True)
     assert iptables_syntax.parse("-p 41 -j DROP", Family.IPV6) == Rule(target=Verdict.DROP, tunnel=True)
 
 
 @pytest.mark.parametrize(("family", "kind"), [(Family.IPV4, "icmp-port-unreachable"), (Family.IPV6, "icmp6-port-unreachable")])
-def test_a_rejection_answers_in_the_protocol_of_its_family(family: Family, kind: str) -> None:
+def test_a_reject_target_uses_the_icmp_version_of_its_family(family: Family, kind: str) -> None:
     text = f"-j REJECT --reject-with {kind}"
     assert iptables_syntax.render(Rule(target=Verdict.REJECT), family) == text
     assert iptables_syntax.parse(text, family) == Rule(target=Verdict.REJECT)
@@ -108,7 +111,7 @@ def test_a_rejection_answers_in_the_protocol_of_its_family(family: Family, kind:
         ),
     ],
 )
-def test_another_spelling_of_the_same_rule_is_the_same_rule(text: str, rule: Rule) -> None:
+def test_equivalent_spellings_of_a_rule_are_parsed_as_the_same_rule(text: str, rule: Rule) -> None:
     assert iptables_syntax.parse(text, Family.IPV4) == rule
 
 
@@ -140,7 +143,7 @@ def test_another_spelling_of_the_same_rule_is_the_same_rule(text: str, rule: Rul
         "-j DROP -j ACCEPT",
     ],
 )
-def test_a_rule_of_an_unknown_form_stays_text(text: str) -> None:
+def test_a_rule_with_unknown_syntax_is_kept_as_text(text: str) -> None:
     assert iptables_syntax.parse(text, Family.IPV4) == UnknownRule(text)
     assert iptables_syntax.render(UnknownRule(text), Family.IPV4) == text
 

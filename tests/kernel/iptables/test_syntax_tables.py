@@ -1,4 +1,4 @@
-"""The text that iptables reads and writes. Tests with real programs are in test_programs.py."""
+"""The text of whole tables, as iptables reads and prints it. Tests with real programs are in test_programs.py."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ from tests.kernel.iptables.skeleton_example import IN_FORCE, INPUT, MARK, NOTHIN
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/expected"
 
 
-def test_empty_tables_get_chains_rules_and_jumps() -> None:
+def test_chains_rules_and_jumps_are_written_to_empty_tables() -> None:
     assert iptables_syntax.render_restore(SKELETON, NOTHING) == (
         "*nat\n"
         ":KUBE-SERVICES - [0:0]\n"
@@ -30,14 +30,14 @@ def test_empty_tables_get_chains_rules_and_jumps() -> None:
     )
 
 
-def test_jumps_that_are_present_are_not_touched() -> None:
+def test_existing_jumps_are_neither_deleted_nor_inserted_again() -> None:
     text = iptables_syntax.render_restore(SKELETON, IN_FORCE)
     assert "-I " not in text
     assert "-D " not in text
     assert "-A KUBE-SERVICES" in text
 
 
-def test_of_a_jump_that_is_there_three_times_one_stays() -> None:
+def test_surplus_copies_of_a_jump_are_deleted_and_one_is_kept() -> None:
     listing = iptables_syntax.Listing(chains={}, jumps={OUTPUT: 3, PREROUTING: 1, INPUT: 1}, foreign_jumps={})
     lines = iptables_syntax.render_restore(SKELETON, listing).splitlines()
     assert [line for line in lines if line.startswith(("-D", "-I"))] == [
@@ -45,7 +45,7 @@ def test_of_a_jump_that_is_there_three_times_one_stays() -> None:
     ] * 2
 
 
-def test_removal_takes_every_jump_and_chain_and_nothing_else() -> None:
+def test_removal_deletes_all_our_jumps_and_chains_and_nothing_else() -> None:
     listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
     assert iptables_syntax.render_removal(SKELETON, listing) == (
         "*nat\n"
@@ -64,11 +64,11 @@ def test_removal_takes_every_jump_and_chain_and_nothing_else() -> None:
     )
 
 
-def test_removal_where_nothing_is_there_has_nothing_to_say() -> None:
+def test_removal_writes_no_text_if_there_are_no_rules_of_ours() -> None:
     assert iptables_syntax.render_removal(SKELETON, NOTHING) == ""
 
 
-def test_removal_only_empties_a_chain_that_a_foreign_rule_jumps_to() -> None:
+def test_removal_empties_but_keeps_a_chain_that_a_foreign_rule_jumps_to() -> None:
     listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={}, foreign_jumps={MARK: "-A CNI-X -j KUBE-MARK-MASQ"})
     lines = iptables_syntax.render_removal(SKELETON, listing).splitlines()
     assert ":KUBE-MARK-MASQ - [0:0]" in lines
@@ -98,7 +98,7 @@ COMMIT
 """
 
 
-def test_our_objects_are_found_among_foreign_objects() -> None:
+def test_our_chains_and_jumps_are_found_among_those_of_other_programs() -> None:
     listing = iptables_syntax.parse_save(SAVED, SKELETON.chains, SKELETON.jumps)
     assert listing.chains == {
         SERVICES: ("-j KUBE-MARK-MASQ", "-m ipvs --vproto 6 --vaddr 192.0.2.10 --vport 80 -j DROP"),
@@ -111,19 +111,19 @@ def test_our_objects_are_found_among_foreign_objects() -> None:
     }
 
 
-def test_a_rule_without_text_in_our_chain_is_observed() -> None:
+def test_a_rule_without_arguments_in_our_chain_is_observed() -> None:
     listing = iptables_syntax.parse_save(
         "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES\nCOMMIT\n", SKELETON.chains, SKELETON.jumps
     )
     assert listing.chains[SERVICES] == ("",)
 
 
-def test_output_that_stops_in_the_middle_is_refused() -> None:
+def test_truncated_output_of_iptables_save_is_an_error() -> None:
     with pytest.raises(ValueError, match="middle of table nat"):
         iptables_syntax.parse_save(SAVED.partition("COMMIT")[0], SKELETON.chains, SKELETON.jumps)
 
 
-def test_a_table_that_is_not_shown_is_hidden_if_our_rules_need_it() -> None:
+def test_a_table_missing_from_the_output_counts_as_hidden_if_our_rules_need_it() -> None:
     hint = "# Table `{}' is incompatible, use 'nft' tool.\n"
     assert iptables_syntax.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps).hidden == {"nat"}
     assert iptables_syntax.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING
@@ -132,7 +132,7 @@ def test_a_table_that_is_not_shown_is_hidden_if_our_rules_need_it() -> None:
 
 
 @pytest.mark.parametrize("profile", [path.parent.name for path in sorted(GOLDEN.glob("*/P0.json"))])
-def test_recorded_rules_come_back_as_they_were_saved(profile: str) -> None:
+def test_parsing_recorded_rules_gives_the_same_rules_as_were_recorded(profile: str) -> None:
     recorded = json.loads((GOLDEN / profile / "P0.json").read_text())["iptables"]
     for family in ("v4", "v6"):
         chains = {ChainKey(*key.split("/")[1:]): rules for key, rules in recorded.items() if key.startswith(f"{family}/")}

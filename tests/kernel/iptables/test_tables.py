@@ -1,6 +1,6 @@
-"""What the kernel shows of the tables of iptables without a program, in both variants.
+"""The tables of iptables as read directly from the kernel, without an iptables program, in both variants.
 
-Any change of a rule by any program gives another fingerprint, packets do not.
+The fingerprint changes when any program changes a rule, but not when packets are counted.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ STRANGE = ChainKey("nat", "STRANGE")
 
 @pytest.mark.usefixtures("fresh_namespace")
 @pytest.mark.parametrize("family", Family)
-def test_only_chains_of_the_family_in_question_count(family: Family) -> None:
+def test_only_chains_of_the_requested_family_count(family: Family) -> None:
     command = "iptables-nft" if family is Family.IPV4 else "ip6tables-nft"
     tried = subprocess.run([command, "-t", "nat", "-N", "STRANGE"], capture_output=True, text=True, check=False)
     if tried.returncode:
@@ -37,13 +37,13 @@ def test_only_chains_of_the_family_in_question_count(family: Family) -> None:
     assert not iptables_tables.has_chain(other, lambda _: True)
 
 
-def test_an_answer_that_is_cut_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "ask", lambda *_: b"nat\0")
     with pytest.raises(KernelError, match="the answer is incomplete"):
         iptables_tables.digest(Family.IPV4, "nat")
 
 
-def test_names_of_tables_that_cannot_be_read_are_an_error_and_no_list_means_no_table(tmp_path: pathlib.Path) -> None:
+def test_unreadable_table_names_are_an_error_and_a_missing_list_means_no_table(tmp_path: pathlib.Path) -> None:
     (tmp_path / "thread-self/net/ip_tables_names").mkdir(parents=True)
     with pytest.raises(KernelError, match="ip_tables_names"):
         iptables_tables.names(Family.IPV4, tmp_path)
@@ -69,7 +69,7 @@ HOST_PORTS = ("CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-0123456789abc
 @pytest.mark.usefixtures("fresh_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
 @pytest.mark.parametrize("chain", HOST_PORTS)
-def test_host_ports_in_the_variant_without_our_rules_are_reported(family: Family, variant: str, chain: str) -> None:
+def test_host_port_rules_in_the_variant_that_we_do_not_use_are_reported(family: Family, variant: str, chain: str) -> None:
     ours = next(one for one in PROGRAMS if one != variant)
     run(family, variant, "nat", "-N", f"MY-{chain}"[:28])
     run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", chain, "-j", "ACCEPT")
@@ -83,7 +83,7 @@ def test_host_ports_in_the_variant_without_our_rules_are_reported(family: Family
 
 @pytest.mark.usefixtures("fresh_namespace")
 @pytest.mark.parametrize("variant", PROGRAMS)
-def test_host_ports_in_a_table_of_their_own_count_beside_both_variants(variant: str) -> None:
+def test_host_port_rules_in_a_separate_nftables_table_are_reported_with_either_variant(variant: str) -> None:
     run(Family.IPV6, "nf_tables", "nat", "-N", "SOME")
     subprocess.run(["nft", "add table ip6 cni_hostport; add chain ip6 cni_hostport hostports"], check=True)
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, variant)) == ("nf_tables IPv6",)
@@ -130,7 +130,7 @@ def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not(family: Fa
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_the_order_of_rules_counts() -> None:
+def test_the_fingerprint_depends_on_the_order_of_rules() -> None:
     for target in ("ACCEPT", "RETURN"):
         run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", target)
     before = RuleChanges().fingerprint(Family.IPV4, "legacy")
@@ -140,7 +140,7 @@ def test_the_order_of_rules_counts() -> None:
 
 
 @pytest.mark.parametrize("family", Family)
-def test_where_no_socket_is_to_be_had_that_is_an_error_of_the_kernel(family: Family) -> None:
+def test_if_no_socket_can_be_opened_that_is_a_kernel_error(family: Family) -> None:
     with every_descriptor_taken(), pytest.raises(KernelError, match=r"table nat: Too many open files") as caught:
         RuleChanges().fingerprint(family, "legacy")
     assert caught.value.errno == errno.EMFILE
@@ -156,14 +156,14 @@ def every_descriptor_taken() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_kernel_without_a_mark_is_an_error() -> None:
+def test_the_fingerprint_of_a_table_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(KernelError, match="read the IPv4 table no-such-table"):
         RuleChanges().fingerprint(Family.IPV4, "legacy", ("no-such-table",))
 
 
 @pytest.mark.usefixtures("fresh_namespace")
 @pytest.mark.parametrize("family", Family)
-def test_a_question_whether_nf_tables_takes_rules_leaves_nothing(family: Family) -> None:
+def test_checking_whether_nf_tables_accepts_rules_leaves_no_rules_or_tables(family: Family) -> None:
     command = "iptables-nft-save" if family is Family.IPV4 else "ip6tables-nft-save"
     listed = ["nft", "list", "tables"]
     if subprocess.run(listed, capture_output=True, check=False).returncode:
@@ -173,7 +173,7 @@ def test_a_question_whether_nf_tables_takes_rules_leaves_nothing(family: Family)
     assert subprocess.run([command], capture_output=True, check=True).stdout.count(b":") == 0
 
 
-def test_a_refused_question_whether_rules_are_taken_is_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_the_check_whether_nf_tables_accepts_rules_is_refused_the_result_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
     for failed in ({}, {0: errno.EOPNOTSUPP}, {2: errno.EPERM}, {-1: errno.ENOENT}):
         monkeypatch.setattr(nft_message, "run", lambda *_, failed=failed: failed)
         assert not iptables_tables.take_rules(Family.IPV4, "nf_tables")

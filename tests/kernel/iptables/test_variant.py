@@ -1,4 +1,4 @@
-"""Which variant of iptables is used: the signs by themselves, then real rules of both variants in a namespace of its own."""
+"""Which variant of iptables is chosen: each criterion alone, then with real rules of both variants in a separate namespace."""
 
 import pathlib
 import shutil
@@ -33,7 +33,9 @@ PROGRAMS = tuple(f"{command}-{kind}" for command in ("iptables", "ip6tables") fo
         (Evidence(others=2), Evidence(others=2, ours=1), LEGACY, "our rules are already in it"),
     ],
 )
-def test_the_rules_of_the_node_decide(nft: Evidence, legacy: Evidence, variant: Variant, reason: str) -> None:
+def test_the_variant_that_already_has_rules_on_the_node_is_chosen(
+    nft: Evidence, legacy: Evidence, variant: Variant, reason: str
+) -> None:
     for default in Variant:
         choice = iptables_variant.decide({NFT: nft, LEGACY: legacy}, default)
         assert choice.variant is variant
@@ -42,7 +44,7 @@ def test_the_rules_of_the_node_decide(nft: Evidence, legacy: Evidence, variant: 
 
 
 @pytest.mark.parametrize("both", [NOTHING, Evidence(others=2), Evidence(ours=2)])
-def test_without_any_sign_the_variant_in_path_is_chosen(both: Evidence) -> None:
+def test_if_no_variant_has_rules_the_variant_in_path_is_chosen(both: Evidence) -> None:
     for default in Variant:
         choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
         assert (choice.variant, choice.reason, choice.commands) == (default, "it is the variant in PATH", iptables.COMMANDS)
@@ -57,7 +59,7 @@ def test_our_rules_in_the_other_variant_are_reported(hinted: Variant) -> None:
     assert iptables_variant.decide(dict.fromkeys(Variant, Evidence(ours=1)), hinted).left_behind is other
 
 
-def test_rules_in_our_chains_and_jumps_to_our_chains_count_as_our_rules() -> None:
+def test_both_rules_in_our_chains_and_jumps_to_our_chains_count_as_our_rules() -> None:
     text = """\
 *nat
 :PREROUTING ACCEPT [0:0]
@@ -77,7 +79,9 @@ COMMIT
     assert iptables_variant.count(text, CHAINS) == Evidence("KUBE-KUBELET-CANARY", ours=2, others=2)
 
 
-def test_a_host_that_has_only_plain_iptables_commands_uses_them(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_has_only_iptables_commands_without_a_variant_suffix_uses_these(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "iptables"
     program.write_text("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n")
     program.chmod(0o755)
@@ -87,14 +91,16 @@ def test_a_host_that_has_only_plain_iptables_commands_uses_them(tmp_path: pathli
     assert choice.programs == {str(program): iptables.Program((1, 8, 9), "nf_tables")}
 
 
-def test_a_host_without_iptables_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_on_a_host_without_iptables_says_what_to_install(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(KernelError, match="install the package iptables"):
         iptables_variant.choose(CHAINS)
 
 
 def make_variant(folder: pathlib.Path, kind: str, restore: str) -> None:
-    """Programs that play a variant whose tables are empty."""
+    """Scripts that replace the programs of one variant, whose tables are empty."""
     for command in ("iptables", "ip6tables"):
         for ending, script in (("", f"echo '{command} v1.8.9 ({kind})'"), ("-save", "true"), ("-restore", restore)):
             program = folder / f"{command}-{'nft' if kind == 'nf_tables' else kind}{ending}"
@@ -109,10 +115,10 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
     ("nft", "legacy", "variant"),
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
 )
-def test_if_the_kernel_takes_only_rules_of_the_other_variant_that_one_is_used(
+def test_if_the_kernel_accepts_rules_of_only_one_variant_that_variant_is_chosen(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
-    monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so that the programs decide
+    monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so that the choice depends on the programs alone
     make_variant(tmp_path, "nf_tables", nft)
     make_variant(tmp_path, "legacy", legacy)
     (tmp_path / "iptables").symlink_to(tmp_path / "iptables-nft")
@@ -128,7 +134,7 @@ FAILS_ONCE = "[ -e {0} ] || { touch {0}; echo 'fork: Cannot allocate memory' >&2
 
 
 @pytest.mark.parametrize(("failure", "reason"), [("", "kubelet's chain"), (FAILS_ONCE, "kubelet's chain"), ("exit 4", "in PATH")])
-def test_a_listing_that_fails_once_does_not_move_the_rules_to_the_other_variant(
+def test_a_single_failed_listing_does_not_change_the_chosen_variant(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failure: str, reason: str
 ) -> None:
     monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
@@ -143,7 +149,9 @@ def test_a_listing_that_fails_once_does_not_move_the_rules_to_the_other_variant(
     assert choice.variant is (LEGACY if failure == "exit 4" else NFT)
 
 
-def test_the_kernel_is_queried_once_for_tables_that_it_lacks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_is_not_repeated_if_the_kernel_does_not_support_the_variant(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
     make_variant(tmp_path, "nf_tables", "exit 0")
     make_variant(tmp_path, "legacy", "exit 0")
@@ -157,7 +165,7 @@ def test_the_kernel_is_queried_once_for_tables_that_it_lacks(tmp_path: pathlib.P
 
 @pytest.fixture
 def both_variants(fresh_namespace: None) -> None:
-    """Both variants work, and their tables are empty."""
+    """The programs of both variants work, and the tables of both are empty."""
     for program in PROGRAMS:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -174,7 +182,7 @@ def run(*command: str) -> None:
 
 @pytest.mark.usefixtures("both_variants")
 @pytest.mark.parametrize(("variant", "kind"), [(NFT, "nft"), (LEGACY, "legacy")])
-def test_the_variant_of_the_kubelet_is_found_though_others_have_more_rules(variant: Variant, kind: str) -> None:
+def test_the_variant_that_the_kubelet_uses_is_chosen_even_if_the_other_has_more_rules(variant: Variant, kind: str) -> None:
     other = "legacy" if kind == "nft" else "nft"
     run(f"iptables-{other}", "-A", "INPUT", "-j", "ACCEPT")
     assert iptables_variant.choose(CHAINS).commands[Family.IPV4] == f"iptables-{other}"
@@ -189,7 +197,7 @@ def test_the_variant_of_the_kubelet_is_found_though_others_have_more_rules(varia
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The programs of iptables that have run."""
+    """The names of the iptables programs that were run."""
     names: list[str] = []
     start = iptables_process.run
 

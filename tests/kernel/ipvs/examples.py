@@ -1,4 +1,4 @@
-"""Virtual and real servers, and operations on them, as several tests of the IPVS driver need them."""
+"""Virtual servers, real servers and operations on them, used by several tests of the IPVS driver."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,5 +35,5 @@ def clean(outcomes: Sequence[Outcome]) -> bool:
 
 
 def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
-    """The virtual servers of a whole listing."""
+    """All virtual servers that a complete listing returns."""
     return {key: observed for reading in driver.observe_changed(tuple(Family), whole=True) for key, observed in reading.items()}

@@ -1,4 +1,4 @@
-"""The IPVS driver on a fake socket: answers that were lost or are not understood."""
+"""The IPVS driver with a fake socket: answers that are lost or cannot be parsed."""
 
 import errno
 import socket
@@ -16,7 +16,7 @@ from tests.support import fake_netlink
 
 
 class Kernel:
-    """Answers the lookup of the netlink family, and each other request with the given answers."""
+    """A fake kernel that answers the lookup of the netlink family, and every other request with the given answers."""
 
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None
@@ -40,7 +40,7 @@ def fake() -> tuple[ipvs.IpvsDriver, Kernel]:
     return ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(kernel), ask=refuse), kernel
 
 
-def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socket_are_not() -> None:
+def test_operations_with_a_lost_answer_are_errors_and_later_operations_on_a_new_socket_succeed() -> None:
     driver, kernel = fake()
     one = server("10.96.0.1")
     kernel.answers = []
@@ -51,7 +51,7 @@ def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socke
     assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
 
 
-def test_a_removal_whose_answer_was_lost_does_not_count_as_done() -> None:
+def test_a_removal_with_a_lost_answer_does_not_count_as_done() -> None:
     driver, kernel = fake()
     kernel.answers = [fake_netlink.OVERRUN]
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
@@ -61,7 +61,7 @@ def test_a_removal_whose_answer_was_lost_does_not_count_as_done() -> None:
 @pytest.mark.parametrize(
     ("number", "has_error", "surprise"), [(errno.ESRCH, False, True), (errno.ENOENT, True, False)], ids=["ESRCH", "ENOENT"]
 )
-def test_only_one_error_means_that_a_virtual_server_is_gone_already(number: int, *, has_error: bool, surprise: bool) -> None:
+def test_only_esrch_means_that_a_virtual_server_is_already_gone(number: int, *, has_error: bool, surprise: bool) -> None:
     driver, kernel = fake()
     kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
@@ -69,19 +69,19 @@ def test_only_one_error_means_that_a_virtual_server_is_gone_already(number: int,
 
 
 @pytest.mark.parametrize(("number", "has_ipv6"), [(errno.EINVAL, True), (errno.EAFNOSUPPORT, False)])
-def test_ipvs_without_ipv6_does_not_look_at_a_virtual_server_of_ipv6(number: int, *, has_ipv6: bool) -> None:
+def test_if_ipvs_has_no_ipv6_no_ipv6_virtual_server_is_queried(number: int, *, has_ipv6: bool) -> None:
     driver, kernel = fake()
     kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
     assert driver.has_ipv6() == has_ipv6
 
 
-def test_a_lost_answer_does_not_prove_that_ipvs_has_no_ipv6() -> None:
+def test_a_lost_answer_does_not_count_as_missing_ipv6_support_in_ipvs() -> None:
     driver, kernel = fake()
     kernel.answers = []
     assert driver.has_ipv6()
 
 
-def test_a_real_server_without_an_address_family_is_an_error_and_not_absent() -> None:
+def test_a_real_server_without_an_address_family_is_an_error_and_does_not_count_as_absent() -> None:
     one = server("fd00:96::1")
     values = ((1, bytes(16)), (2, bytes(2)), (3, bytes(4)), (4, bytes(4)), (7, bytes(4)), (8, bytes(4)))
     destination = b"".join(fake_netlink.attribute(number, value) for number, value in values)

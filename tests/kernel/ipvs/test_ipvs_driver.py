@@ -1,6 +1,7 @@
-"""The IPVS driver against a real kernel, read back with ipvsadm.
+"""The IPVS driver on a real kernel, checked with ipvsadm.
 
-test_faults.py covers faults of the driver, on a fake socket. Properties that the fake kernel shares are in test_contract.py.
+Errors of its socket are tested in test_faults.py, with a fake socket. Properties that the fake kernel has as well are tested in
+test_contract.py.
 """
 
 import contextlib
@@ -47,9 +48,9 @@ def driver(network_namespace: None) -> Iterator[ipvs.IpvsDriver]:
 
 @pytest.fixture
 def no_other_tables() -> None:
-    """Virtual servers in the first namespace make the listing of every other namespace skip some (``ipvs.table``).
+    """Virtual servers in the first namespace make listings in all other namespaces incomplete (``ipvs.table``).
 
-    On a kernel of ``scripts/kernel`` only tests have left it there: a node goes, and what it has programmed stays in force.
+    On a kernel started by ``scripts/kernel``, only tests can have left virtual servers there, because they outlive the process.
     """
     if "IPVSPROXY_KERNEL_REQUIRED" in os.environ:
         ipvsadm("-C")
@@ -61,7 +62,7 @@ def ipvsadm(*arguments: str) -> str:
 
 
 @pytest.mark.kernel
-def test_ipvsadm_shows_what_kube_proxy_would_have_made(driver: ipvs.IpvsDriver) -> None:
+def test_ipvsadm_shows_the_same_virtual_servers_as_with_kube_proxy(driver: ipvs.IpvsDriver) -> None:
     one = server("10.96.0.1", 443, flags=PERSISTENT, timeout_s=10800)
     two = server("10.96.0.10", 53, protocol=Protocol.UDP, scheduler="wrr")
     three = server("fd00:96::1", 80, scheduler="mh", flags=SCHEDULER_PORT)
@@ -77,7 +78,7 @@ def test_ipvsadm_shows_what_kube_proxy_would_have_made(driver: ipvs.IpvsDriver) 
         "-a -t [fd00:96::1]:80 -r [fd00:244::7]:8080 -m -w 1",
         "-A --sctp-service 10.96.0.10:53 -s rr",
     }
-    assert "0xffffffff" not in ipvsadm("-Sn")  # a netmask is printed unless it is that of one address
+    assert "0xffffffff" not in ipvsadm("-Sn")  # ipvsadm prints a netmask unless it covers a single address
 
 
 @pytest.mark.kernel
@@ -107,7 +108,7 @@ def test_virtual_servers_added_by_ipvsadm_are_observed(driver: ipvs.IpvsDriver) 
 @pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.1"), ("fd00:96::1", "fd00:244::1")])
 @pytest.mark.parametrize("method", ["-g", "-i"])
 def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDriver, address: str, pod: str, method: str) -> None:
-    bare, key = server(address), RealServerKey.of(parse_address(pod), 80)  # ipvsadm changes the port of others
+    bare, key = server(address), RealServerKey.of(parse_address(pod), 80)  # with other methods, ipvsadm changes the port
     desired = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
     assert clean(driver.apply(operations(Verb.ADD, desired, RealServers(desired.key, desired.weights))))
     assert driver.observe()[desired.key].real_servers == {key: 1}
@@ -132,7 +133,9 @@ def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDri
 @pytest.mark.parametrize(
     ("address", "pod", "end"), [("10.96.0.1", "10.244.0.1", "10.0.0.3"), ("fd00:96::1", "fd00:244::1", "fd01::3")]
 )
-def test_real_servers_by_tunnel_stand_beside_masqueraded_ones(driver: ipvs.IpvsDriver, address: str, pod: str, end: str) -> None:
+def test_a_virtual_server_may_have_both_tunnelled_and_masqueraded_real_servers(
+    driver: ipvs.IpvsDriver, address: str, pod: str, end: str
+) -> None:
     bare = server(address)
     key, tunnel = RealServerKey.of(parse_address(pod), 8080), RealServerKey.of(parse_address(end), 80)
     desired = VirtualServer(bare.key, bare.settings, UnevenWeights({key: 1, tunnel: TUNNELLED + 3}))
@@ -150,7 +153,7 @@ def test_real_servers_by_tunnel_stand_beside_masqueraded_ones(driver: ipvs.IpvsD
 @pytest.mark.parametrize(
     ("address", "pod", "other"), [("10.96.0.1", "10.244.0.1", "fd01::1"), ("fd00:96::1", "fd00:244::1", "10.1.0.1")]
 )
-def test_a_tunnelled_real_server_of_the_other_family_is_observed_and_removed(
+def test_a_tunnelled_real_server_of_the_other_ip_family_is_observed_and_removed(
     driver: ipvs.IpvsDriver, address: str, pod: str, other: str
 ) -> None:
     bare, key, alien = server(address), RealServerKey.of(parse_address(pod), 80), RealServerKey.of(parse_address(other), 80)
@@ -171,7 +174,7 @@ def test_a_tunnelled_real_server_of_the_other_family_is_observed_and_removed(
 
 
 @pytest.mark.kernel
-def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
+def test_the_first_listing_of_all_virtual_servers_returns_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
     (observed,) = changes(driver).values()
     assert observed is not None
@@ -180,7 +183,7 @@ def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDri
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.{}"), ("fd00:96::1", "fd00:244::{}")])
-def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
+def test_a_new_virtual_server_gets_the_scheduler_mh_only_after_its_real_servers_were_added(
     driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, address: str, pod: str
 ) -> None:
     sent: list[tuple[Verb, str]] = []
@@ -213,7 +216,7 @@ def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
 
 
 @pytest.mark.kernel
-def test_a_prepared_virtual_server_whose_scheduler_does_not_exist_is_an_error(
+def test_a_virtual_server_added_before_its_scheduler_is_an_error_if_that_scheduler_does_not_exist(
     driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ipvs_operations, "PREPARED_SCHEDULERS", frozenset({"dice"}))
@@ -224,7 +227,7 @@ def test_a_prepared_virtual_server_whose_scheduler_does_not_exist_is_an_error(
 
 
 @pytest.mark.kernel
-def test_errors_name_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> None:
+def test_errors_contain_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> None:
     one = server("10.96.0.1", scheduler="dice")
     outcomes = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"), real(one, "fd00::1")))
     no_scheduler = "the kernel has no scheduler 'dice': the module ip_vs_dice is missing or cannot be loaded"
@@ -239,7 +242,7 @@ def test_errors_name_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> None:
 
 
 @pytest.mark.kernel
-def test_one_unfit_operation_does_not_keep_the_others_of_its_chunk_from_the_kernel(driver: ipvs.IpvsDriver) -> None:
+def test_an_operation_that_cannot_be_encoded_does_not_prevent_the_others_in_its_chunk(driver: ipvs.IpvsDriver) -> None:
     one = server("10.96.0.1")
     items = (
         one,
@@ -253,7 +256,7 @@ def test_one_unfit_operation_does_not_keep_the_others_of_its_chunk_from_the_kern
 
 
 @pytest.mark.kernel
-def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(driver: ipvs.IpvsDriver) -> None:
+def test_each_of_thousands_of_operations_has_its_own_outcome_when_some_are_surprises(driver: ipvs.IpvsDriver) -> None:
     servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
     done: list[Operation] = []
     for one in servers:
@@ -276,7 +279,7 @@ def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(dri
 
 
 @pytest.mark.kernel
-def test_more_real_servers_than_one_chunk_has_are_added_and_the_invalid_one_is_reported(driver: ipvs.IpvsDriver) -> None:
+def test_more_real_servers_than_fit_into_one_chunk_are_added_and_an_invalid_one_is_reported(driver: ipvs.IpvsDriver) -> None:
     one, other = server("10.96.0.1"), server("10.96.0.2")
     keys = [RealServerKey.of(parse_address(f"10.{number >> 8}.{number & 255}.7"), 80) for number in range(256, 256 + 2500)]
     unfit = RealServerKey.of(parse_address("224.0.0.7"), 80)
@@ -301,10 +304,10 @@ def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> Virtual
 
 
 @pytest.mark.kernel
-def test_virtual_servers_of_another_network_namespace_do_not_hide_our_virtual_servers(
+def test_virtual_servers_in_another_network_namespace_do_not_hide_our_virtual_servers(
     new_network_namespace: Callable[[], None],
 ) -> None:
-    """Beside virtual servers of another namespace, the listing of Linux 6.1 skips half of ours."""
+    """If another namespace has virtual servers, a listing on Linux 6.1 omits half of ours."""
     servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
     desired = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
     with contextlib.ExitStack() as drivers:
@@ -346,7 +349,7 @@ def counters(driver: ipvs.IpvsDriver, *always: VirtualServerKey) -> dict[Virtual
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
-def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDriver, loopback: str) -> None:
+def test_traffic_is_counted_for_each_virtual_server_and_each_real_server(driver: ipvs.IpvsDriver, loopback: str) -> None:
     virtual, idle = server(loopback), server("10.96.0.2", protocol=Protocol.UDP)
     with socket.create_server((loopback, 0), family=socket.AF_INET6 if ":" in loopback else socket.AF_INET) as listening:
         backend = real(virtual, loopback, listening.getsockname()[1])
@@ -357,7 +360,7 @@ def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDrive
             counted = counters(driver, virtual.key, idle.key)
             deadline_s = time.monotonic() + patience.seconds(10)
             while counted[virtual.key].bytes_in < 1000 and time.monotonic() < deadline_s:
-                time.sleep(0.1)  # the kernel adds up the processors' counters every two seconds
+                time.sleep(0.1)  # the kernel sums up the counters of all processors every two seconds
                 counted = counters(driver, virtual.key, idle.key)
             of_endpoints = driver.traffic.endpoints([virtual.key, idle.key, server("10.96.0.3").key])
     assert counted[idle.key] == Counters()
@@ -372,7 +375,7 @@ def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDrive
 
 
 def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
-    """How many of 24 clients are refused where one of two real servers has weight 0."""
+    """How many of 24 clients are refused if one of the two real servers has weight 0."""
     virtual = server("127.0.0.1", scheduler=scheduler)
     refused = 0
     with socket.create_server(("127.0.0.2", 8080), backlog=50), socket.create_server(("127.0.0.3", 8080), backlog=50):
@@ -389,27 +392,29 @@ def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("scheduler", sorted(PATIENT_SCHEDULERS))
-def test_where_real_servers_wait_for_their_removal_none_is_chosen_meanwhile(driver: ipvs.IpvsDriver, scheduler: str) -> None:
+def test_real_servers_that_wait_for_their_removal_are_never_chosen_by_the_scheduler(
+    driver: ipvs.IpvsDriver, scheduler: str
+) -> None:
     assert refused_clients(driver, scheduler) == 0
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("scheduler", ["sh", "mh"])
-def test_where_no_drain_waits_the_scheduler_chooses_a_real_server_of_weight_zero_and_refuses_clients(
+def test_outside_a_drain_the_scheduler_may_choose_a_real_server_of_weight_zero_and_refuse_the_client(
     driver: ipvs.IpvsDriver, scheduler: str
 ) -> None:
     assert 0 < refused_clients(driver, scheduler) < 24
 
 
 @pytest.mark.kernel
-def test_timeouts_are_set_and_zero_leaves_one_as_it_is(driver: ipvs.IpvsDriver) -> None:
+def test_timeouts_are_set_and_a_timeout_of_zero_keeps_the_present_value(driver: ipvs.IpvsDriver) -> None:
     assert clean(driver.apply(operations(Verb.SET, Timeouts(700, 0, 250))))
     assert ipvsadm("-L", "--timeout").strip() == "Timeout (tcp tcpfin udp): 700 120 250"
 
 
 @pytest.mark.kernel
-def test_a_family_number_that_changed_is_resolved_again(driver: ipvs.IpvsDriver) -> None:
-    """The kernel gives a reloaded module another family number; to the driver, it looks like an unknown number."""
+def test_the_netlink_family_number_is_looked_up_again_after_it_changed(driver: ipvs.IpvsDriver) -> None:
+    """A reloaded kernel module gets another family number, so the driver's number is then unknown to the kernel."""
     driver._table._family_number = 999
     driver._table.encoder = ipvs_message.Encoder(999)
     one = server("10.96.0.1")
@@ -420,14 +425,14 @@ def test_a_family_number_that_changed_is_resolved_again(driver: ipvs.IpvsDriver)
 
 
 @pytest.mark.kernel
-def test_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -> None:
+def test_a_listing_in_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -> None:
     assert driver.observe() == {}
     assert changes(driver) == {}
     assert driver.foreign == 0
 
 
 @pytest.mark.kernel
-def test_objects_that_another_program_removed_or_the_kernel_refused_are_absent(driver: ipvs.IpvsDriver) -> None:
+def test_objects_that_another_program_removed_or_the_kernel_refused_are_observed_as_absent(driver: ipvs.IpvsDriver) -> None:
     one, two = server("10.96.0.1"), server("fd00:96::1")
     driver.apply(operations(Verb.ADD, one, two, server("10.96.0.2", scheduler="dice")))
     assert driver.observe().keys() == {one.key, two.key}
@@ -440,7 +445,7 @@ def test_objects_that_another_program_removed_or_the_kernel_refused_are_absent(d
 
 
 @pytest.mark.kernel
-def test_a_scheduler_is_replaced_in_place(driver: ipvs.IpvsDriver) -> None:
+def test_the_scheduler_of_a_virtual_server_is_changed_in_place(driver: ipvs.IpvsDriver) -> None:
     one = server("10.96.0.1")
     assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.244.0.1"))))
     wanted = VirtualServer(one.key, one.settings._replace(scheduler="wlc"))

@@ -1,4 +1,4 @@
-"""IPVS messages: a template makes the same bytes as pyroute2 for the same values."""
+"""IPVS messages: a template encodes the same bytes as pyroute2 does for the same values."""
 
 import struct
 
@@ -44,7 +44,7 @@ def virtual_servers(draw: st.DrawFn) -> VirtualServer:
 
 
 def plain(command: int, attributes: list[object], sequence: int) -> bytes:
-    """The message that pyroute2 itself encodes."""
+    """The message as pyroute2 encodes it."""
     expected = ipvs.ipvsmsg()
     expected["cmd"] = command
     expected["version"] = 1
@@ -87,14 +87,14 @@ def encode(*operations: Operation, first: int = 0x01020304) -> list[bytes]:
 
 
 @given(real_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_DEST), (Verb.SET, ipvs.IPVS_CMD_SET_DEST)]))
-def test_a_real_server_is_encoded_as_pyroute2_would(item: RealServers, verb: tuple[Verb, int]) -> None:
+def test_a_real_server_is_encoded_to_the_same_bytes_as_with_pyroute2(item: RealServers, verb: tuple[Verb, int]) -> None:
     assert encode(Operation(verb[0], item), first=7) == [plain(verb[1], destination(item, whole=True), 7)]
     removal = plain(ipvs.IPVS_CMD_DEL_DEST, destination(item, whole=False), 7)
     assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
 
 
 @given(virtual_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_SERVICE), (Verb.SET, ipvs.IPVS_CMD_SET_SERVICE)]))
-def test_a_virtual_server_is_encoded_as_pyroute2_would(item: VirtualServer, verb: tuple[Verb, int]) -> None:
+def test_a_virtual_server_is_encoded_to_the_same_bytes_as_with_pyroute2(item: VirtualServer, verb: tuple[Verb, int]) -> None:
     settings = [
         ["IPVS_SVC_ATTR_SCHED_NAME", item.settings.scheduler],
         ["IPVS_SVC_ATTR_FLAGS", {"flags": item.settings.flags, "mask": 0xFFFFFFFF}],
@@ -109,28 +109,32 @@ def test_a_virtual_server_is_encoded_as_pyroute2_would(item: VirtualServer, verb
     assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
 
 
-def test_the_hashed_flag_is_never_sent() -> None:
+def test_the_flag_hashed_is_never_sent() -> None:
     key = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
     one, other = (VirtualServer(key, VirtualServerSettings("rr", flags)) for flags in (0x11, 0x13))
     assert encode(Operation(Verb.SET, one)) == encode(Operation(Verb.SET, other))
 
 
 @given(st.lists(real_servers() | virtual_servers(), max_size=8))
-def test_a_mixed_run_sends_the_same_messages_as_each_operation_alone(items: list[RealServers | VirtualServer]) -> None:
+def test_operations_of_several_kinds_are_encoded_to_the_same_messages_as_each_operation_alone(
+    items: list[RealServers | VirtualServer],
+) -> None:
     operations = [Operation(Verb.ADD, item) for item in items]
     alone = [encode(operation, first=100 + index)[0] for index, operation in enumerate(operations)]
     assert encode(*operations, first=100) == alone
 
 
 @given(st.lists(real_servers(), min_size=1, max_size=8, unique_by=lambda item: item.key), virtual_servers())
-def test_several_real_servers_are_encoded_like_single_ones(items: list[RealServers], last: VirtualServer) -> None:
+def test_several_real_servers_are_encoded_to_the_same_messages_as_each_one_alone(
+    items: list[RealServers], last: VirtualServer
+) -> None:
     key = items[0].virtual_server
     several = RealServers(key, EvenWeights.of([item.key for item in items if item.key.address.family is key.address.family]))
     alone = [*one_by_one([Operation(Verb.ADD, several)]), Operation(Verb.ADD, last)]
     assert encode(Operation(Verb.ADD, several), Operation(Verb.ADD, last)) == encode(*alone)
 
 
-def test_real_servers_of_several_virtual_servers_stand_behind_their_own() -> None:
+def test_real_servers_follow_the_virtual_server_to_which_they_belong() -> None:
     operations = []
     for number, text in enumerate(("10.0.0.1", "fd00::1", "10.0.0.2", "fd00::2", "10.0.0.3")):
         address = parse_address(text)
@@ -144,7 +148,7 @@ def test_real_servers_of_several_virtual_servers_stand_behind_their_own() -> Non
     assert encode(*operations) == encode(*one_by_one(operations))
 
 
-def test_a_timeout_of_zero_is_left_out() -> None:
+def test_a_timeout_of_zero_is_not_encoded() -> None:
     (data,) = encode(Operation(Verb.SET, Timeouts(900, 0, 300)))
     found = message.attributes(data, 20, len(data))
     assert {kind: struct.unpack_from("=I", data, at[0])[0] for kind, at in found.items()} == {4: 900, 6: 300}
@@ -163,14 +167,14 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
     ],
 )
-def test_a_value_too_long_for_its_field_is_refused_before_the_kernel_cuts_it_off(
+def test_a_value_too_long_for_its_field_is_an_error_instead_of_being_truncated(
     item: RealServers | VirtualServer,
 ) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))
 
 
-def test_thresholds_of_tenants_keep_a_bounded_number_of_templates() -> None:
+def test_the_number_of_cached_templates_is_bounded_however_many_thresholds_occur() -> None:
     encoder = ipvs_message.Encoder(FAMILY_NUMBER)
     item = RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80))
     for number in range(ipvs_message.TEMPLATES_KEPT + 9):

@@ -1,4 +1,4 @@
-"""Readings of the IPVS table by ``getsockopt``: the changes that each reading shows, on a fake kernel and on a real one."""
+"""Readings of the IPVS table by ``getsockopt``: the changes that each reading returns, on a fake and on a real kernel."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ def pod(number: int) -> RealServerKey:
 
 
 class Table:
-    """The kernel's table as values, and the number of requests of each kind. ``failing`` has error numbers by kind of request."""
+    """A fake IPVS table, and the number of requests of each kind. ``failing`` maps kinds of requests to error numbers."""
 
     def __init__(self) -> None:
         self.content: dict[VirtualServerKey, tuple[VirtualServerSettings, dict[RealServerKey, tuple[int, int]]]] = {}
@@ -56,7 +56,7 @@ class Table:
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # each reading of the clock is the end of a part
+        self.clock_s += 1  # the step ends at each reading of the clock
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
@@ -124,7 +124,7 @@ def table() -> Iterator[Table]:
         yield made
 
 
-def test_everything_is_returned_once_and_then_what_has_changed(table: Table) -> None:
+def test_the_first_reading_returns_everything_and_later_readings_return_only_changes(table: Table) -> None:
     settings = VirtualServerSettings("mh", PERSISTENT | SCHEDULER_PORT, 10800)
     table.put(WEB, pod(1), pod(2))
     table.put(DNS, settings=settings)
@@ -144,20 +144,20 @@ def test_everything_is_returned_once_and_then_what_has_changed(table: Table) -> 
     assert table.read().keys() == {WEB, DNS}
 
 
-def test_the_order_of_real_servers_is_the_one_in_which_they_were_added(table: Table) -> None:
+def test_real_servers_are_returned_in_the_order_in_which_they_were_added(table: Table) -> None:
     table.put(WEB, pod(3), pod(1), pod(2))
     observed = table.read()[WEB]
     assert observed is not None
     assert list(observed.real_servers) == [pod(3), pod(1), pod(2)]
 
 
-def test_a_real_server_with_another_forwarding_method_is_marked(table: Table) -> None:
+def test_a_real_server_with_another_forwarding_method_is_marked_as_such(table: Table) -> None:
     table.put(WEB)
     table.content[WEB][1].update({pod(1): (3, 1), pod(2): (0x100, 1), pod(3): (2, 5)})
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1, pod(3): TUNNELLED + 5})}
 
 
-def test_thresholds_and_the_network_of_session_affinity_are_read(table: Table) -> None:
+def test_thresholds_and_the_netmask_of_session_affinity_are_read(table: Table) -> None:
     affine = VirtualServerSettings("rr", PERSISTENT, 60, 24)
     plain = VirtualServerSettings("rr", PERSISTENT, 60)
     table.put(WEB, pod(1), pod(2), settings=affine)
@@ -203,7 +203,7 @@ def _gone(table: Table) -> None:
     ("change", "is_seen"),
     [(_weight, False), (_limit, False), (_exchange, False), (_more, True), (_scheduler, True), (_flag, True), (_gone, True)],
 )
-def test_the_cheap_reading_sees_all_but_weights_thresholds_and_exchanged_real_servers(
+def test_the_cheap_reading_sees_all_changes_except_weights_thresholds_and_replaced_real_servers(
     table: Table, change: Callable[[Table], None], *, is_seen: bool
 ) -> None:
     table.put(WEB, pod(1), pod(2))
@@ -217,7 +217,7 @@ def test_the_cheap_reading_sees_all_but_weights_thresholds_and_exchanged_real_se
     assert table.read(whole=True).keys() == (set() if is_seen else {WEB})
 
 
-def test_own_writes_wait_for_a_whole_reading(table: Table) -> None:
+def test_changes_by_our_own_writes_are_returned_only_by_a_whole_reading(table: Table) -> None:
     table.put(WEB, pod(1))
     table.read()
     table.put(WEB, pod(1), pod(2))
@@ -229,13 +229,13 @@ def test_own_writes_wait_for_a_whole_reading(table: Table) -> None:
     assert table.read() == {}
 
 
-def test_the_undoing_of_our_own_write_is_noticed(table: Table) -> None:
+def test_a_change_that_undoes_our_own_write_is_returned(table: Table) -> None:
     table.reader.note(WEB, is_there=True)
     assert table.read(whole=False) == {WEB: None}
 
 
-def test_a_set_written_during_a_reading_waits_for_the_next_reading(table: Table) -> None:
-    """The entry of the virtual server was read before the write, and its real servers would be read after it."""
+def test_a_virtual_server_written_during_a_reading_is_returned_by_the_next_reading(table: Table) -> None:
+    """The virtual server was read before the write, and its real servers would be read after the write."""
     table.put(WEB, pod(1))
     table.read()
     for number in range(2, 40):
@@ -251,7 +251,7 @@ def test_a_set_written_during_a_reading_waits_for_the_next_reading(table: Table)
     assert table.read() == {late: ObservedVirtualServer(RR, EvenWeights.of([pod(1)]))}
 
 
-def test_a_virtual_server_that_goes_during_a_reading_is_gone_in_the_next(table: Table) -> None:
+def test_a_virtual_server_removed_during_a_reading_is_returned_as_removed_by_the_next_reading(table: Table) -> None:
     table.put(WEB, pod(1))
     table.read()
     table.on_destinations = lambda: table.content.pop(WEB) and None
@@ -259,13 +259,13 @@ def test_a_virtual_server_that_goes_during_a_reading_is_gone_in_the_next(table: 
     assert table.read() == {WEB: None}
 
 
-def test_real_servers_that_vanished_meanwhile_are_noticed_by_netlink(table: Table) -> None:
+def test_real_servers_removed_since_the_last_reading_are_detected_through_netlink(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.on_destinations = lambda: table.content[WEB][1].pop(pod(2), None) and None
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): 1})}
 
 
-def test_more_virtual_servers_than_were_counted_are_all_read(table: Table) -> None:
+def test_all_virtual_servers_are_read_even_if_there_are_more_than_were_counted_before(table: Table) -> None:
     for number in range(1, 101):
         table.put(VirtualServerKey(Protocol.TCP, parse_address(f"10.96.1.{number}"), 80))
     table.hidden = 60
@@ -273,7 +273,7 @@ def test_more_virtual_servers_than_were_counted_are_all_read(table: Table) -> No
     assert table.asked.count(SERVICES) == 2
 
 
-def test_virtual_servers_of_other_protocols_are_counted_and_left_out(table: Table) -> None:
+def test_virtual_servers_of_other_protocols_are_counted_but_not_returned(table: Table) -> None:
     table.put(WEB)
     table.put(DNS, pod(1))
     table.foreign_protocol = 99
@@ -281,7 +281,7 @@ def test_virtual_servers_of_other_protocols_are_counted_and_left_out(table: Tabl
     assert table.reader.foreign == 1
 
 
-def test_keys_read_before_an_error_in_the_same_part_are_read_again(table: Table) -> None:
+def test_virtual_servers_read_before_an_error_in_the_same_step_are_read_again(table: Table) -> None:
     table.put(WEB, pod(1))
     table.put(DNS, pod(2))
     table.on_destinations = lambda: table.failing.update({DESTINATIONS: errno.ENOMEM})
@@ -303,13 +303,13 @@ def test_a_refused_request_is_an_error_and_the_next_reading_succeeds(table: Tabl
     assert table.read().keys() == {WEB}
 
 
-def test_an_answer_of_another_length_is_an_error() -> None:
+def test_an_answer_of_unexpected_length_is_an_error() -> None:
     reader = ipvs_readings.SockoptReader(lambda _: None, lambda *_: 0)
     with contextlib.closing(reader), pytest.raises(KernelError, match="incomplete"):
         list(reader.read(whole=True))
 
 
-def test_a_kernel_without_this_interface_is_recognised(table: Table) -> None:
+def test_a_kernel_without_the_getsockopt_interface_is_recognised(table: Table) -> None:
     assert table.reader.is_there()
     table.failing[INFO] = errno.ENOPROTOOPT
     assert not table.reader.is_there()
@@ -350,7 +350,7 @@ DRIFT: dict[str, tuple[tuple[str, ...], bool]] = {
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", DRIFT)
-def test_drift_is_seen_by_the_cheap_reading_or_by_the_whole_one(driver: ipvs.IpvsDriver, name: str) -> None:
+def test_each_kind_of_drift_is_seen_by_the_cheap_reading_or_by_the_whole_reading(driver: ipvs.IpvsDriver, name: str) -> None:
     servers = (real(ONE, "10.244.0.1", 80), real(ONE, "10.244.0.2"), real(TWO, "10.244.0.3"))
     assert clean(driver.apply(operations(Verb.ADD, ONE, TWO, *servers)))
     before = driver.observe()
@@ -370,7 +370,7 @@ def _refusing(_asking: socket.socket, _level: int, _option: int, _question: byte
 
 
 @pytest.mark.kernel
-def test_an_exchanged_real_server_is_noticed_only_by_a_whole_reading(driver: ipvs.IpvsDriver) -> None:
+def test_a_replaced_real_server_is_noticed_only_by_a_whole_reading(driver: ipvs.IpvsDriver) -> None:
     assert clean(driver.apply(operations(Verb.ADD, ONE, real(ONE, "10.244.0.1"))))
     driver.observe()
     ipvsadm("-a", "-t", "10.96.0.1:80", "-r", "10.244.0.9:8080", "-m")
@@ -380,7 +380,7 @@ def test_an_exchanged_real_server_is_noticed_only_by_a_whole_reading(driver: ipv
 
 
 @pytest.mark.kernel
-def test_drift_of_ipv6_is_seen_by_the_cheap_reading_unless_it_is_of_real_servers(driver: ipvs.IpvsDriver) -> None:
+def test_the_cheap_reading_sees_drift_of_ipv6_virtual_servers_but_not_of_their_real_servers(driver: ipvs.IpvsDriver) -> None:
     assert clean(driver.apply(operations(Verb.ADD, ONE, V6, real(ONE, "10.244.0.1"), real(V6, "fd00:244::1"))))
     driver.observe()
     ipvsadm("-E", "-t", "[fd00:96::1]:80", "-s", "wrr")
@@ -394,26 +394,26 @@ def test_drift_of_ipv6_is_seen_by_the_cheap_reading_unless_it_is_of_real_servers
 
 
 @pytest.mark.kernel
-def test_a_family_that_is_not_asked_for_is_not_read(driver: ipvs.IpvsDriver) -> None:
+def test_a_family_that_was_not_requested_is_not_read(driver: ipvs.IpvsDriver) -> None:
     assert clean(driver.apply(operations(Verb.ADD, ONE, V6)))
     assert driver.observe([Family.IPV4]).keys() == {ONE.key}
     assert driver.observe([Family.IPV6]).keys() == {V6.key}
 
 
 @pytest.mark.parametrize("number", [0, 1, ipvs_readings.FIRST_ROOM - 1, ipvs_readings.FIRST_ROOM, 300])
-def test_connections_of_all_real_servers_are_read_however_many_there_are(table: Table, number: int) -> None:
+def test_the_connections_of_all_real_servers_are_read_however_many_real_servers_there_are(table: Table, number: int) -> None:
     pods = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     table.put(WEB, *pods)
-    counted = ConnectionCounts(0x07070707, 0x07070707)  # what the table has behind the thresholds
+    counted = ConnectionCounts(0x07070707, 0x07070707)  # the remaining fields of the entry, after the thresholds
     assert table.reader.connections(WEB) == dict.fromkeys(pods, counted)
     assert table.asked == [DESTINATIONS] * (1 if number < ipvs_readings.FIRST_ROOM else 3 if number > 256 else 2)
 
 
-def test_a_virtual_server_that_is_gone_has_no_connections(table: Table) -> None:
+def test_a_removed_virtual_server_has_no_connections(table: Table) -> None:
     assert table.reader.connections(WEB) == {}
 
 
-def test_connections_that_cannot_be_read_are_not_none(table: Table) -> None:
+def test_if_connections_cannot_be_read_that_is_an_error_and_not_zero_connections(table: Table) -> None:
     table.failing[DESTINATIONS] = errno.EINTR
     with pytest.raises(KernelError):
         table.reader.connections(WEB)
@@ -423,7 +423,7 @@ def test_connections_that_cannot_be_read_are_not_none(table: Table) -> None:
 @pytest.mark.parametrize(
     "number", [0, 1, ipvs_readings.FIRST_ROOM - 1, ipvs_readings.FIRST_ROOM, ipvs_readings.FIRST_ROOM + 1, 600]
 )
-def test_the_connections_are_the_same_as_by_netlink(driver: ipvs.IpvsDriver, number: int) -> None:
+def test_getsockopt_and_netlink_return_the_same_connections(driver: ipvs.IpvsDriver, number: int) -> None:
     one = server("10.96.0.1")
     keys = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     clean(driver.apply(operations(Verb.ADD, one)))

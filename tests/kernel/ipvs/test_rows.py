@@ -1,4 +1,4 @@
-"""The rows of ``ipvsadm -Ln`` and counters: rare rows on a fake socket, and others on a real kernel beside ipvsadm."""
+"""The rows of ``ipvsadm -Ln``, and counters: rare rows with a fake socket, all others on a real kernel, compared with ipvsadm."""
 
 import itertools
 import pathlib
@@ -36,7 +36,7 @@ TABLE = """
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_without_names_the_table_is_what_ipvsadm_prints() -> None:
+def test_the_table_without_names_equals_the_output_of_ipvsadm() -> None:
     for command in TABLE.strip().splitlines():
         subprocess.run(("ipvsadm", *command.split()), check=True, timeout=60)
     shown = subprocess.run(("ipvsadm", "-Ln"), capture_output=True, text=True, check=True, timeout=60).stdout
@@ -61,7 +61,7 @@ INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netli
 
 
 class Kernel:
-    """Answers as the kernel does; no virtual server has real servers."""
+    """Answers like the kernel. No virtual server has a real server."""
 
     def __init__(self, information: bytes = INFORMATION) -> None:
         self._information = information
@@ -83,7 +83,7 @@ class Kernel:
             yield fake_netlink.done(sequence)
 
 
-def test_a_persistence_engine_is_shown_and_other_protocols_are_left_out() -> None:
+def test_a_persistence_engine_is_shown_and_virtual_servers_of_other_protocols_are_omitted() -> None:
     kernel = Kernel()
     rows = ipvs_rows.read(kernel.connect)
     assert (rows.version, rows.size) == ("1.2.1", 4096)
@@ -121,7 +121,7 @@ def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUN
 
 
 class CountingKernel:
-    """Sends each virtual server in a datagram of its own; ``loses`` drops the datagram before the last."""
+    """Sends each virtual server in a separate datagram. With ``loses``, the datagram before the last one is lost."""
 
     def __init__(self, *, loses: bool = False) -> None:
         self.sockets: list[fake_netlink.FakeSocket] = []
@@ -145,7 +145,7 @@ class CountingKernel:
 
 
 @pytest.mark.parametrize(("tick", "sizes"), [(0.0, [4]), (0.5, [2, 2]), (1.0, [1, 1, 1, 1])])
-def test_a_part_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> None:
+def test_a_step_of_a_reading_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> None:
     kernel = CountingKernel()
     ticks = itertools.count()
     reader = ipvs_rows.TrafficReader(kernel.connect, lambda: next(ticks) * ipvs_rows.PART_S * tick)
@@ -155,7 +155,7 @@ def test_a_part_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> Non
     assert [one.closed for one in kernel.sockets] == [True]
 
 
-def test_a_part_ends_when_it_has_enough_virtual_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_a_reading_ends_when_it_has_enough_virtual_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipvs_rows, "COUNTED_AT_ONCE", 3)
     reader = ipvs_rows.TrafficReader(CountingKernel().connect, lambda: 0.0)
     assert [len(part) for part in reader.services(())] == [3, 1]
@@ -183,12 +183,12 @@ STATS = """   Total Incoming Outgoing         Incoming         Outgoing
 """
 
 
-def test_the_counters_of_the_whole_node_are_hexadecimal() -> None:
+def test_the_counters_of_the_whole_node_are_parsed_as_hexadecimal_numbers() -> None:
     assert ipvs_rows.read_totals(STATS) == Counters(10, 20, 30, 1 << 32, 32)
 
 
 @pytest.mark.parametrize("text", ["", "a\nb\n", "a\nb\nx\n", "a\nb\n1 2 3\n", "a\nb\n1 2 3 4 5 6"])
-def test_an_unknown_format_of_counters_is_an_error(text: str, tmp_path: pathlib.Path) -> None:
+def test_counters_in_an_unknown_format_are_an_error(text: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ip_vs_stats"
     path.write_text(text)
     reader = ipvs_rows.TrafficReader(CountingKernel().connect, path=path)
@@ -196,12 +196,12 @@ def test_an_unknown_format_of_counters_is_an_error(text: str, tmp_path: pathlib.
         reader.totals()
 
 
-def test_missing_counters_of_the_node_are_reported(tmp_path: pathlib.Path) -> None:
+def test_if_the_counters_of_the_node_are_missing_that_is_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="No such file"):
         ipvs_rows.TrafficReader(CountingKernel().connect, path=tmp_path / "none").totals()
 
 
-def test_a_kernel_without_counters_of_64_bits_is_an_error_and_not_a_node_without_traffic() -> None:
+def test_a_kernel_without_64_bit_counters_is_an_error_and_does_not_count_as_zero_traffic() -> None:
     message = _virtual_server(1, KEYS[0], b"")
     part = (message, fake_netlink.HEADER.size + 4, len(message))
     with pytest.raises(KernelError, match=r"lacks counters of 64 bits: use Linux 4\.1 or later"):

@@ -1,4 +1,4 @@
-"""Whether a scheduler is usable, with a double of the driver and on a real kernel."""
+"""Checks whether a scheduler is usable, with a fake driver and on a real kernel."""
 
 import contextlib
 import errno
@@ -29,7 +29,10 @@ OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
 
 
 class Ipvs(IpvsDriver):
-    """A driver with these virtual servers by scheduler, and given failures. Its kernel has no IPVS for IPv6."""
+    """A fake driver whose virtual servers have these schedulers, with the given failures.
+
+    The fake kernel has no IPVS for IPv6.
+    """
 
     def __init__(self, servers: Mapping[VirtualServerKey, str] | None = None, failures: Mapping[Verb, int] | None = None) -> None:
         self.servers = dict(servers or {})
@@ -53,7 +56,9 @@ class Ipvs(IpvsDriver):
 
 
 @pytest.mark.parametrize(("refusal", "is_usable"), [(errno.EINVAL, True), (errno.ENOENT, False)])
-def test_a_refused_virtual_server_shows_whether_the_kernel_has_its_scheduler(refusal: int, *, is_usable: bool) -> None:
+def test_the_result_of_adding_a_virtual_server_shows_whether_the_kernel_has_its_scheduler(
+    refusal: int, *, is_usable: bool
+) -> None:
     ipvs = Ipvs()
     ipvs.refusal = refusal
     assert (ipvs.why_unusable("wlc") == "") == is_usable
@@ -61,26 +66,26 @@ def test_a_refused_virtual_server_shows_whether_the_kernel_has_its_scheduler(ref
 
 
 @pytest.mark.checklist(95)
-def test_a_scheduler_is_tried_with_a_virtual_server_that_is_removed_at_once() -> None:
+def test_a_scheduler_is_checked_by_adding_a_virtual_server_that_is_removed_at_once() -> None:
     ipvs = Ipvs({OTHER: "rr"})
     assert ipvs.why_unusable("wlc") == ""
     assert ipvs.calls == [(Verb.ADD, FIRST, "wlc"), (Verb.REMOVE, FIRST, "wlc")]
 
 
 @pytest.mark.checklist(95)
-def test_nothing_is_tried_where_a_virtual_server_has_the_scheduler() -> None:
+def test_no_virtual_server_is_added_if_an_existing_one_already_has_the_scheduler() -> None:
     ipvs = Ipvs({OTHER: "wlc"})
     assert ipvs.why_unusable("wlc") == ""
     assert ipvs.calls == []
 
 
-def test_a_virtual_server_of_another_program_at_the_probe_is_left_alone() -> None:
+def test_a_virtual_server_of_another_program_at_the_probe_address_is_not_changed() -> None:
     ipvs = Ipvs({FIRST: "rr", msgspec.structs.replace(FIRST, port=20001): "rr"})
     assert ipvs.why_unusable("wlc") == ""
     assert {key for _, key, _ in ipvs.calls} == {msgspec.structs.replace(FIRST, port=20002)}
 
 
-def test_a_virtual_server_that_another_program_made_meanwhile_is_not_removed() -> None:
+def test_a_virtual_server_that_another_program_added_during_the_check_is_not_removed() -> None:
     ipvs = Ipvs()
     ipvs.surprise = True
     assert ipvs.why_unusable("wlc") == ""
@@ -89,7 +94,7 @@ def test_a_virtual_server_that_another_program_made_meanwhile_is_not_removed() -
 
 @pytest.mark.checklist(95)
 @pytest.mark.parametrize("verb", [Verb.ADD, Verb.REMOVE])
-def test_a_virtual_server_that_cannot_be_added_or_removed_is_an_error(verb: Verb) -> None:
+def test_a_probe_virtual_server_that_cannot_be_added_or_removed_is_an_error(verb: Verb) -> None:
     with pytest.raises(KernelError, match="find the schedulers of this kernel: it says no") as raised:
         Ipvs(failures={verb: errno.EPERM}).why_unusable("rr")
     assert raised.value.errno == errno.EPERM
@@ -108,21 +113,21 @@ def listing() -> str:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"])
-def test_the_kernels_schedulers_are_usable_and_nothing_stays_behind(driver: IpvsDriver, name: str) -> None:
+def test_all_schedulers_of_the_kernel_are_usable_and_the_check_leaves_no_virtual_server(driver: IpvsDriver, name: str) -> None:
     assert driver.why_unusable(name) == ""
     assert listing() == ""
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("name", "number"), [("wlc", errno.EINVAL), ("nosuch", errno.ENOENT)])
-def test_the_kernel_resolves_the_scheduler_before_it_refuses_the_rest(driver: IpvsDriver, name: str, number: int) -> None:
+def test_the_kernel_looks_up_the_scheduler_before_it_checks_the_other_fields(driver: IpvsDriver, name: str, number: int) -> None:
     assert driver.refusal_with(name) == number
     assert listing() == ""
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["nosuch", "x" * 40])
-def test_a_scheduler_that_the_kernel_lacks_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
+def test_the_error_for_a_missing_scheduler_names_its_kernel_module(driver: IpvsDriver, name: str) -> None:
     assert driver.why_unusable(name) == (
         f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
     )
@@ -130,7 +135,7 @@ def test_a_scheduler_that_the_kernel_lacks_is_named_with_its_module(driver: Ipvs
 
 
 @pytest.mark.kernel
-def test_virtual_servers_of_other_programs_at_the_probe_address_stay(driver: IpvsDriver) -> None:
+def test_virtual_servers_of_other_programs_at_the_probe_address_are_not_removed(driver: IpvsDriver) -> None:
     subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
     before = listing()
     driver.refusal_with = lambda scheduler: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6
@@ -141,8 +146,8 @@ def test_virtual_servers_of_other_programs_at_the_probe_address_stay(driver: Ipv
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"])
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:10:96::1"])
-def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: str, address: str) -> None:
-    """The scheduler mh includes the port, as in kube-proxy, and falls back; no other scheduler has a flag."""
+def test_the_virtual_server_of_a_service_has_the_flags_of_its_scheduler(driver: IpvsDriver, name: str, address: str) -> None:
+    """The scheduler mh has the flags for the port and for falling back, as in kube-proxy. No other scheduler has a flag."""
     family = parse_address(address).family
     served = builders.service(cluster=[address])
     other = builders.service("sticky", builders.service_port(81), cluster=[address], affinity_timeout_s=60)

@@ -1,6 +1,6 @@
-"""The address driver against a real kernel, read back with ip; and its faults on a fake socket.
+"""The address driver on a real kernel, checked with ip; and errors of its netlink socket, with a fake socket.
 
-Properties that the fake kernel shares are in test_contract.py.
+Properties that the fake kernel has as well are tested in test_contract.py.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def bound(text: str) -> BoundAddresses:
 
 
 @pytest.mark.kernel
-def test_ip_shows_what_kube_proxy_would_have_made(driver: addresses.AddressDriver) -> None:
+def test_ip_shows_the_same_device_and_addresses_as_with_kube_proxy(driver: addresses.AddressDriver) -> None:
     assert clean(apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("fd00:96::1")))
     (link,) = ip("address", "show", DEVICE)
     assert link["operstate"] == "DOWN"
@@ -70,7 +70,7 @@ def test_ip_shows_what_kube_proxy_would_have_made(driver: addresses.AddressDrive
 
 
 @pytest.mark.kernel
-def test_addresses_are_local_though_the_device_is_down(driver: addresses.AddressDriver) -> None:
+def test_addresses_are_local_even_though_the_device_is_down(driver: addresses.AddressDriver) -> None:
     apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("fd00:96::1"))
     for address in ("10.96.0.1", "fd00:96::1"):
         (route,) = ip("route", "get", address)
@@ -78,7 +78,7 @@ def test_addresses_are_local_though_the_device_is_down(driver: addresses.Address
 
 
 @pytest.mark.kernel
-def test_addresses_added_by_ip_are_observed_with_the_addresses_of_other_interfaces(driver: addresses.AddressDriver) -> None:
+def test_addresses_added_with_ip_are_observed_together_with_those_of_other_interfaces(driver: addresses.AddressDriver) -> None:
     ip("link", "add", DEVICE, "type", "dummy")
     ip("link", "add", "other", "type", "dummy")
     ip("address", "add", "10.96.0.1/32", "dev", DEVICE)
@@ -118,7 +118,9 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
 
 
 @pytest.mark.kernel
-def test_addresses_that_were_written_are_shown_whatever_they_are(driver: addresses.AddressDriver) -> None:
+def test_the_poll_after_a_write_returns_the_addresses_even_if_they_are_the_same_as_before(
+    driver: addresses.AddressDriver,
+) -> None:
     apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
     driver.observe_changed()
     apply(driver, Verb.REMOVE, bound("10.96.0.1"))
@@ -141,7 +143,7 @@ def test_thousands_of_addresses_are_bound_and_unbound(driver: addresses.AddressD
 
 
 @pytest.mark.kernel
-def test_all_addresses_vanish_with_the_device_which_is_made_again(driver: addresses.AddressDriver) -> None:
+def test_many_addresses_are_removed_at_once_by_deleting_and_recreating_the_device(driver: addresses.AddressDriver) -> None:
     many = [Address(b"\xfd" + number.to_bytes(15, "big")) for number in range(addresses.MANY_REMOVALS)]
     absent = parse_address("fd00:96::1")
     assert clean(apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many))))
@@ -155,7 +157,7 @@ def test_all_addresses_vanish_with_the_device_which_is_made_again(driver: addres
 
 
 @pytest.mark.kernel
-def test_the_device_stays_while_it_has_an_address_that_is_to_stay(driver: addresses.AddressDriver) -> None:
+def test_the_device_is_not_deleted_while_one_of_its_addresses_is_to_stay(driver: addresses.AddressDriver) -> None:
     many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS + 1)]
     apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many)))
     (before,) = ip("link", "show", DEVICE)
@@ -165,7 +167,7 @@ def test_the_device_stays_while_it_has_an_address_that_is_to_stay(driver: addres
 
 
 @pytest.mark.parametrize("refused", [17, 16], ids=["removal", "addition"])
-def test_a_device_that_cannot_be_recreated_is_a_failure_of_its_addresses(refused: int) -> None:
+def test_if_the_device_cannot_be_recreated_the_removal_of_its_addresses_is_an_error(refused: int) -> None:
     many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS)]
     is_there = True
 
@@ -191,15 +193,15 @@ def test_a_device_that_cannot_be_recreated_is_a_failure_of_its_addresses(refused
 
 
 @pytest.mark.kernel
-def test_removing_one_address_leaves_the_others(driver: addresses.AddressDriver) -> None:
-    """The kernel counts a later address of one range as secondary and removes it with the first; a /32 is a range alone."""
+def test_removing_one_address_keeps_all_other_addresses(driver: addresses.AddressDriver) -> None:
+    """The kernel treats a later address of the same range as secondary and removes it with the first. A /32 is a range of one."""
     apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("10.96.0.2"))
     assert clean(apply(driver, Verb.REMOVE, bound("10.96.0.1")))
     assert driver.observe().addresses == {parse_address("10.96.0.2")}
 
 
 @pytest.mark.kernel
-def test_order_is_kept_when_the_device_itself_comes_and_goes(driver: addresses.AddressDriver) -> None:
+def test_operations_keep_their_order_when_the_device_itself_is_added_or_removed(driver: addresses.AddressDriver) -> None:
     operations = [
         Operation(Verb.ADD, bound("10.96.0.1")),
         Operation(Verb.REMOVE, bound("10.96.0.1")),
@@ -225,7 +227,7 @@ def test_an_address_the_kernel_refuses_does_not_stop_the_others(driver: addresse
 
 
 @pytest.mark.kernel
-def test_an_interface_of_that_name_that_is_no_dummy_is_left_alone(driver: addresses.AddressDriver) -> None:
+def test_an_interface_of_that_name_that_is_not_a_dummy_device_is_not_changed(driver: addresses.AddressDriver) -> None:
     ip("link", "add", DEVICE, "type", "bridge")
     reason = "kube-ipvs0 is a bridge device, not a dummy: remove or rename it"
     with pytest.raises(KernelError, match=reason):
@@ -238,7 +240,7 @@ def test_an_interface_of_that_name_that_is_no_dummy_is_left_alone(driver: addres
     assert (link["linkinfo"]["info_kind"], link["addr_info"]) == ("bridge", [])
 
 
-def test_addresses_whose_answer_was_lost_are_errors() -> None:
+def test_addresses_with_a_lost_answer_are_errors() -> None:
     link = bytes(4) + (7).to_bytes(4, "little") + bytes(8)
     link += fake_netlink.attribute(3, DEVICE.encode() + b"\0")
     link += fake_netlink.attribute(18, fake_netlink.attribute(1, b"dummy\0"))
@@ -254,7 +256,7 @@ def test_addresses_whose_answer_was_lost_are_errors() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", bytes(4)])
-def test_an_interface_or_address_that_is_cut_off_is_an_error_of_the_kernel(body: bytes) -> None:
+def test_a_truncated_interface_or_address_message_is_a_kernel_error(body: bytes) -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, _, _, sequence, _),) = fake_netlink.split(data)
         return [fake_netlink.message(sequence, body), fake_netlink.done(sequence)]
@@ -264,7 +266,7 @@ def test_an_interface_or_address_that_is_cut_off_is_an_error_of_the_kernel(body:
         driver.observe()
 
 
-def test_an_address_of_another_length_than_its_family_has_is_passed_over() -> None:
+def test_an_address_whose_length_does_not_match_its_family_is_ignored() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _),) = fake_netlink.split(data)
         link = bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, b"eth0\0")
@@ -276,7 +278,7 @@ def test_an_address_of_another_length_than_its_family_has_is_passed_over() -> No
     assert [str(other.address) for other in driver.observe().interface_addresses] == ["0.0.0.0"]
 
 
-def test_a_kernel_without_dummy_devices_is_explained() -> None:
+def test_the_error_for_a_kernel_without_dummy_devices_says_what_is_missing() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _),) = fake_netlink.split(data)
         return [fake_netlink.error(sequence, errno.ENODEV if kind == 18 else errno.EOPNOTSUPP)]

@@ -1,4 +1,4 @@
-"""The conntrack driver against a real kernel whose flows the conntrack program made; and its faults on a fake socket."""
+"""The conntrack driver on a real kernel, with flows made by the program conntrack; and errors, with a fake socket."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ def tool(*arguments: str) -> str:
 
 
 def flow(family: Family, client: int, pod: int, *, protocol: str = "udp", port: int = 53, service: str = "") -> None:
-    """A tracked flow of a client to a service, answered by a pod."""
+    """A tracked flow from a client to a Service, answered by a pod."""
     source, target = CLIENT[family].format(client), service or SERVICE[family]
     arguments = ["-I", "-p", protocol, "-s", source, "-d", target, "--sport", "1000", "--dport", str(port), "-t", "100"]
     arguments += ["-r", POD[family].format(pod), "-q", source, "--reply-port-src", "5353", "--reply-port-dst", "1000"]
@@ -48,7 +48,7 @@ def flow(family: Family, client: int, pod: int, *, protocol: str = "udp", port: 
 
 
 def clients(family: Family, protocol: str = "udp") -> set[str]:
-    """The client and the pod of each flow that is tracked."""
+    """The client and the pod of each tracked flow."""
     lines = tool("-L", "-f", "ipv4" if family is Family.IPV4 else "ipv6", "-p", protocol).splitlines()
     words = [[word.partition("=")[2] for word in line.split() if word.startswith("src=")] for line in lines]
     return {f"{one.rpartition('.')[2].rpartition(':')[2]}-{two.rpartition('.')[2].rpartition(':')[2]}" for one, two in words}
@@ -67,7 +67,7 @@ def removed(outcomes: list[Outcome]) -> list[int]:
 
 @pytest.mark.kernel
 @FAMILIES
-def test_exactly_the_flows_to_removed_real_servers_are_deleted(driver: conntrack.ConntrackDriver, family: Family) -> None:
+def test_only_the_flows_to_removed_real_servers_are_deleted(driver: conntrack.ConntrackDriver, family: Family) -> None:
     flow(family, 1, 5)
     flow(family, 2, 6)
     flow(family, 3, 6)
@@ -93,7 +93,7 @@ def test_sctp_flows_are_deleted_too(driver: conntrack.ConntrackDriver, family: F
 
 
 @pytest.mark.kernel
-def test_a_real_server_on_another_port_does_not_keep_a_flow(driver: conntrack.ConntrackDriver) -> None:
+def test_a_flow_is_deleted_even_if_the_pod_is_still_a_real_server_on_another_port(driver: conntrack.ConntrackDriver) -> None:
     flow(Family.IPV4, 1, 5)
     key = RealServerKey.of(parse_address(POD[Family.IPV4].format(5)), 5354)
     desired = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address(SERVICE[Family.IPV4]), 53), frozenset({key}))
@@ -101,7 +101,7 @@ def test_a_real_server_on_another_port_does_not_keep_a_flow(driver: conntrack.Co
 
 
 @pytest.mark.kernel
-def test_both_families_are_cleaned_in_one_call(driver: conntrack.ConntrackDriver) -> None:
+def test_flows_of_both_families_are_deleted_in_one_call(driver: conntrack.ConntrackDriver) -> None:
     for family in Family:
         flow(family, 1, 5)
     operations = [cleaning(family) for family in (Family.IPV6, Family.IPV4)]
@@ -111,7 +111,9 @@ def test_both_families_are_cleaned_in_one_call(driver: conntrack.ConntrackDriver
 
 
 @pytest.mark.kernel
-def test_more_flows_than_one_batch_are_deleted(driver: conntrack.ConntrackDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_flows_than_fit_into_one_batch_are_deleted(
+    driver: conntrack.ConntrackDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(conntrack, "BATCH_SIZE", 2)
     for client in range(1, 6):
         flow(Family.IPV4, client, 5)
@@ -137,7 +139,7 @@ def fake_flow(pod_number: int = 5, client_number: int = 1) -> bytes:
     return bytes(4) + original + fake_netlink.attribute(0x8002, tuple_(pod, client, b"\x14\xe9\x03\xe8"))
 
 
-def test_a_flow_is_deleted_by_its_tuple_and_its_zone_as_they_were_listed() -> None:
+def test_a_flow_is_deleted_by_the_tuple_and_the_zone_from_the_listing() -> None:
     deleted: list[bytes] = []
     zone = fake_netlink.attribute(18, b"\0\x07")
 
@@ -159,7 +161,9 @@ def test_a_flow_is_deleted_by_its_tuple_and_its_zone_as_they_were_listed() -> No
     ("number", "count", "text"),
     [(0, 1, ""), (errno.ENOENT, 0, ""), (errno.EPERM, 0, "Operation not permitted"), (None, 0, "answer was lost")],
 )
-def test_a_flow_that_ended_meanwhile_is_no_error_and_does_not_count(number: int | None, count: int, text: str) -> None:
+def test_a_flow_that_ended_before_its_deletion_is_not_an_error_and_is_not_counted(
+    number: int | None, count: int, text: str
+) -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
         if kind == 0x101:
@@ -175,7 +179,7 @@ def test_a_flow_that_ended_meanwhile_is_no_error_and_does_not_count(number: int 
     assert bool(outcome.error) is bool(text)
 
 
-def test_a_kernel_that_cannot_list_flows_is_explained_and_the_other_family_is_cleaned() -> None:
+def test_if_flows_of_one_family_cannot_be_listed_that_is_reported_and_the_other_family_is_cleaned() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         family = data[16]
         sequence = fake_netlink.sequences(data)[0]
@@ -187,7 +191,7 @@ def test_a_kernel_that_cannot_list_flows_is_explained_and_the_other_family_is_cl
     assert (six.error, six.removed) == ("", 0)
 
 
-def test_nothing_is_listed_for_families_without_a_cleaning() -> None:
+def test_flows_are_listed_only_for_families_with_something_to_clean() -> None:
     listed: list[int] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
@@ -203,7 +207,7 @@ LISTING, DELETION = 0x100 | 1, 0x100 | 2
 
 
 class Table:
-    """Sockets of a kernel with these flows, each a datagram of the listing; notes queries, and deletions with their place."""
+    """Fake sockets of a kernel with these flows, one datagram each. They record queries, and deletions with their position."""
 
     def __init__(self, *attempts: Callable[[int], list[fake_netlink.Answer]]) -> None:
         self.queries: list[bytes] = []
@@ -230,8 +234,8 @@ def listed(*flows: bytes, flags: int = 0) -> Callable[[int], list[fake_netlink.A
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
-def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
-    """The kernel lists parts of 32 kB; a hundred of them are 3.2 MB as bytes alone."""
+def test_the_memory_used_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
+    """The kernel's datagrams of a listing have 32 kB, so a hundred datagrams are 3.2 MB as bytes alone."""
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _), *_) = found = fake_netlink.split(data)
@@ -258,7 +262,7 @@ def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
     assert peak < 2_000_000
 
 
-def test_a_stale_flow_is_deleted_before_the_next_part_is_requested() -> None:
+def test_a_stale_flow_is_deleted_before_the_next_datagram_of_the_listing_is_requested() -> None:
     order: list[str] = []
 
     class Ordered(fake_netlink.FakeSocket):
@@ -282,7 +286,7 @@ def lost(*flows: bytes) -> Callable[[int], list[fake_netlink.Answer]]:
 
 
 @pytest.mark.parametrize("first", [listed(fake_flow(5), flags=0x10), lost(fake_flow(5))], ids=["inconsistent", "lost"])
-def test_an_incomplete_listing_is_begun_again_and_its_deletions_count(
+def test_an_incomplete_listing_is_repeated_and_the_deletions_so_far_are_counted(
     first: Callable[[int], list[fake_netlink.Answer]],
 ) -> None:
     table = Table(first, listed(fake_flow(5, client_number=2), fake_flow(6)))
@@ -291,7 +295,7 @@ def test_an_incomplete_listing_is_begun_again_and_its_deletions_count(
     assert len(table.queries) == len(table.deleted) == 2
 
 
-def test_a_listing_that_is_never_whole_is_an_error_that_says_how_many_were_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_is_never_complete_is_an_error_with_the_number_of_deleted_flows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "DUMP_PAUSES_S", (0.0, 0.0))
     table = Table(lost(fake_flow(5)), lost())
     (outcome,) = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])
@@ -299,7 +303,7 @@ def test_a_listing_that_is_never_whole_is_an_error_that_says_how_many_were_delet
     assert (outcome.errno, outcome.removed) == (errno.ENOBUFS, 1)
 
 
-def test_a_kernel_that_refuses_the_filter_lists_all_flows() -> None:
+def test_if_the_kernel_refuses_the_filter_all_flows_are_listed() -> None:
     table = Table(lambda sequence: [fake_netlink.error(sequence, errno.EOPNOTSUPP)], listed(fake_flow(5)))
     assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
     filtered, unfiltered = table.queries
@@ -307,7 +311,7 @@ def test_a_kernel_that_refuses_the_filter_lists_all_flows() -> None:
 
 
 def destination(query: bytes) -> tuple[object, ...]:
-    """Filter flags, and protocol, address and port to filter by."""
+    """The flags of the filter, and the protocol, address and port to filter by."""
 
     def at(*path: int) -> bytes:
         start, end = 4, len(query)
@@ -334,7 +338,7 @@ V4, V6 = (parse_address(SERVICE[family]) for family in Family)
     ],
     ids=["one", "IPv6", "two ports", "two protocols"],
 )
-def test_the_kernel_leaves_out_what_differs_from_all_that_is_cleaned(
+def test_the_kernel_filters_by_the_fields_that_all_removed_real_servers_have_in_common(
     cleanings: list[Operation], desired: tuple[object, ...]
 ) -> None:
     table = Table(listed())
@@ -344,7 +348,9 @@ def test_the_kernel_leaves_out_what_differs_from_all_that_is_cleaned(
 
 @pytest.mark.kernel
 @FAMILIES
-def test_a_kernel_with_the_filter_lists_only_flows_to_what_is_cleaned(driver: conntrack.ConntrackDriver, family: Family) -> None:
+def test_a_kernel_with_the_filter_lists_only_flows_to_the_removed_real_servers(
+    driver: conntrack.ConntrackDriver, family: Family
+) -> None:
     if not conntrack.filters_listings():
         pytest.skip("this kernel has no filter for connections")
     flow(family, 1, 5)

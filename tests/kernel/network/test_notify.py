@@ -1,4 +1,4 @@
-"""Events of a real kernel in a network namespace of its own, lost events, and rare messages made by hand."""
+"""Events of a real kernel in a separate network namespace, lost events, and rare messages built by hand."""
 
 import contextlib
 import select
@@ -23,7 +23,7 @@ OURS, OTHER = notify.Change.OURS, notify.Change.OTHER_ADDRESSES
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> str:
-    """The device that the listener watches: a bridge, because some test hosts lack dummy devices."""
+    """The device that the listener watches. It is a bridge, because some test hosts have no dummy devices."""
     request.getfixturevalue("fresh_namespace")
     ip("link", "add", "kube-test0", "type", "bridge")
     return "kube-test0"
@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def listener(device: str) -> Iterator[notify.ChangeListener]:
-    """A listener that has read all former events."""
+    """A listener that has already read all earlier events."""
     with notify.ChangeListener(device=device) as listener:
         assert listener.read() == ()
         yield listener
@@ -41,24 +41,24 @@ def ip(*arguments: str) -> None:
     subprocess.run((IP, *arguments), check=True)
 
 
-def test_addresses_of_the_device_are_told_from_those_of_other_interfaces(listener: notify.ChangeListener) -> None:
+def test_events_tell_addresses_of_the_device_from_addresses_of_other_interfaces(listener: notify.ChangeListener) -> None:
     ip("address", "add", "192.0.2.1/24", "dev", "lo")
     assert listener.read() == (OTHER,)
     ip("address", "del", "192.0.2.1/24", "dev", "lo")
     assert listener.read() == (OTHER, OURS)  # lo may have lost its last address
     ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
-    assert select.select([listener], [], [], 10)[0]  # the kernel tells of a new IPv6 address from a work queue
+    assert select.select([listener], [], [], 10)[0]  # the kernel reports a new IPv6 address from a work queue
     assert listener.read() == (OURS,)
     assert listener.read() == ()
 
 
-def test_interfaces_that_come_later_are_known_by_name(listener: notify.ChangeListener) -> None:
+def test_interfaces_created_later_are_known_by_name(listener: notify.ChangeListener) -> None:
     ip("link", "add", "late0", "type", "bridge")
     ip("address", "add", "192.0.2.1/32", "dev", "late0")
     assert listener.read() == (OTHER,)
 
 
-def test_the_deletion_of_another_interface_is_no_event_and_that_of_the_device_is_one(
+def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_not(
     listener: notify.ChangeListener, device: str
 ) -> None:
     ip("link", "add", "other0", "type", "bridge")
@@ -69,12 +69,12 @@ def test_the_deletion_of_another_interface_is_no_event_and_that_of_the_device_is
     assert listener.read() == (OURS, OURS, OURS)  # its address has come and gone, then the device
 
 
-def test_a_renamed_device_has_vanished(listener: notify.ChangeListener, device: str) -> None:
+def test_a_renamed_device_counts_as_deleted(listener: notify.ChangeListener, device: str) -> None:
     ip("link", "set", device, "name", "other0")
     assert listener.read() == (OURS,)
 
 
-def test_our_own_changes_do_not_even_wake_the_listener(device: str) -> None:
+def test_our_own_changes_do_not_wake_up_the_listener(device: str) -> None:
     own_ports: set[int] = set()
     with (
         notify.ChangeListener(own_ports=own_ports, device=device) as listener,
@@ -94,7 +94,9 @@ def test_our_own_changes_do_not_even_wake_the_listener(device: str) -> None:
         assert listener.read()[-1] is OURS
 
 
-def test_our_routes_that_others_change_are_an_event_and_other_routes_none(listener: notify.ChangeListener) -> None:
+def test_a_change_of_our_routes_by_another_program_is_an_event_and_other_routes_are_ignored(
+    listener: notify.ChangeListener,
+) -> None:
     ip("link", "set", "lo", "up")
     ip("link", "set", "kube-test0", "up")
     listener.read()
@@ -107,7 +109,7 @@ def test_our_routes_that_others_change_are_an_event_and_other_routes_none(listen
             assert listener.read() == (OURS,)
 
 
-def test_a_listener_for_another_protocol_number_reports_only_its_own_routes(device: str) -> None:
+def test_a_listener_reports_only_routes_with_its_own_protocol_number(device: str) -> None:
     ip("link", "set", "lo", "up")
     with notify.ChangeListener(device=device, route_protocol=77) as listener:
         listener.read()
@@ -116,7 +118,7 @@ def test_a_listener_for_another_protocol_number_reports_only_its_own_routes(devi
         assert listener.read() == (OURS,)
 
 
-def test_our_own_routes_do_not_even_wake_the_listener(device: str) -> None:
+def test_our_own_changes_of_routes_do_not_wake_up_the_listener(device: str) -> None:
     ip("link", "set", "lo", "up")
     ports: set[int] = set()
 
@@ -134,7 +136,7 @@ def test_our_own_routes_do_not_even_wake_the_listener(device: str) -> None:
         assert select.select([listener], [], [], 0)[0] == []
 
 
-def test_an_event_that_may_silently_remove_our_routes_is_reported(listener: notify.ChangeListener) -> None:
+def test_an_event_after_which_the_kernel_may_have_removed_our_routes_is_reported(listener: notify.ChangeListener) -> None:
     ip("link", "set", "lo", "up")
     assert listener.read() == ()
     ip("address", "del", "127.0.0.1/8", "dev", "lo")
@@ -143,7 +145,7 @@ def test_an_event_that_may_silently_remove_our_routes_is_reported(listener: noti
     assert OURS in listener.read()
 
 
-def test_routes_that_came_before_the_kernel_left_them_out_are_left_out_here(listener: notify.ChangeListener) -> None:
+def test_routes_received_before_the_kernel_filter_was_set_are_filtered_by_the_listener(listener: notify.ChangeListener) -> None:
     for protocol, expected in ((2, []), (251, [OURS])):
         body = struct.pack("=BBBBBBBBI", socket.AF_INET, 32, 0, 0, 255, protocol, 254, 2, 0)
         assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 24, 0, 0, 0) + body)) == expected
@@ -156,7 +158,9 @@ def new_address_request(device: str, text: str) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
 
 
-def test_lost_events_are_an_overrun_and_names_are_read_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_events_are_reported_as_an_overrun_and_interface_names_are_read_again(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
     with notify.ChangeListener(device=device) as listener:
         listener.read()
@@ -169,7 +173,7 @@ def test_lost_events_are_an_overrun_and_names_are_read_again(device: str, monkey
         assert set(listener.read()) == {OURS}
 
 
-def test_the_descriptor_is_readable_only_when_something_has_changed(listener: notify.ChangeListener) -> None:
+def test_the_descriptor_is_readable_only_after_a_change(listener: notify.ChangeListener) -> None:
     with pytest.raises(BlockingIOError):
         listener._socket.recv(1)
     ip("address", "add", "192.0.2.1/32", "dev", "lo")
@@ -177,13 +181,13 @@ def test_the_descriptor_is_readable_only_when_something_has_changed(listener: no
     assert listener._socket.recv(1, socket.MSG_PEEK)
 
 
-def test_a_closed_listener_is_an_error(listener: notify.ChangeListener) -> None:
+def test_reading_from_a_closed_listener_is_an_error(listener: notify.ChangeListener) -> None:
     listener.close()
     with pytest.raises(KernelError, match="listen for changes"):
         listener.read()
 
 
-def test_an_event_of_an_unknown_interface_is_one_of_another_interface(listener: notify.ChangeListener) -> None:
+def test_an_event_of_an_unknown_interface_counts_as_one_of_another_interface(listener: notify.ChangeListener) -> None:
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))
     message = struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body
     assert list(listener._decode(message)) == [OTHER]

@@ -1,6 +1,6 @@
-"""The route driver against a real kernel, read back with ip, in a network namespace of its own; and faults on a fake socket.
+"""The route driver on a real kernel, checked with ip in a separate network namespace; and errors, with a fake socket.
 
-Properties that the fake kernel shares are in test_contract.py.
+Properties that the fake kernel has as well are tested in test_contract.py.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def local_routes(family: Family) -> list[dict[str, Any]]:
 
 
 def bind(address: str) -> None:
-    """Put an address on the other device. The kernel adds its IPv6 routes some time later."""
+    """Add an address to the other device. The kernel adds the IPv6 routes of that address some time later."""
     run_ip("address", "add", address, "dev", "other0", *(("nodad",) if ":" in address else ()))
     deadline_s = time.monotonic() + PATIENCE_S
     while "dev other0" not in kernel_route(address):
@@ -81,7 +81,7 @@ def is_clean(outcomes: list[Outcome]) -> bool:
     return not any(outcome.error or outcome.surprise for outcome in outcomes)
 
 
-def test_a_route_is_as_ip_prints_it_and_has_no_preferred_source(driver: routes.RouteDriver) -> None:
+def test_a_route_is_as_ip_prints_it_and_has_no_preferred_source_address(driver: routes.RouteDriver) -> None:
     assert is_clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6)))
     (v4,), (v6,) = local_routes(Family.IPV4), local_routes(Family.IPV6)
     same = {"type": "local", "dev": "lo", "protocol": "251", "metric": 1024}
@@ -97,7 +97,7 @@ def test_a_route_is_as_ip_prints_it_and_has_no_preferred_source(driver: routes.R
     assert local_routes(Family.IPV4) == local_routes(Family.IPV6) == []
 
 
-def test_routes_of_others_are_neither_observed_nor_touched(driver: routes.RouteDriver) -> None:
+def test_routes_of_other_programs_are_neither_observed_nor_changed(driver: routes.RouteDriver) -> None:
     for route in FOREIGN:
         run_ip("route", "add", *route)
     bind("10.97.0.9/32")
@@ -111,12 +111,12 @@ def test_routes_of_others_are_neither_observed_nor_touched(driver: routes.RouteD
 
 
 def all_routes() -> list[str]:
-    """Every route of the namespace, but for those of link-local addresses, which the kernel adds when it likes."""
+    """Every route of the namespace, except routes of link-local addresses, which the kernel adds at any time."""
     lines = (line for option in ("-4", "-6") for line in run_ip(option, "route", "show", "table", "all").splitlines())
     return [line for line in lines if "fe80:" not in line]
 
 
-def test_a_route_and_an_address_stand_side_by_side_whichever_comes_first(driver: routes.RouteDriver) -> None:
+def test_an_address_and_its_local_route_can_coexist_whichever_is_added_first(driver: routes.RouteDriver) -> None:
     bind("10.96.0.1/32")
     bind("fd00:96::1/128")
     assert is_clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6, OTHER_V4)))
@@ -127,7 +127,7 @@ def test_a_route_and_an_address_stand_side_by_side_whichever_comes_first(driver:
     assert is_clean(apply(driver, Verb.REMOVE, LocalRoutes.of(V4, V6, OTHER_V4)))
 
 
-def test_removing_a_route_leaves_the_kernel_s_own_of_an_address(driver: routes.RouteDriver) -> None:
+def test_removing_our_route_keeps_the_route_that_the_kernel_made_for_an_address(driver: routes.RouteDriver) -> None:
     bind("10.96.0.1/32")
     bind("fd00:96::1/128")
     before = [kernel_route(address) for address in ("10.96.0.1", "fd00:96::1")]
@@ -138,7 +138,9 @@ def test_removing_a_route_leaves_the_kernel_s_own_of_an_address(driver: routes.R
 
 
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:96::1"])
-def test_a_foreign_route_in_the_place_of_our_route_is_a_failure_with_the_remedy(driver: routes.RouteDriver, address: str) -> None:
+def test_if_a_foreign_route_prevents_ours_that_is_an_error_that_says_how_to_fix_it(
+    driver: routes.RouteDriver, address: str
+) -> None:
     run_ip("route", "add", "local", address, "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
     run_ip("route", "add", "local", "10.96.0.2", *OURS)
     failed, known = apply(driver, Verb.ADD, LocalRoutes.of(parse_address(address)), LocalRoutes.of(OTHER_V4))
@@ -150,7 +152,7 @@ def test_a_foreign_route_in_the_place_of_our_route_is_a_failure_with_the_remedy(
     assert driver.observe() == {OTHER_V4}
 
 
-def test_another_protocol_number_has_routes_of_its_own(driver: routes.RouteDriver) -> None:
+def test_routes_with_another_protocol_number_are_independent(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4))
     with contextlib.closing(routes.RouteDriver(route_protocol=77)) as other:
         assert other.observe() == set()
@@ -158,7 +160,7 @@ def test_another_protocol_number_has_routes_of_its_own(driver: routes.RouteDrive
         assert (other.observe(), driver.observe()) == ({V6}, {V4})
 
 
-def test_with_lo_down_doctor_names_the_reason(fresh_namespace: None) -> None:
+def test_if_lo_is_down_doctor_reports_that_as_the_reason(fresh_namespace: None) -> None:
     run_ip("link", "set", "lo", "down")
     with contextlib.closing(routes.RouteDriver()) as driver:
         v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
@@ -167,14 +169,16 @@ def test_with_lo_down_doctor_names_the_reason(fresh_namespace: None) -> None:
         assert v6.errno == errno.ENETDOWN
 
 
-def test_without_ipv6_on_lo_doctor_names_the_reason(driver: routes.RouteDriver) -> None:
+def test_if_lo_has_no_ipv6_doctor_reports_that_as_the_reason(driver: routes.RouteDriver) -> None:
     Path("/proc/sys/net/ipv6/conf/lo/disable_ipv6").write_text("1")
     v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4), LocalRoutes.of(V6))
     assert v4.error == ""
     assert v6.error == "add route fd00:96::1: IPv6 is disabled on lo: set net.ipv6.conf.lo.disable_ipv6 to 0"
 
 
-def test_routes_that_the_kernel_silently_removed_are_missed_by_the_next_reading(driver: routes.RouteDriver) -> None:
+def test_routes_that_the_kernel_removed_without_a_notification_are_missing_in_the_next_reading(
+    driver: routes.RouteDriver,
+) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
     assert driver.observe_changed() == {V4, V6}
     assert driver.observe_changed() is None
@@ -187,7 +191,7 @@ def test_routes_that_the_kernel_silently_removed_are_missed_by_the_next_reading(
     assert driver.observe_changed() is None
 
 
-def test_a_reading_of_changes_returns_everything_after_a_full_one_and_after_a_write(driver: routes.RouteDriver) -> None:
+def test_a_poll_after_a_full_reading_or_a_write_returns_all_routes(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4))
     for _ in range(2):
         assert driver.observe() == {V4}
@@ -197,7 +201,7 @@ def test_a_reading_of_changes_returns_everything_after_a_full_one_and_after_a_wr
     assert driver.observe_changed() == {V4, V6}
 
 
-def test_a_route_that_another_program_adds_in_our_name_is_read_as_a_change(driver: routes.RouteDriver) -> None:
+def test_a_route_that_another_program_adds_with_our_protocol_number_is_returned_as_a_change(driver: routes.RouteDriver) -> None:
     assert driver.observe_changed() == set()
     assert driver.observe_changed() is None
     run_ip("route", "add", "local", "10.96.0.1", *OURS)
@@ -216,20 +220,20 @@ def test_thousands_of_routes_are_added_and_removed(driver: routes.RouteDriver) -
     assert driver.observe() == set(some[300:2000])
 
 
-def test_an_invalid_route_is_an_error_of_the_caller() -> None:
+def test_an_invalid_route_is_an_error_of_the_caller_and_not_of_the_kernel() -> None:
     driver = routes.RouteDriver(lambda _protocol: fake_netlink.FakeSocket(lambda _: []))
     with pytest.raises(TypeError, match="not a local route: kube-ipvs0"):
         apply(driver, Verb.ADD, Device("kube-ipvs0"))
 
 
-def test_routes_whose_answer_was_lost_are_errors() -> None:
+def test_routes_with_a_lost_answer_are_errors() -> None:
     driver = routes.RouteDriver(lambda _protocol: fake_netlink.FakeSocket(lambda _: [fake_netlink.OVERRUN]))
     for verb in (Verb.ADD, Verb.REMOVE):
         outcomes = apply(driver, verb, LocalRoutes.of(V4, V6))
         assert all("answer was lost" in outcome.error for outcome in outcomes)
 
 
-def test_routes_that_were_there_and_cannot_be_listed_count_as_failed() -> None:
+def test_an_existing_route_counts_as_failed_if_routes_cannot_be_listed() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         (_, kind, _, sequence, _), *_ = fake_netlink.split(data)
         return [fake_netlink.error(sequence, errno.EIO if kind == 26 else errno.EEXIST)]
@@ -249,7 +253,7 @@ def place(address: Address, index: int = 1, metric: int = 1024) -> bytes:
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EAFNOSUPPORT])
-def test_a_family_without_a_table_has_no_routes_and_a_kernel_that_filters_none_is_filtered_here(number: int) -> None:
+def test_a_family_without_a_table_has_no_routes_and_unfiltered_listings_are_filtered_by_the_driver(number: int) -> None:
     found = [
         header() + place(V4),
         header() + place(OTHER_V4, index=2),
@@ -268,7 +272,7 @@ def test_a_family_without_a_table_has_no_routes_and_a_kernel_that_filters_none_i
     assert driver.observe() == {V4}
 
 
-def test_routes_that_cannot_be_listed_are_an_error() -> None:
+def test_if_routes_cannot_be_listed_that_is_an_error() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         return [fake_netlink.error(fake_netlink.sequences(data)[0], errno.EPERM)]
 

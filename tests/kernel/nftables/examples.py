@@ -5,7 +5,7 @@ from ipvsproxy.model.sets import IpSet, MarkedEntry, SetEntry, SetType
 
 
 def an_entry_of(ip_set: IpSet) -> SetEntry:
-    """An entry of this set."""
+    """An example entry for this set."""
     address, other = (
         (parse_address("10.96.0.1"), parse_address("10.0.0.0"))
         if ip_set.family is Family.IPV4

@@ -1,4 +1,4 @@
-"""Notifications of nf_tables, with the real nf_tables of this machine, and with a socket that fails."""
+"""Notifications of nf_tables, with the real nf_tables of this machine, and with a failing socket."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ REAL = [
 
 
 def real(test: object) -> object:
-    """Run a test with the real nf_tables, in a network namespace of its own."""
+    """Run a test with the real nf_tables in a separate network namespace."""
     for mark in REAL:
         test = mark(test)
     return test
@@ -55,7 +55,7 @@ def changes_of(driver: NftDriver) -> NftChanges:
 
 
 @real
-def test_our_own_changes_count_for_nothing(driver: NftDriver) -> None:
+def test_our_own_changes_do_not_count_as_changes(driver: NftDriver) -> None:
     changes = changes_of(driver)
     assert not changes.read()
     driver.apply([Operation(Verb.ADD, entries(1, 2, 3))])
@@ -86,7 +86,7 @@ def test_each_kind_of_change_to_our_table_by_other_programs_is_reported(driver: 
 
 
 @real
-def test_changes_of_other_tables_count_for_nothing_and_no_set_is_read_for_them(
+def test_changes_in_other_tables_are_ignored_and_no_set_is_read_because_of_them(
     driver: NftDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = changes_of(driver)
@@ -104,7 +104,7 @@ def test_changes_of_other_tables_count_for_nothing_and_no_set_is_read_for_them(
 
 
 @real
-def test_after_our_own_write_only_the_written_set_is_read(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_our_own_write_only_the_written_set_is_read_again(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.sets.observe_changed(list(IP_SETS))
     driver.apply([Operation(Verb.ADD, entries(7))])
     read: list[str] = []
@@ -120,7 +120,7 @@ def test_after_our_own_write_only_the_written_set_is_read(driver: NftDriver, mon
 
 
 @real
-def test_a_change_by_others_is_read_after_its_notification(driver: NftDriver) -> None:
+def test_a_set_that_another_program_changes_is_read_after_the_notification(driver: NftDriver) -> None:
     driver.apply([Operation(Verb.ADD, entries(1, 2))])
     driver.sets.observe_changed(list(IP_SETS))
     nft("flush set inet ipvsproxy KUBE-CLUSTER-IP")
@@ -133,7 +133,7 @@ def test_a_change_by_others_is_read_after_its_notification(driver: NftDriver) ->
 
 
 class Failing:
-    """A socket whose reads fail with these errors, one after the other, before they would wait."""
+    """A socket whose reads fail with these errors in turn, before a read would wait."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
@@ -162,7 +162,7 @@ def test_lost_notifications_count_as_a_change() -> None:
     assert (changes.count, changes.fileno()) == (1, 77)
 
 
-def test_a_broken_socket_is_closed_and_changes_are_assumed_at_each_question() -> None:
+def test_a_broken_socket_is_closed_and_every_later_query_assumes_a_change() -> None:
     failing = Failing(errno.EBADF)
     changes = NftChanges((), lambda: cast("Any", failing))
     assert changes.read()
@@ -171,7 +171,7 @@ def test_a_broken_socket_is_closed_and_changes_are_assumed_at_each_question() ->
     assert changes.read(), "whoever still asks is told that anything may have changed"
 
 
-def test_a_kernel_that_sends_no_notifications_is_no_error() -> None:
+def test_a_kernel_that_sends_no_notifications_is_not_an_error() -> None:
     def refuse() -> NoReturn:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -180,7 +180,7 @@ def test_a_kernel_that_sends_no_notifications_is_no_error() -> None:
     changes.close()
 
 
-def test_our_new_port_is_filtered() -> None:
+def test_the_socket_filter_is_updated_once_for_each_new_netlink_port_of_ours() -> None:
     ports: set[int] = set()
     failing = Failing()
     changes = NftChanges(ports, lambda: cast("Any", failing))
@@ -192,7 +192,7 @@ def test_our_new_port_is_filtered() -> None:
     assert len(failing.options) == 1
 
 
-def test_a_cut_message_counts_as_a_change() -> None:
+def test_a_truncated_message_counts_as_a_change() -> None:
     class Cut(Failing):
         def recv(self, _size: int, _flags: int = 0) -> bytes:
             if self.options:

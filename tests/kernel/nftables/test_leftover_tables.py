@@ -1,4 +1,4 @@
-"""Tables of kube-proxy's nftables mode, on the real nf_tables of this machine, in a network namespace of its own."""
+"""Tables of kube-proxy's nftables mode, with the real nf_tables of this machine in a separate network namespace."""
 
 import contextlib
 import errno
@@ -77,7 +77,7 @@ def test_a_table_that_is_not_kube_proxys_is_not_removed(place: TablePlace) -> No
     assert place.table in listed()
 
 
-def test_a_table_that_changes_before_its_removal_is_read_again() -> None:
+def test_a_table_that_changes_before_its_removal_is_read_again_first() -> None:
     load(kube_proxys(IPV4))
     asked: list[str] = []
 
@@ -93,7 +93,7 @@ def test_a_table_that_changes_before_its_removal_is_read_again() -> None:
     assert listed() == {"ip kube-proxy"}
 
 
-def test_a_table_that_changes_all_the_time_stays_and_that_is_an_error() -> None:
+def test_a_table_that_keeps_changing_is_not_removed_and_that_is_an_error() -> None:
     load(kube_proxys(IPV4))
 
     def disturb(_: NftTable) -> bool:
@@ -106,7 +106,7 @@ def test_a_table_that_changes_all_the_time_stays_and_that_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("number", "is_absent"), [(errno.EINVAL, True), (errno.ENOBUFS, False)])
-def test_only_a_kernel_without_nf_tables_has_certainly_no_table(
+def test_only_on_a_kernel_without_nf_tables_is_it_certain_that_no_table_exists(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
 ) -> None:
     asked: list[object] = []
@@ -134,7 +134,7 @@ def test_only_a_kernel_without_nf_tables_has_certainly_no_table(
 @pytest.mark.parametrize(
     ("files", "may_have"), [({}, True), ({"modules.builtin": "", "modules.dep": "kernel/nf_tables.ko:"}, False)]
 )
-def test_a_kernel_that_would_have_to_load_nf_tables_is_not_queried(
+def test_a_kernel_that_has_not_loaded_nf_tables_is_not_queried(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *, may_have: bool
 ) -> None:
     def asked(*_: object) -> Any:
@@ -151,7 +151,7 @@ def test_a_kernel_that_would_have_to_load_nf_tables_is_not_queried(
         assert LeftoverTables(tmp_path).read(IPV4) is None
 
 
-def test_places_are_named_as_operators_know_them() -> None:
+def test_tables_are_named_in_the_terms_that_operators_use() -> None:
     assert (str(IPV4), IPV4.where, IPV4.variant) == ("nftables IPv4", "the table ip kube-proxy", "nftables")
     assert (str(IPV6), IPV6.where) == ("nftables IPv6", "the table ip6 kube-proxy")
     assert [place.family for place in (IPV4, IPV6)] == list(Family)

@@ -103,7 +103,7 @@ def test_thousands_of_entries_are_added_read_and_removed(driver: NftSetsDriver) 
     assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entries[0]}
 
 
-def test_one_refused_entry_does_not_keep_the_others_out(driver: NftSetsDriver) -> None:
+def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     wrong = SetEntry(CLUSTER, parse_address("fd00::1"), Protocol.TCP, 80)
     without = SetEntry(CLUSTER, parse_address("10.0.0.9"), None, 80)
@@ -277,7 +277,7 @@ def test_only_changed_sets_are_returned_again(driver: NftSetsDriver) -> None:
     assert driver.observe_changed(names).keys() == set(names)
 
 
-def test_a_set_that_was_absent_is_returned_once_it_is_as_it_was_before(driver: NftSetsDriver) -> None:
+def test_a_set_that_is_destroyed_and_recreated_with_the_same_entries_is_returned_again(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER], IP_SETS["KUBE-EXTERNAL-IP"], entry(1))
     as_it_was = nft("list", "set", "inet", "ipvsproxy", CLUSTER)
     before = driver.observe_changed([CLUSTER])
