@@ -1,4 +1,7 @@
-"""Covers when the kernel is asked for the table of the other backend; ``nftables/test_nft_rules_driver`` asks a real one."""
+"""When the kernel is queried for the table of the other backend, with a fake kernel.
+
+``nftables/test_nft_rules_driver`` queries a real kernel.
+"""
 
 import errno
 import pathlib
@@ -17,7 +20,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 
 
 class Channel:
-    """A kernel without nf_tables, which starts modprobe at each request."""
+    """A kernel without nf_tables, which runs modprobe at each request."""
 
     asked = 0
 
@@ -36,7 +39,7 @@ class Channel:
     ("state", "questions"),
     [(ModuleState.LOADABLE, 0), (ModuleState.MISSING, 0), (ModuleState.UNKNOWN, 1), (ModuleState.LOADED, 3)],
 )
-def test_a_kernel_without_nf_tables_is_queried_for_our_table_once(
+def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(
     state: ModuleState, questions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Channel, "asked", 0)
@@ -47,7 +50,7 @@ def test_a_kernel_without_nf_tables_is_queried_for_our_table_once(
 
 
 class FewSets:
-    """An ipset in which three sets of ours resist removal, the last one for ``number``."""
+    """A fake program ipset: it cannot destroy three of our sets; the last of them fails with the error ``number``."""
 
     number = ipset.IN_USE
     emptied: ClassVar[list[str]] = []
@@ -73,14 +76,16 @@ def sys_folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_sets_that_a_rule_uses_are_named(sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_that_cannot_be_removed_because_a_rule_uses_them_are_reported(
+    sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backends, "IpsetDriver", FewSets)
     monkeypatch.setattr(FewSets, "emptied", [])
     second, third = backends.remove_ipsets(sys_folder)
     assert FewSets.emptied == [second, third]
 
 
-def test_a_set_that_stays_for_another_reason_is_not_reported_as_in_use(
+def test_a_set_that_cannot_be_removed_for_another_reason_is_not_reported_as_in_use(
     sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "IpsetDriver", FewSets)
@@ -90,13 +95,13 @@ def test_a_set_that_stays_for_another_reason_is_not_reported_as_in_use(
     assert "KUBE-" in str(raised.value)
 
 
-def test_without_ipset_there_is_nothing_to_remove(tmp_path: pathlib.Path) -> None:
+def test_if_ipset_is_not_loaded_no_set_is_removed(tmp_path: pathlib.Path) -> None:
     assert backends.remove_ipsets(tmp_path) == ()
 
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("fresh_namespace")
-def test_the_kernel_names_a_used_set_by_its_error() -> None:
+def test_the_kernel_error_shows_that_a_set_is_in_use() -> None:
     for words in (
         ("ipset", "create", "KUBE-NODE-IP", "hash:ip"),
         ("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port"),

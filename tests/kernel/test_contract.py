@@ -1,6 +1,6 @@
-"""The contract of every kernel: the fake one, and the real one with either backend of rules and sets.
+"""The contract that every kernel fulfils: the fake kernel, and the real kernel with either backend of rules and sets.
 
-Left out: what a test cannot bring about in a real kernel by operations alone.
+Behaviour that a test cannot cause in a real kernel by operations alone is not covered.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ JUMPS = (Jump("filter", "OUTPUT", FILTER.chain, "kubernetes ipvs access filter")
 
 
 class Kernel(loop_kernel.Kernel, loop_kernel.ReadableKernel, Interface):
-    """A kernel for the loop and for the commands."""
+    """A kernel as the loop and the commands use it."""
 
 
 @pytest.fixture(params=["fake", *(pytest.param(one.value, marks=pytest.mark.kernel) for one in BACKENDS)])
@@ -72,7 +72,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
 
 
 def opened(backend: Backend) -> node_kernel.NodeKernel:
-    """The real kernel, with the rules of these tests; skips where it lacks the backend."""
+    """The real kernel, with the rules of these tests. Tests are skipped if the kernel does not support the backend."""
     made = node_kernel.NodeKernel((FILTER, MARK), JUMPS, chosen=ChosenBackend(backend))
     if refusal := made.rules.try_writing(Family.IPV4) if backend is Backend.NFTABLES else None:
         made.close()
@@ -81,7 +81,7 @@ def opened(backend: Backend) -> node_kernel.NodeKernel:
 
 
 def uses_nftables(kernel: Kernel) -> bool:
-    """Whether rules and sets are in nf_tables, which has error numbers of its own and reports more outcomes."""
+    """Whether rules and sets are in nf_tables, which uses other error numbers than ipset and reports more outcomes."""
     return isinstance(kernel, node_kernel.NodeKernel) and kernel.backend is Backend.NFTABLES
 
 
@@ -97,7 +97,7 @@ def other(kernel: Kernel) -> Iterator[Kernel]:
 
 @pytest.fixture(params=["itself", "planning"])
 def given(request: pytest.FixtureRequest, kernel: Kernel) -> loop_kernel.Kernel:
-    """The kernel as ``run`` gives it to the loop, and as ``plan`` does."""
+    """The kernel as the commands ``run`` and ``plan`` create it."""
     return plan.PlanningKernel(kernel) if request.param == "planning" else kernel
 
 
@@ -122,14 +122,14 @@ def apply(kernel: Kernel, verb: Verb, *items: Item | SetEntry) -> list[Outcome]:
 
 
 def add(kernel: Kernel, *items: Item | SetEntry) -> None:
-    """Add objects that are not there, without any error."""
+    """Add objects that do not exist yet, and expect no error."""
     for outcome in apply(kernel, Verb.ADD, *items):
         assert outcome.error == ""
         assert not outcome.surprise
 
 
 def refusal(kernel: Kernel, verb: Verb, item: Item | SetEntry) -> int:
-    """The error number of an operation that the kernel must refuse."""
+    """The error number with which the kernel refuses an operation that it must refuse."""
     (outcome,) = apply(kernel, verb, item)
     assert outcome.error, f"not refused: {outcome.operation}"
     assert "\n" not in outcome.error
@@ -138,7 +138,7 @@ def refusal(kernel: Kernel, verb: Verb, item: Item | SetEntry) -> int:
 
 
 def observe(kernel: Kernel) -> Observation:
-    """All kernel objects that these tests may have made."""
+    """All kernel objects that these tests may have created."""
     return kernel.observe(tuple(IP_SETS), tuple(Family), (CONNTRACK,))
 
 
@@ -155,7 +155,7 @@ def sets(kernel: Kernel) -> Mapping[str, AbstractSet[SetEntry]]:
 
 
 def polled(kernel: loop_kernel.Kernel, before: Observation, *, thorough: bool) -> Observation:
-    """The result of a poll as one observation; parts that it does not show come from ``before``."""
+    """The result of a poll as one observation. What the poll does not return comes from ``before``."""
     observed = before
     for part in kernel.poll(tuple(IP_SETS), tuple(Family), (CONNTRACK,), thorough=thorough, whole=True):
         assert part.errors == ()
@@ -175,7 +175,7 @@ def _without_none(found: Mapping[K, V | None]) -> dict[K, V]:
 
 
 def fill(kernel: Kernel) -> VirtualServer:
-    """Add an object of nearly every kind; returns the virtual server, which has two real servers."""
+    """Add an object of nearly every kind; returns the virtual server, to which two real servers belong."""
     desired, entry = server(), entries(Family.IPV4)[1]
     add(kernel, desired, real_server(desired, port=1), real_server(desired, port=2))
     add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry, Device(DEVICE), BoundAddresses.of(desired.key.address))
@@ -184,12 +184,12 @@ def fill(kernel: Kernel) -> VirtualServer:
     return desired
 
 
-def test_a_thorough_poll_shows_what_an_observation_shows(kernel: Kernel) -> None:
+def test_a_thorough_poll_returns_the_same_state_as_an_observation(kernel: Kernel) -> None:
     fill(kernel)
     assert polled(kernel, Observation(), thorough=True) == observe(kernel)
 
 
-def test_a_poll_shows_what_another_program_has_changed_since_the_last_one(kernel: Kernel, other: Kernel) -> None:
+def test_a_poll_returns_the_changes_by_another_program_since_the_last_poll(kernel: Kernel, other: Kernel) -> None:
     gone = fill(kernel)
     changed = server(Family.IPV6)
     add(kernel, changed, real_server(changed))
@@ -210,7 +210,7 @@ def test_a_poll_shows_what_another_program_has_changed_since_the_last_one(kernel
     }
 
 
-def test_a_plan_reads_what_run_reads(kernel: Kernel, given: loop_kernel.Kernel) -> None:
+def test_plan_reads_the_same_kernel_state_as_run(kernel: Kernel, given: loop_kernel.Kernel) -> None:
     desired = fill(kernel)
     asked = tuple(IP_SETS), tuple(Family), (CONNTRACK,)
     assert given.observe(*asked) == kernel.observe(*asked)
@@ -220,7 +220,7 @@ def test_a_plan_reads_what_run_reads(kernel: Kernel, given: loop_kernel.Kernel) 
     }
 
 
-def test_each_object_has_one_outcome_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
+def test_outcomes_are_one_for_each_object_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
     desired, entry = server(), entries(Family.IPV4)[1]
     ip_set = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
     items = (
@@ -246,7 +246,7 @@ def test_an_untouched_kernel_has_no_objects(kernel: Kernel) -> None:
     assert [(image.chains, image.jumps) for image in observed.skeletons.values()] == [({}, frozenset())] * 2
 
 
-def test_virtual_and_real_servers_of_all_protocols_and_families_come_back_as_they_were_added(kernel: Kernel) -> None:
+def test_virtual_and_real_servers_of_all_protocols_and_families_are_read_as_they_were_added(kernel: Kernel) -> None:
     flags = PERSISTENT | SCHEDULER_PORT
     desired = [
         server(family, protocol=one, scheduler="mh", flags=flags, timeout_s=10800) for family in Family for one in Protocol
@@ -260,7 +260,7 @@ def test_virtual_and_real_servers_of_all_protocols_and_families_come_back_as_the
         assert found.real_servers == {RealServerKey.of(pod, 1): 1, RealServerKey.of(pod, 2): 0}
 
 
-def test_adding_a_virtual_server_that_is_there_sets_it_and_keeps_its_real_servers(kernel: Kernel) -> None:
+def test_adding_an_existing_virtual_server_changes_its_settings_and_keeps_its_real_servers(kernel: Kernel) -> None:
     before, after = server(scheduler="rr"), server(scheduler="wrr", flags=PERSISTENT, timeout_s=60)
     add(kernel, before, real_server(before))
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, after)] == [("", True)]
@@ -277,14 +277,14 @@ def test_setting_an_absent_object_adds_it(kernel: Kernel) -> None:
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
-def test_a_real_server_that_is_there_gets_the_weight_it_is_added_with(kernel: Kernel) -> None:
+def test_adding_an_existing_real_server_changes_its_weight(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired, weight=0))
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, real_server(desired))] == [("", True)]
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 1}
 
 
-def test_a_weight_that_is_set_is_no_surprise(kernel: Kernel) -> None:
+def test_changing_a_weight_does_not_count_as_a_surprise(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired))
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(desired, weight=0))] == [
@@ -310,7 +310,7 @@ def test_removing_an_absent_object_counts_as_done_and_as_a_surprise(kernel: Kern
     assert (outcome.error, outcome.surprise) == ("", True)
 
 
-def test_a_virtual_server_takes_its_real_servers_with_it(kernel: Kernel) -> None:
+def test_removing_a_virtual_server_removes_its_real_servers(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired))
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, desired)] == [""]
@@ -318,12 +318,12 @@ def test_a_virtual_server_takes_its_real_servers_with_it(kernel: Kernel) -> None
     assert refusal(kernel, Verb.SET, real_server(desired)) == errno.ESRCH
 
 
-def test_a_real_server_without_its_virtual_server_is_refused(kernel: Kernel) -> None:
+def test_a_real_server_is_refused_if_its_virtual_server_does_not_exist(kernel: Kernel) -> None:
     assert [refusal(kernel, verb, real_server(server())) for verb in (Verb.ADD, Verb.SET)] == [errno.ESRCH] * 2
     assert virtual_servers(kernel) == {}
 
 
-def test_a_real_server_that_cannot_be_one_is_refused(kernel: Kernel) -> None:
+def test_a_real_server_with_an_invalid_address_or_port_is_refused(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired)
     for text in ("0.0.0.0", "224.0.0.1", "fd00:244::9"):
@@ -337,7 +337,7 @@ def test_an_unknown_scheduler_is_refused(kernel: Kernel) -> None:
     assert virtual_servers(kernel) == {}
 
 
-def test_one_refusal_does_not_stop_the_others(kernel: Kernel) -> None:
+def test_a_refused_operation_does_not_prevent_the_other_operations(kernel: Kernel) -> None:
     desired, other = server(), server(protocol=Protocol.UDP)
     operations = [Operation(Verb.ADD, item) for item in (desired, real_server(other), real_server(desired))]
     outcomes = kernel.apply(operations)
@@ -346,7 +346,7 @@ def test_one_refusal_does_not_stop_the_others(kernel: Kernel) -> None:
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 1}
 
 
-def test_idle_real_servers_have_no_connections_and_unknown_virtual_servers_no_real_servers(kernel: Kernel) -> None:
+def test_idle_real_servers_have_zero_connections_and_unknown_virtual_servers_have_no_real_servers(kernel: Kernel) -> None:
     desired, other = server(), server(Family.IPV6)
     add(kernel, desired, real_server(desired))
     assert kernel.connections([desired.key, other.key]) == {
@@ -370,7 +370,7 @@ def entries(family: Family) -> list[SetEntry]:
 
 
 @FAMILIES
-def test_entries_of_every_type_come_back_as_they_were_added_until_they_are_removed(kernel: Kernel, family: Family) -> None:
+def test_entries_of_every_type_are_read_as_they_were_added_until_they_are_removed(kernel: Kernel, family: Family) -> None:
     every_set = [IpSet(kind, family) for kind in SetKind]
     desired = entries(family)
     add(kernel, *every_set, *desired)
@@ -383,7 +383,7 @@ def test_entries_of_every_type_come_back_as_they_were_added_until_they_are_remov
     assert sets(kernel) == {}
 
 
-def test_adding_and_removing_an_entry_twice_is_no_error(kernel: Kernel) -> None:
+def test_adding_or_removing_an_entry_again_is_not_an_error_with_any_backend(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry)
     add(kernel, entry)
@@ -394,7 +394,7 @@ def test_adding_and_removing_an_entry_twice_is_no_error(kernel: Kernel) -> None:
     assert sets(kernel) == {entry.set: frozenset()}
 
 
-def test_a_foreign_catch_all_element_is_observed_until_it_is_removed(kernel: Kernel) -> None:
+def test_a_catch_all_element_of_another_program_is_observed_until_it_is_removed(kernel: Kernel) -> None:
     entry = ForeignElement(IpSet(SetKind.CLUSTER_IP, Family.IPV4).name)
     add(kernel, IP_SETS[entry.set])
     if isinstance(kernel, fake_kernel.FakeKernel):
@@ -411,13 +411,13 @@ def test_a_foreign_catch_all_element_is_observed_until_it_is_removed(kernel: Ker
     assert not (kernel.observe([entry.set], (), ()).sets or {})[entry.set]
 
 
-def test_an_entry_of_a_set_that_does_not_exist_is_refused_and_its_removal_a_surprise(kernel: Kernel) -> None:
+def test_adding_an_entry_to_a_missing_set_is_refused_and_removing_one_is_a_surprise(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     assert refusal(kernel, Verb.ADD, entry) == errno.ENOENT
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", True)]
 
 
-def test_a_set_that_is_there_already_is_a_surprise(kernel: Kernel) -> None:
+def test_adding_a_set_that_already_exists_is_a_surprise(kernel: Kernel) -> None:
     ip_set = IpSet(SetKind.NODE_PORT_TCP, Family.IPV6)
     add(kernel, ip_set)
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, ip_set)] == [("", True)]
@@ -430,7 +430,7 @@ def test_a_range_of_all_addresses_is_refused(kernel: Kernel) -> None:
 
 
 @FAMILIES
-def test_addresses_are_bound_once_there_is_a_device_and_go_with_it(kernel: Kernel, family: Family) -> None:
+def test_addresses_can_be_added_only_while_the_device_exists_and_are_removed_with_it(kernel: Kernel, family: Family) -> None:
     address = BoundAddresses.of(SERVICE[family])
     assert refusal(kernel, Verb.ADD, address) == errno.ENODEV
     add(kernel, Device(DEVICE), address)
@@ -444,7 +444,7 @@ def test_addresses_are_bound_once_there_is_a_device_and_go_with_it(kernel: Kerne
     assert (observed.device, observed.addresses) == (False, frozenset())
 
 
-def test_a_removed_address_is_gone_and_the_others_stay(kernel: Kernel) -> None:
+def test_removing_an_address_keeps_the_other_addresses(kernel: Kernel) -> None:
     one, other = (BoundAddresses.of(SERVICE[family]) for family in Family)
     add(kernel, Device(DEVICE), one, other)
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, one)] == [("", False)]
@@ -452,7 +452,7 @@ def test_a_removed_address_is_gone_and_the_others_stay(kernel: Kernel) -> None:
 
 
 def skeleton(family: Family) -> Skeleton:
-    """Rules on a set and on a virtual server."""
+    """Rules that refer to a set and to a virtual server."""
     refused = server(family).key
     name = IpSet(SetKind.CLUSTER_IP, family).name
     return Skeleton(
@@ -477,7 +477,7 @@ def skeleton(family: Family) -> Skeleton:
 
 
 @FAMILIES
-def test_rules_come_back_as_they_were_written_until_they_are_removed(kernel: Kernel, family: Family) -> None:
+def test_rules_are_read_as_they_were_written_until_they_are_removed(kernel: Kernel, family: Family) -> None:
     add(kernel, IpSet(SetKind.CLUSTER_IP, family))
     desired = skeleton(family)
     for _ in range(2):
@@ -489,7 +489,7 @@ def test_rules_come_back_as_they_were_written_until_they_are_removed(kernel: Ker
         assert observe(kernel).skeletons[family].jumps == frozenset()
 
 
-def test_rules_on_a_set_that_does_not_exist_are_refused_and_its_table_stays_as_it_was(kernel: Kernel) -> None:
+def test_rules_that_refer_to_a_missing_set_are_refused_and_their_table_does_not_change(kernel: Kernel) -> None:
     assert refusal(kernel, Verb.SET, skeleton(Family.IPV4)) == (errno.ENOENT if uses_nftables(kernel) else 0)
     observed = observe(kernel).skeletons[Family.IPV4]
     assert FILTER not in observed.chains
@@ -505,18 +505,18 @@ def test_a_set_that_a_rule_refers_to_cannot_be_removed(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, ip_set)] == [""]
 
 
-def test_a_setting_is_read_back_and_one_that_does_not_exist_is_refused(kernel: Kernel) -> None:
+def test_a_setting_is_read_as_it_was_written_and_an_unknown_setting_is_refused(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Sysctl(CONNTRACK, "1"))] == [""]
     assert observe(kernel).sysctls == {CONNTRACK: "1"}
     assert refusal(kernel, Verb.SET, Sysctl("net/ipv4/vs/none", "1")) == errno.ENOENT
 
 
-def test_the_kernel_takes_timeouts_and_keeps_those_that_are_zero(kernel: Kernel) -> None:
+def test_timeouts_are_set_and_a_timeout_of_zero_keeps_the_present_value_in_every_kernel(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Timeouts(0, 0, 250))] == [""]
     assert kernel.read_timeouts() == Timeouts(900, 120, 250)
 
 
-def test_cleaning_where_nothing_flows_removes_nothing(kernel: Kernel) -> None:
+def test_cleaning_without_any_tracked_flow_removes_nothing(kernel: Kernel) -> None:
     flow = Flow(Family.IPV4, Protocol.UDP, SERVICE[Family.IPV4], 53)
     (outcome,) = apply(kernel, Verb.REMOVE, FlowCleaning(flow, frozenset()))
     assert (outcome.error, outcome.removed) == ("", 0)
@@ -527,12 +527,14 @@ def several(virtual_server: VirtualServer, *ports: int) -> RealServers:
 
 
 def all_at_once(virtual_server: VirtualServer, *ports: int) -> RealServers:
-    """Real servers as a new virtual server gets them."""
+    """Real servers added together with a new virtual server."""
     return RealServers(virtual_server.key, EvenWeights.of(several(virtual_server, *ports).keys))
 
 
 @pytest.mark.parametrize(("family", "scheduler"), [(Family.IPV4, "rr"), (Family.IPV6, "mh")])
-def test_several_real_servers_are_added_with_their_virtual_server(kernel: Kernel, family: Family, scheduler: str) -> None:
+def test_several_real_servers_are_added_together_with_their_virtual_server(
+    kernel: Kernel, family: Family, scheduler: str
+) -> None:
     desired = server(family, scheduler=scheduler, flags=SCHEDULER_PORT if scheduler == "mh" else 0)
     items = desired, all_at_once(desired, 1, 2, 3)
     outcomes = apply(kernel, Verb.ADD, *items)
@@ -541,7 +543,7 @@ def test_several_real_servers_are_added_with_their_virtual_server(kernel: Kernel
     assert (observed.settings, observed.real_servers) == (desired.settings, dict.fromkeys(items[1].keys, 1))
 
 
-def test_each_of_several_real_servers_that_was_present_already_has_an_outcome_of_its_own(kernel: Kernel) -> None:
+def test_each_of_several_real_servers_that_already_existed_has_its_own_outcome(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired, port=2, weight=0))
     others, there = apply(kernel, Verb.ADD, all_at_once(desired, 1, 2, 3))
@@ -550,7 +552,7 @@ def test_each_of_several_real_servers_that_was_present_already_has_an_outcome_of
     assert set(virtual_servers(kernel)[desired.key].real_servers.values()) == {1}
 
 
-def test_each_of_several_real_servers_that_is_refused_has_an_outcome_of_its_own(kernel: Kernel) -> None:
+def test_each_of_several_refused_real_servers_has_its_own_outcome(kernel: Kernel) -> None:
     desired = server()
     impossible = RealServerKey.of(parse_address("224.0.0.1"), 80)
     items = several(desired, 1, 2)
@@ -562,7 +564,7 @@ def test_each_of_several_real_servers_that_is_refused_has_an_outcome_of_its_own(
     assert virtual_servers(kernel)[desired.key].real_servers == dict.fromkeys(items.keys, 1)
 
 
-def test_several_real_servers_without_their_virtual_server_are_refused_one_by_one(kernel: Kernel) -> None:
+def test_several_real_servers_are_refused_one_by_one_if_their_virtual_server_does_not_exist(kernel: Kernel) -> None:
     desired = server()
     outcomes = apply(kernel, Verb.ADD, several(desired, 1, 2))
     assert [outcome.operation.item for outcome in outcomes] == [real_server(desired, port=port) for port in (1, 2)]
@@ -577,7 +579,7 @@ def test_several_entries_of_a_set_are_added_together(kernel: Kernel, family: Fam
     assert sets(kernel)[ip_set.name] == frozenset(items[1].entries)
 
 
-def test_if_one_of_several_entries_is_refused_each_has_an_outcome_of_its_own(kernel: Kernel) -> None:
+def test_if_one_of_several_entries_is_refused_each_entry_has_its_own_outcome(kernel: Kernel) -> None:
     ip_set = IpSet(SetKind.IPVS_IPS, Family.IPV4)
     fitting, unfit = SetEntry(ip_set.name, SERVICE[Family.IPV4]), SetEntry(ip_set.name, SERVICE[Family.IPV6])
     _, added, refused = apply(kernel, Verb.ADD, ip_set, SetEntries(ip_set.name, (fitting, unfit)))
@@ -586,7 +588,7 @@ def test_if_one_of_several_entries_is_refused_each_has_an_outcome_of_its_own(ker
     assert sets(kernel)[ip_set.name] == {fitting}
 
 
-def test_several_entries_of_a_set_that_is_missing_are_refused_one_by_one(kernel: Kernel) -> None:
+def test_several_entries_of_a_missing_set_are_refused_one_by_one(kernel: Kernel) -> None:
     name = IpSet(SetKind.IPVS_IPS, Family.IPV4).name
     entries = SetEntry(name, SERVICE[Family.IPV4]), SetEntry(name, POD[Family.IPV4])
     outcomes = apply(kernel, Verb.ADD, SetEntries(name, entries))
@@ -594,7 +596,7 @@ def test_several_entries_of_a_set_that_is_missing_are_refused_one_by_one(kernel:
     assert {outcome.errno for outcome in outcomes} == {errno.ENOENT}
 
 
-def test_several_addresses_are_bound_together_and_have_outcomes_of_their_own_if_one_was_present(kernel: Kernel) -> None:
+def test_several_addresses_are_added_together_and_each_has_its_own_outcome_if_one_already_existed(kernel: Kernel) -> None:
     bound = [BoundAddresses.of(address) for address in (*SERVICE.values(), *POD.values())]
     addresses = [item.key for item in bound]
     assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(addresses[:2])))] == [
@@ -605,7 +607,7 @@ def test_several_addresses_are_bound_together_and_have_outcomes_of_their_own_if_
     assert observe(kernel).addresses == frozenset(addresses)
 
 
-def test_several_routes_are_added_together_and_have_outcomes_of_their_own_if_one_was_present(kernel: Kernel) -> None:
+def test_several_routes_are_added_together_and_each_has_its_own_outcome_if_one_already_existed(kernel: Kernel) -> None:
     routes = [LocalRoutes.of(address) for address in (*SERVICE.values(), *POD.values())]
     addresses = [item.key for item in routes]
     assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, LocalRoutes(tuple(addresses[:2])))] == [False]
@@ -618,7 +620,7 @@ def test_several_routes_are_added_together_and_have_outcomes_of_their_own_if_one
 
 
 @FAMILIES
-def test_an_address_may_be_on_the_device_and_have_a_route_and_each_can_be_removed_alone(kernel: Kernel, family: Family) -> None:
+def test_an_address_can_be_on_the_device_and_have_a_route_and_either_can_be_removed_alone(kernel: Kernel, family: Family) -> None:
     both = BoundAddresses.of(SERVICE[family]), LocalRoutes.of(SERVICE[family])
     add(kernel, Device(DEVICE), *both)
     apply(kernel, Verb.REMOVE, both[0])
@@ -628,20 +630,20 @@ def test_an_address_may_be_on_the_device_and_have_a_route_and_each_can_be_remove
     assert (observe(kernel).addresses, observe(kernel).routes) == ({SERVICE[family]}, frozenset())
 
 
-def test_routes_outlive_the_device(kernel: Kernel) -> None:
+def test_routes_are_kept_when_the_device_is_removed(kernel: Kernel) -> None:
     add(kernel, Device(DEVICE), BoundAddresses(tuple(SERVICE.values())), LocalRoutes(tuple(SERVICE.values())))
     apply(kernel, Verb.REMOVE, Device(DEVICE))
     assert observe(kernel).routes == frozenset(SERVICE.values())
 
 
-def test_several_addresses_without_their_device_are_refused_one_by_one(kernel: Kernel) -> None:
+def test_several_addresses_are_refused_one_by_one_if_the_device_does_not_exist(kernel: Kernel) -> None:
     outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(SERVICE.values())))
     assert [outcome.operation.item for outcome in outcomes] == [BoundAddresses.of(address) for address in SERVICE.values()]
     assert {outcome.errno for outcome in outcomes} == {errno.ENODEV}
 
 
 @FAMILIES
-def test_thresholds_come_back_as_they_were_set(kernel: Kernel, family: Family) -> None:
+def test_thresholds_are_read_as_they_were_set(kernel: Kernel, family: Family) -> None:
     virtual = server(family)
     one, two = real_server(virtual), real_server(virtual, port=8081, weight=65535)
     add(kernel, virtual, one._replace(thresholds=Thresholds(1_000_000, 65536)), two)
@@ -664,7 +666,7 @@ def test_a_lower_threshold_above_the_upper_one_is_refused(kernel: Kernel) -> Non
 
 
 @FAMILIES
-def test_the_network_of_session_affinity_comes_back_as_it_was_set(kernel: Kernel, family: Family) -> None:
+def test_the_netmask_of_session_affinity_is_read_as_it_was_set(kernel: Kernel, family: Family) -> None:
     virtual = server(family, flags=PERSISTENT, timeout_s=600)
     add(kernel, virtual)
     for length in (0, 1, 24, 31):
@@ -678,7 +680,7 @@ def test_the_network_of_session_affinity_comes_back_as_it_was_set(kernel: Kernel
                 assert polled.settings.prefix_length == length
 
 
-def test_every_scheduler_changes_in_place(kernel: Kernel) -> None:
+def test_every_scheduler_can_be_changed_without_removing_the_virtual_server(kernel: Kernel) -> None:
     schedulers = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
     assert [kernel.why_unusable(scheduler) for scheduler in schedulers] == [""] * len(schedulers)
     virtual = server()
@@ -696,7 +698,7 @@ def test_a_scheduler_that_does_not_exist_is_unusable(kernel: Kernel) -> None:
     assert "no scheduler 'fastest'" in kernel.why_unusable("fastest")
 
 
-def test_a_scheduler_without_a_module_is_missing(kernel: Kernel) -> None:
+def test_a_scheduler_whose_module_does_not_exist_counts_as_missing(kernel: Kernel) -> None:
     is_real = isinstance(kernel, node_kernel.NodeKernel)
     if is_real and modules.module_state("ip_vs_fastest") is modules.ModuleState.UNKNOWN:
         pytest.skip("the files of this kernel's modules are not visible")
@@ -704,7 +706,7 @@ def test_a_scheduler_without_a_module_is_missing(kernel: Kernel) -> None:
     assert kernel.why_missing("rr") == ""
 
 
-def test_a_virtual_server_by_a_mark_that_is_in_use_is_left_alone(kernel: Kernel) -> None:
+def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel: Kernel) -> None:
     theirs = VirtualServer(FirewallMark.of(Family.IPV4, 0x3FFF), VirtualServerSettings("wrr"))
     apply(kernel, Verb.ADD, theirs)
     (outcome,) = apply(kernel, Verb.ADD, VirtualServer(theirs.key, VirtualServerSettings("rr")))
@@ -715,7 +717,7 @@ def test_a_virtual_server_by_a_mark_that_is_in_use_is_left_alone(kernel: Kernel)
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_entries_are_inherited_from_the_other_backend_and_kept_current_in_nftables(
+def test_sets_are_copied_from_the_other_backend_and_later_changes_are_written_to_nftables_too(
     fresh_namespace: None, backend: Backend
 ) -> None:
     marked = MarkedEntry(IpSet(SetKind.SCOPE, Family.IPV4).name, SERVICE[Family.IPV4], Protocol.TCP, 80, mark=0x10, mask=0x3FFF)
@@ -728,7 +730,7 @@ def test_entries_are_inherited_from_the_other_backend_and_kept_current_in_nftabl
         add(former, *(IpSet(kind, Family.IPV4) for kind in kinds), marked, node_port, of_addresses)
         assert real.inherit_sets([Family.IPV6]) == 0
         expected = {marked.set: {marked}, node_port.set: {node_port}}
-        if backend is Backend.IPTABLES:  # its rules may have to wait, and those in nftables decide until then
+        if backend is Backend.IPTABLES:  # writing the iptables rules may be delayed, and until then the rules in nftables apply
             expected[of_addresses.set] = {of_addresses}
         assert real.inherit_sets(tuple(Family)) == len(expected)
         assert sets(real) == expected

@@ -1,4 +1,4 @@
-"""The facts of a host. Left out: the readings of iptables and of the kernel's tables, which have modules of their own."""
+"""The facts about a host that ``doctor`` reads. Reading iptables and the kernel's tables is tested in the modules for those."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ from tests.support import neighbours
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_a_listening_program_is_named_by_its_process(family: socket.AddressFamily, address: str) -> None:
+def test_a_listening_socket_is_reported_with_the_name_of_its_process(family: socket.AddressFamily, address: str) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         try:
             listening.bind((address, 0))
@@ -27,7 +27,7 @@ def test_a_listening_program_is_named_by_its_process(family: socket.AddressFamil
     assert facts.listeners([port]) == {}
 
 
-def test_a_python_program_is_called_by_its_script(tmp_path: pathlib.Path) -> None:
+def test_a_python_program_is_reported_by_the_name_of_its_script(tmp_path: pathlib.Path) -> None:
     for words, name in (
         (["/usr/bin/python3", "/usr/local/bin/ipvsproxy", "run"], "ipvsproxy"),
         (["/usr/local/bin/kube-proxy", "--config=/etc/x"], "kube-proxy"),
@@ -38,7 +38,7 @@ def test_a_python_program_is_called_by_its_script(tmp_path: pathlib.Path) -> Non
         assert rivals._name(tmp_path) == name
 
 
-def test_the_state_of_lo_is_that_of_the_kernel_and_of_networkd(tmp_path: pathlib.Path) -> None:
+def test_the_state_of_lo_is_read_from_the_kernel_and_from_networkd(tmp_path: pathlib.Path) -> None:
     assert facts.loopback(tmp_path) == facts.Loopback(is_up=True, networkd="")
     for folder in ("sys/class/net/lo", "run/systemd/netif/links"):
         (tmp_path / folder).mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_the_state_of_lo_is_that_of_the_kernel_and_of_networkd(tmp_path: pathlib
     assert facts.loopback(tmp_path) == facts.Loopback(is_up=True, networkd="")
 
 
-def test_bridges_are_the_interfaces_that_have_the_folder_of_one(tmp_path: pathlib.Path) -> None:
+def test_an_interface_is_a_bridge_if_it_has_a_folder_named_bridge(tmp_path: pathlib.Path) -> None:
     for name in ("cni0/bridge", "eth0", "docker0/bridge"):
         (tmp_path / "sys/class/net" / name).mkdir(parents=True)
     assert facts.bridges(tmp_path) == ("cni0", "docker0")
@@ -66,20 +66,20 @@ def test_bridges_are_the_interfaces_that_have_the_folder_of_one(tmp_path: pathli
         ("iptables-nft", Variant.LEGACY, False),
     ],
 )
-def test_only_legacy_tables_are_read_from_what_a_program_prints(program: str, variant: Variant, *, is_legacy: bool) -> None:
+def test_only_legacy_tables_are_read_from_the_output_of_a_program(program: str, variant: Variant, *, is_legacy: bool) -> None:
     choice = VariantChoice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
     found = facts._legacy_tables({program: neighbours.DOCKER_IPTABLES}, choice)
     assert [str(table) for table in found] == ([f"{program} filter"] if is_legacy else [])
 
 
-def test_unreadable_parts_are_reported() -> None:
+def test_facts_that_cannot_be_read_are_reported() -> None:
     def fail(*_: object) -> NoReturn:
         raise KernelError(action="read the tables", detail="the answer is incomplete")
 
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_doctor_reports_an_iptables_that_gave_no_answer_but_not_an_iptables_without_tables(
+def test_doctor_reports_that_iptables_gave_no_answer_but_not_that_there_are_no_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = {
@@ -123,7 +123,7 @@ COMMIT
 """
 
 
-def test_rules_before_ipvs_are_found_with_the_bits_that_they_write() -> None:
+def test_rules_that_run_before_ipvs_are_found_with_the_mark_bits_that_they_write() -> None:
     assert [(rule.text.split()[1], rule.text.split()[3], rule.bits) for rule in facts.mark_rules(SAVED)] == [
         ("mangle", "PREROUTING", 0x80),
         ("mangle", "OUTPUT", facts.ALL_BITS),

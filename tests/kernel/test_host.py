@@ -1,4 +1,4 @@
-"""Versions and missing requirements, on a made-up process file system, and once on the real one."""
+"""Kernel versions and missing requirements, with a fake process file system, and once with the real one."""
 
 import enum
 import errno
@@ -19,14 +19,14 @@ from tests.support.old_kernel import OLD_KERNELS, OldSocket
 
 
 class StrangeType(enum.StrEnum):
-    """A type that no kernel has."""
+    """A set type that no kernel has."""
 
     NONE = "hash:none"
 
 
 @pytest.fixture
 def proc(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A process file system of a host that lacks nothing."""
+    """The process file system of a host that meets all requirements."""
     files = {
         "sys/net/ipv4/vs/conntrack": "1\n",
         "sys/kernel/osrelease": "5.15.0-91-generic\n",
@@ -46,7 +46,7 @@ def test_kernel_version_is_its_first_two_numbers(proc: pathlib.Path, text: str, 
     assert host.kernel_version(proc) == version
 
 
-def test_a_kernel_without_a_readable_version_is_an_error(proc: pathlib.Path) -> None:
+def test_a_kernel_version_that_cannot_be_parsed_is_an_error(proc: pathlib.Path) -> None:
     (proc / "sys/kernel/osrelease").write_text("unknown")
     with pytest.raises(KernelError, match="not a kernel version"):
         host.kernel_version(proc)
@@ -55,12 +55,12 @@ def test_a_kernel_without_a_readable_version_is_an_error(proc: pathlib.Path) -> 
         host.kernel_version(proc)
 
 
-def test_nothing_is_missing_on_a_complete_host(proc: pathlib.Path) -> None:
+def test_nothing_is_reported_as_missing_on_a_complete_host(proc: pathlib.Path) -> None:
     assert host.missing_privileges(proc) == ()
     assert host.missing_features(proc) == ()
 
 
-def test_missing_privileges_are_reported_with_a_remedy(proc: pathlib.Path) -> None:
+def test_missing_privileges_are_reported_with_a_way_to_fix_them(proc: pathlib.Path) -> None:
     (proc / "self/status").write_text("CapEff:\t000001ffffffefff\n")
     (missing,) = host.missing_privileges(proc)
     assert str(missing) == (
@@ -71,7 +71,9 @@ def test_missing_privileges_are_reported_with_a_remedy(proc: pathlib.Path) -> No
     assert host.missing_privileges(proc) == ()
 
 
-def test_without_raw_sockets_the_library_that_does_without_has_to_be_there(proc: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_if_raw_sockets_cannot_be_opened_the_library_that_replaces_them_must_be_installed(
+    proc: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     (proc / "self/status").write_text("CapEff:\t0000000000001000\n")
     (missing,) = host.missing_privileges(proc, library=tmp_path / "datagram.so")
     assert "it has no CAP_NET_RAW" in missing.what
@@ -80,7 +82,7 @@ def test_without_raw_sockets_the_library_that_does_without_has_to_be_there(proc:
     assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
 
-def test_missing_ipvs_is_reported_and_hides_its_consequences(proc: pathlib.Path) -> None:
+def test_missing_ipvs_is_reported_but_its_consequences_are_not(proc: pathlib.Path) -> None:
     (proc / "thread-self/net/ip_vs").unlink()
     (proc / "sys/net/ipv4/vs/conntrack").unlink()
     (missing,) = host.missing_features(proc)
@@ -94,7 +96,7 @@ def test_ipvs_without_connection_tracking_is_reported(proc: pathlib.Path) -> Non
     assert "CONFIG_IP_VS_NFCT" in missing.remedy
 
 
-def test_all_missing_modules_are_loaded_by_one_call(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_modules_are_loaded_by_one_run_of_modprobe(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (
         *(f"modprobe: WARNING: Module {name} not found in directory /lib/modules/6.1" for name in ("ip_vs", "dummy")),
         "EPERM",
@@ -109,7 +111,7 @@ def test_all_missing_modules_are_loaded_by_one_call(tmp_path: pathlib.Path, monk
     assert (tmp_path / "arguments").read_text() == "-a ip_vs dummy\n"
 
 
-def test_modprobe_is_not_started_where_all_modules_are_there(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modprobe_is_not_run_if_all_modules_are_loaded(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "module/ip_vs").mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert host.load_modules(("ip_vs",), tmp_path) == ""
@@ -123,24 +125,24 @@ def test_modprobe_is_not_started_where_all_modules_are_there(tmp_path: pathlib.P
         ((4, 19), ModuleState.LOADABLE, ()),
     ],
 )
-def test_a_kernel_before_4_19_gets_a_module_for_each_family_unless_its_distribution_has_one_for_both(
+def test_a_kernel_before_4_19_loads_a_conntrack_module_per_family_unless_one_serves_both(
     version: tuple[int, int], state: ModuleState, names: tuple[str, ...]
 ) -> None:
     assert host.modules_of_older_kernels(version, lambda _name: state) == names
 
 
-def test_a_host_without_modprobe_is_no_error(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_modprobe_is_not_an_error(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert host.load_modules(sys=tmp_path) == "modprobe is not in PATH"
 
 
-def test_the_version_and_processors_of_the_real_host_are_read() -> None:
+def test_the_kernel_version_and_processor_count_of_the_real_host_are_read() -> None:
     assert host.kernel_version() > (2, 6)
     assert host.processor_count() >= 1
 
 
 def ipset_of(*numbers: int) -> Callable[[int], fake_netlink.FakeSocket]:
-    """A kernel's ipset that speaks protocols of these numbers, newest first, and answers with an error where there are none."""
+    """An ipset that supports these protocol numbers, newest first. Without numbers, it answers with an error."""
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _),) = fake_netlink.split(data)
@@ -155,7 +157,7 @@ def ipset_of(*numbers: int) -> Callable[[int], fake_netlink.FakeSocket]:
 
 @pytest.mark.checklist(94)
 @pytest.mark.parametrize("numbers", [(6,), (6, 6), (7, 6), (9, 5)])
-def test_an_ipset_that_speaks_our_protocol_lacks_nothing(numbers: tuple[int, ...]) -> None:
+def test_with_an_ipset_of_our_protocol_version_nothing_is_missing(numbers: tuple[int, ...]) -> None:
     assert host.missing_set_types(ipset_of(*numbers)) == ()
 
 
@@ -169,20 +171,20 @@ def test_an_ipset_that_speaks_our_protocol_lacks_nothing(numbers: tuple[int, ...
         ((), "this kernel's ipset does not report its protocol (No such file or directory)"),
     ],
 )
-def test_an_ipset_of_another_protocol_is_refused_with_a_sentence(numbers: tuple[int, ...], what: str) -> None:
+def test_an_ipset_of_another_protocol_version_is_refused_with_a_readable_sentence(numbers: tuple[int, ...], what: str) -> None:
     (missing,) = host.missing_set_types(ipset_of(*numbers))
     assert missing.what == what
     assert "kernel" in missing.remedy
 
 
-def test_a_lost_answer_proves_no_set_type_missing() -> None:
+def test_after_a_lost_answer_no_set_type_counts_as_missing() -> None:
     with pytest.raises(KernelError, match="ask for the protocol of ipset"):
         host.missing_set_types(lambda _protocol: fake_netlink.FakeSocket(lambda _: []))
 
 
 @pytest.mark.checklist(94)
 @pytest.mark.usefixtures("fresh_namespace")
-def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_types_that_the_kernel_does_not_have_are_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {missing.what for missing in host.missing_set_types()}
     assert not any("hash:ip," in what for what in here)
     monkeypatch.setattr("ipvsproxy.kernel.host.SetType", StrangeType)
@@ -192,19 +194,21 @@ def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("value", "writable", "is_missing"), [("0", False, True), ("0", True, False), ("1", False, False)])
-def test_an_indispensable_setting_must_be_on_or_writable(
+def test_a_required_kernel_setting_must_be_on_or_writable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
 ) -> None:
     for path in INDISPENSABLE_SETTINGS:
         (tmp_path / "sys" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys" / path).write_text(f"{value}\n")
-    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root may write anything, but on a read-only mount
+    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root may write every file, except on a read-only mount
     found = host.missing_settings(tmp_path)
     assert len(found) == (len(INDISPENSABLE_SETTINGS) if is_missing else 0)
     assert all("--init-only" in one.remedy for one in found)
 
 
-def test_a_setting_that_cannot_be_read_just_now_is_not_missing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_setting_that_cannot_be_read_at_the_moment_does_not_count_as_missing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: pathlib.Path) -> str:
         raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 
@@ -218,11 +222,11 @@ def test_a_setting_that_cannot_be_read_just_now_is_not_missing(tmp_path: pathlib
     assert host.missing_settings(tmp_path) == ()
 
 
-# What an older kernel lacks.
+# Features that an older kernel does not have.
 
 
 def lists_connections(data: bytes) -> list[fake_netlink.Answer]:
-    """The answer to a listing of Linux 6.12. Without a filter it has one flow, and goes on."""
+    """The answer of Linux 6.12 to a listing. Without a filter, the answer has one flow, and more messages follow."""
     ((_, _, _, sequence, payload),) = fake_netlink.split(data)
     has_filter = len(payload) > 4
     return [fake_netlink.error(sequence, errno.EINVAL) if has_filter else fake_netlink.message(sequence, bytes(24))]
@@ -245,7 +249,9 @@ def names(version: tuple[int, int], connect: Callable[[int], object], *, needs_a
         ("5.4", (5, 5), ["filtered-connections", "prompt-reuse"]),
     ],
 )
-def test_a_start_finds_out_which_fall_backs_it_needs(answers: str, version: tuple[int, int], lacking: list[str]) -> None:
+def test_a_start_detects_which_workarounds_for_older_kernels_it_needs(
+    answers: str, version: tuple[int, int], lacking: list[str]
+) -> None:
     opened: list[fake_netlink.FakeSocket] = []
 
     def connect(protocol: int) -> fake_netlink.FakeSocket | OldSocket:
@@ -258,8 +264,8 @@ def test_a_start_finds_out_which_fall_backs_it_needs(answers: str, version: tupl
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE, errno.EPERM])
-def test_a_kernel_that_refuses_an_impossible_filter_or_does_not_answer_counts_as_filtering(number: int) -> None:
-    """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``), 6.1 EINVAL, by its policy of masks."""
+def test_a_kernel_counts_as_filtering_if_it_refuses_an_impossible_filter_or_does_not_answer(number: int) -> None:
+    """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``); Linux 6.1 answers EINVAL, because of its policy for masks."""
 
     def refusing(_protocol: int) -> fake_netlink.FakeSocket:
         return fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], number)])
@@ -267,7 +273,7 @@ def test_a_kernel_that_refuses_an_impossible_filter_or_does_not_answer_counts_as
     assert names((5, 10), refusing) == []
 
 
-def test_a_lost_answer_does_not_prove_that_a_module_is_missing() -> None:
+def test_after_a_lost_answer_no_module_counts_as_missing() -> None:
     def connect(protocol: int) -> fake_netlink.FakeSocket:
         if not protocol:
             raise OSError(errno.EMFILE, "too many open files")

@@ -1,4 +1,4 @@
-"""The lock of a node: which process gets it, which process is refused, and foreign sockets at its name."""
+"""The lock of a node: which process gets the lock, which process is refused, and sockets of other programs with its name."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ sys.stdin.read()
 """
 
 
-def test_the_second_process_gets_the_name_of_the_first_one() -> None:
+def test_the_second_process_is_refused_and_gets_the_name_of_the_first_process() -> None:
     with contextlib.closing(instance.Instance(NAME)) as first:
         assert first.squatter == ""
         with pytest.raises(KernelError) as caught:
@@ -54,14 +54,16 @@ def test_the_arguments_of_the_running_process_can_be_read(tmp_path: pathlib.Path
     assert found == instance.Running(holder.pid, [NAME.removeprefix("\0"), "--config=a file.yaml"])
 
 
-def test_a_program_of_another_name_or_user_is_no_running_ipvsproxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_another_program_name_or_user_does_not_count_as_a_running_ipvsproxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with contextlib.closing(instance.Instance(NAME)):
         assert instance.running(NAME) is None  # this process is pytest
         monkeypatch.setattr(instance, "_owner", lambda _: (os.getpid(), 4711))
         assert instance.running(NAME) is None
 
 
-def test_the_files_of_a_process_in_another_container_are_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_process_in_another_container_are_not_mistaken_for_files_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(instance.Instance(NAME)):
         monkeypatch.setattr(instance, "_owner", lambda _: (0, 0))
         assert instance.running(NAME) == instance.Running(0, None)
@@ -70,7 +72,7 @@ def test_the_files_of_a_process_in_another_container_are_not_taken_for_ours(monk
         assert instance.running(NAME) == instance.Running(7, None)
 
 
-def test_a_process_that_is_killed_gives_the_lock_back() -> None:
+def test_the_lock_is_released_when_the_process_is_killed() -> None:
     command = (sys.executable, "-c", HOLD, NAME.removeprefix("\0"))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -79,13 +81,13 @@ def test_a_process_that_is_killed_gives_the_lock_back() -> None:
     instance.Instance(NAME).close()
 
 
-def test_a_lock_in_one_network_namespace_does_not_count_in_another(request: pytest.FixtureRequest) -> None:
+def test_a_lock_in_another_network_namespace_is_ignored(request: pytest.FixtureRequest) -> None:
     with contextlib.closing(instance.Instance(NAME)):
         request.getfixturevalue("fresh_namespace")
         instance.Instance(NAME).close()
 
 
-def test_a_socket_of_another_user_at_our_name_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_of_another_user_with_the_name_of_the_lock_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def credentials(*_: object) -> bytes:
         return struct.pack("3i", 4711, 1000, 1000)
 
@@ -94,7 +96,9 @@ def test_a_socket_of_another_user_at_our_name_does_not_prevent_the_start(monkeyp
         assert second.squatter == "a process of user 1000"
 
 
-def test_a_silent_socket_at_our_name_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_with_the_name_of_the_lock_that_never_answers_does_not_prevent_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(instance, "ANSWER_WITHIN_S", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
         mute.bind(NAME)
@@ -102,7 +106,7 @@ def test_a_silent_socket_at_our_name_does_not_prevent_the_start(monkeypatch: pyt
             assert second.squatter == "a process that does not answer"
 
 
-def test_dismissed_connections_make_room_for_others() -> None:
+def test_connections_of_refused_processes_can_be_closed_to_make_room_for_new_ones() -> None:
     with contextlib.closing(instance.Instance(NAME)) as first:
         for _ in range(3):
             with pytest.raises(KernelError):

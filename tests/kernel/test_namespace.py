@@ -1,4 +1,4 @@
-"""The fixture ``network_namespace`` isolates tests: IPVS tables, settings and devices of one test do not exist for the next."""
+"""The fixture ``network_namespace`` isolates tests from each other: IPVS tables, settings and devices are not shared."""
 
 import pathlib
 import socket
@@ -13,9 +13,9 @@ TABLE = pathlib.Path("/proc/thread-self/net/ip_vs")
 SETTING = pathlib.Path("/proc/sys/net/ipv4/vs/conntrack")
 
 
-# Twice the same: whichever runs second would meet what the first left.
+# The same test twice: whichever runs second would find the objects that the first one left.
 @pytest.mark.parametrize("_run", ["first", "second"])
-def test_objects_of_one_test_do_not_exist_for_another(_run: str) -> None:
+def test_objects_that_one_test_creates_do_not_exist_for_the_next_test(_run: str) -> None:
     assert "TCP" not in TABLE.read_text()
     assert SETTING.read_text().strip() == "0"
     subprocess.run(["ipvsadm", "-A", "-t", "10.96.0.1:80", "-s", "rr"], check=True)
@@ -23,7 +23,7 @@ def test_objects_of_one_test_do_not_exist_for_another(_run: str) -> None:
     assert "TCP  0A600001:0050 rr" in TABLE.read_text()
 
 
-def test_a_test_namespace_has_only_a_working_loopback() -> None:
+def test_the_network_namespace_of_a_test_has_only_the_loopback_interface_which_works() -> None:
     assert [name for _, name in socket.if_nameindex()] == ["lo"]
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
         pass

@@ -1,6 +1,6 @@
-"""All drivers as one: the driver of each operation, their order, and the effect of a broken driver on the others.
+"""All drivers combined: which driver gets each operation, in which order, and how a failing driver affects the others.
 
-The drivers are doubles here; ``test_contract`` has the real ones on a real kernel.
+The drivers are fakes in these tests; ``test_contract`` runs the real drivers on a real kernel.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ ITEMS: Mapping[str, Sequence[Item]] = {
 
 
 class Held(NamedTuple):
-    """An observed set, with the fields that matter here."""
+    """An observed set, with the fields that these tests need."""
 
     entries: frozenset[SetEntry]
     type: SetType = SetType.ADDRESS_PORT
@@ -79,7 +79,10 @@ class Held(NamedTuple):
 
 
 class Kernel:
-    """The contents, answers and calls of the doubles. ``broken`` doubles can neither read nor apply."""
+    """The contents of the fake drivers, their answers, and the calls to them.
+
+    Fake drivers in ``broken`` can neither read nor apply.
+    """
 
     def __init__(self) -> None:
         self.applied: list[tuple[str, list[Item]]] = []
@@ -95,7 +98,7 @@ class Kernel:
 
 
 class Double:
-    """A double that stands for any driver."""
+    """A fake that can replace any driver."""
 
     foreign = 3
 
@@ -155,7 +158,7 @@ class Double:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """The kernel behind all drivers of nodes that are made in this test."""
+    """The fake kernel shared by all drivers of the nodes that a test creates."""
     kernel = Kernel()
     answers: Mapping[str, Callable[..., Any]] = {
         "Iptables": lambda family: IMAGES[family],
@@ -186,7 +189,7 @@ def observe(target: node_kernel.NodeKernel) -> Observation:
 
 
 def poll(target: node_kernel.NodeKernel, *, thorough: bool = False) -> Observation:
-    """All parts of a poll as one."""
+    """The results of all steps of a poll, combined."""
     parts = list(target.poll(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough, whole=True))
     whole: dict[str, Any] = {"errors": ()}
     for part in parts:
@@ -205,14 +208,14 @@ def operations(*items: Item) -> list[Operation]:
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_each_kind_goes_to_its_driver(kernel: Kernel, name: str) -> None:
+def test_each_kind_of_object_is_handled_by_its_driver(kernel: Kernel, name: str) -> None:
     asked = operations(*ITEMS[name])
     outcomes = new_node().apply(asked)
     assert kernel.applied == [(name, list(ITEMS[name]))]
     assert [outcome.operation for outcome in outcomes] == asked
 
 
-def test_operations_go_out_in_their_order_in_runs_of_one_driver(kernel: Kernel) -> None:
+def test_operations_are_applied_in_order_in_consecutive_runs_of_one_driver_each(kernel: Kernel) -> None:
     (server, real_server, _), (entry, ip_set, _) = ITEMS["ipvs"], ITEMS["ipset"]
     last = SetEntries.of(msgspec.structs.replace(ENTRY, port=81))
     asked = operations(entry, ip_set, server, real_server, last)
@@ -226,12 +229,12 @@ def test_operations_go_out_in_their_order_in_runs_of_one_driver(kernel: Kernel) 
     assert [outcome.surprise for outcome in outcomes] == [True, True, False, False, True], "outcomes are the drivers' own"
 
 
-def test_no_operation_is_planned_where_nothing_differs(kernel: Kernel) -> None:
+def test_no_operation_is_planned_if_desired_and_observed_state_are_equal(kernel: Kernel) -> None:
     assert new_node().apply([]) == []
     assert kernel.applied == []
 
 
-def test_a_driver_that_breaks_down_fails_its_run_only(kernel: Kernel) -> None:
+def test_if_a_driver_raises_an_exception_only_its_own_run_of_operations_fails(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     outcomes = new_node().apply(operations(ITEMS["ipvs"][0], ENTRIES, ITEMS["ipset"][1], ITEMS["sysctls"][0]))
     assert [bool(outcome.error) for outcome in outcomes] == [False, True, True, False]
@@ -252,7 +255,7 @@ def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel)
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
 @pytest.mark.parametrize("by_interface", [True, False])
-def test_the_interface_of_arrival_is_missed_only_by_rules_in_nftables_that_tell_pods_by_it(
+def test_a_missing_arrival_interface_matters_only_for_nftables_rules_that_match_pods_by_interface(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, backend: Backend, *, by_interface: bool
 ) -> None:
     del kernel
@@ -264,7 +267,7 @@ def test_the_interface_of_arrival_is_missed_only_by_rules_in_nftables_that_tell_
     assert "prompt-reuse" in names
 
 
-def test_a_poll_reads_only_rules_that_have_changed_since_they_were_read(kernel: Kernel) -> None:
+def test_a_poll_reads_only_rules_that_changed_since_the_last_reading(kernel: Kernel) -> None:
     target = new_node()
     assert poll(target).skeletons == IMAGES, "never read before"
     assert poll(target).skeletons == {}
@@ -275,7 +278,7 @@ def test_a_poll_reads_only_rules_that_have_changed_since_they_were_read(kernel: 
     assert poll(target).skeletons == {}
 
 
-def test_rules_that_were_written_are_read_by_the_next_poll_whatever_their_mark(kernel: Kernel) -> None:
+def test_rules_that_were_written_are_read_by_the_next_poll_even_if_their_fingerprint_is_unchanged(kernel: Kernel) -> None:
     target = new_node()
     poll(target)
     target.apply(operations(*ITEMS["iptables"]))
@@ -283,7 +286,7 @@ def test_rules_that_were_written_are_read_by_the_next_poll_whatever_their_mark(k
     assert poll(target).skeletons == {}
 
 
-def test_a_hidden_table_is_an_error_of_each_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_iptables_cannot_list_is_an_error_of_each_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = IMAGES[Family.IPV4]
     monkeypatch.setitem(IMAGES, Family.IPV4, dataclasses.replace(shown, hidden=frozenset({"filter"})))
     target = new_node()
@@ -293,7 +296,7 @@ def test_a_hidden_table_is_an_error_of_each_poll(kernel: Kernel, monkeypatch: py
     assert poll(target).errors == ()
 
 
-def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(kernel: Kernel) -> None:
+def test_rules_are_read_in_advance_and_a_failure_is_raised_only_by_the_reading_that_uses_them(kernel: Kernel) -> None:
     target = new_node()
     kernel.broken = {"iptables"}
     target.read_rules(Family)
@@ -304,7 +307,7 @@ def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(k
     assert observe(target).skeletons == IMAGES, "what was read ahead is observed all the same"
 
 
-def test_a_poll_shows_everything(kernel: Kernel) -> None:
+def test_the_first_poll_returns_the_whole_state(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     assert kernel.broken == set()
@@ -320,7 +323,7 @@ def test_a_poll_shows_everything(kernel: Kernel) -> None:
     )
 
 
-def test_a_thorough_poll_returns_everything_whatever_was_returned_before(kernel: Kernel) -> None:
+def test_a_thorough_poll_returns_the_whole_state_even_if_it_was_returned_before(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     for _ in range(2):
@@ -336,7 +339,7 @@ def test_a_thorough_poll_returns_everything_whatever_was_returned_before(kernel:
     assert kernel.forgotten == ["ipset", "ipset"]
 
 
-def test_a_poll_has_parts_between_which_other_calls_may_write(kernel: Kernel) -> None:
+def test_a_poll_has_several_steps_between_which_other_calls_may_write(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
     parts = list(target.poll(names, list(Family), [], thorough=False, whole=True))
@@ -347,14 +350,14 @@ def test_a_poll_has_parts_between_which_other_calls_may_write(kernel: Kernel) ->
     assert kernel.applied == []
 
 
-def test_unreadable_sets_are_one_error_of_a_poll(kernel: Kernel) -> None:
+def test_if_sets_cannot_be_read_the_poll_reports_one_error_for_all_of_them(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False, whole=True))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
 
 
-def test_a_set_that_cannot_be_read_keeps_no_other_from_being_read(kernel: Kernel) -> None:
+def test_if_one_set_cannot_be_read_all_other_sets_are_still_read(kernel: Kernel) -> None:
     names = [ip_set.name for ip_set in IP_SETS.values()]
     kernel.broken = {names[2]}
     for thorough in (False, True):
@@ -363,7 +366,7 @@ def test_a_set_that_cannot_be_read_keeps_no_other_from_being_read(kernel: Kernel
         assert len([error for part in parts for error in part.errors]) == 1
 
 
-def test_virtual_servers_are_returned_as_far_as_they_could_be_read(kernel: Kernel) -> None:
+def test_the_virtual_servers_read_before_an_error_are_returned(kernel: Kernel) -> None:
     parts = new_node().poll([], [], [], thorough=False, whole=True)
     for part in parts:
         if part.some_virtual_servers:
@@ -379,7 +382,7 @@ def test_rules_that_could_not_be_read_are_read_by_the_next_poll(kernel: Kernel) 
     assert poll(target).skeletons == IMAGES
 
 
-def test_a_poll_leaves_out_rules_without_a_mark(kernel: Kernel) -> None:
+def test_a_poll_skips_rules_whose_fingerprint_cannot_be_read(kernel: Kernel) -> None:
     kernel.broken = {"rule_changes"}
     target = new_node()
     assert observe(target).skeletons == IMAGES
@@ -390,7 +393,7 @@ def test_a_poll_leaves_out_rules_without_a_mark(kernel: Kernel) -> None:
     assert logged == [], "the first reading has logged it"
 
 
-def test_rules_without_a_mark_are_logged_once_until_they_have_one(kernel: Kernel) -> None:
+def test_that_rules_have_no_fingerprint_is_logged_once_until_they_have_one(kernel: Kernel) -> None:
     target = new_node()
     with structlog.testing.capture_logs() as logged:
         for broken in ({"rule_changes"}, {"rule_changes"}, set(), {"rule_changes"}):
@@ -424,7 +427,7 @@ def test_all_objects_in_the_kernel_are_observed(kernel: Kernel) -> None:
         ("sysctls", {"sysctls": None}),
     ],
 )
-def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_read(
+def test_state_that_cannot_be_read_is_none_with_the_reason_and_all_other_state_is_read(
     kernel: Kernel, name: str, lacking: Mapping[str, object]
 ) -> None:
     complete = observe(new_node())
@@ -432,18 +435,18 @@ def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_r
     observed = observe(new_node())
     for field in ("virtual_servers", "sets", "set_copy", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
         assert getattr(observed, field) == lacking.get(field, getattr(complete, field))
-    parts = {"iptables": 2, "ipset": 2}  # rules of each family; our sets, and the copy of one
+    parts = {"iptables": 2, "ipset": 2}  # the rules of each family; our sets, and the set copy
     assert len(observed.errors) == parts.get(name, 1), "one line per part"
     assert all(f"use {name}" in error for error in observed.errors)
 
 
-def test_a_set_with_our_name_but_other_parameters_is_not_one_of_our_sets(kernel: Kernel) -> None:
+def test_a_set_with_our_name_but_other_parameters_does_not_count_as_one_of_our_sets(kernel: Kernel) -> None:
     observed = new_node().observe(["KUBE-CLUSTER-IP", "KUBE-LOOP-BACK"], list(Family), [])
     assert observed.sets == {"KUBE-CLUSTER-IP": frozenset({ENTRY})}, "the double says that either is hash:ip,port"
     assert observed.errors == ()
 
 
-def test_only_the_given_sets_families_and_settings_are_read(kernel: Kernel) -> None:
+def test_only_the_requested_sets_families_and_settings_are_read(kernel: Kernel) -> None:
     target = new_node()
     observed = target.observe(["KUBE-LOOP-BACK"], [Family.IPV6], [])
     assert kernel.asked["ipset"] == (["KUBE-LOOP-BACK"],)
@@ -451,7 +454,7 @@ def test_only_the_given_sets_families_and_settings_are_read(kernel: Kernel) -> N
     assert observed.skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
 
 
-def test_addresses_of_other_interfaces_can_be_read_separately_and_a_failure_is_raised(kernel: Kernel) -> None:
+def test_addresses_of_other_interfaces_can_be_read_separately_and_an_error_is_raised(kernel: Kernel) -> None:
     target = new_node()
     expected: tuple[InterfaceAddress, ...] = (ON_ETH0,)
     assert target.interface_addresses() == expected
@@ -461,7 +464,7 @@ def test_addresses_of_other_interfaces_can_be_read_separately_and_a_failure_is_r
         target.interface_addresses()
 
 
-def test_connections_that_cannot_be_read_are_none(kernel: Kernel) -> None:
+def test_the_connections_are_none_if_they_cannot_be_read(kernel: Kernel) -> None:
     target = new_node()
     unknown = builders.frontend("10.96.0.2", 80)
     assert target.connections([KEY, unknown]) == {KEY: {BACKEND: ConnectionCounts(2, 1)}, unknown: None}
@@ -469,12 +472,12 @@ def test_connections_that_cannot_be_read_are_none(kernel: Kernel) -> None:
     assert target.connections([KEY]) == {KEY: None}
 
 
-def test_closing_closes_all_sockets(kernel: Kernel) -> None:
+def test_closing_the_node_kernel_closes_all_its_sockets(kernel: Kernel) -> None:
     new_node().close()
     assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "iptables", "ipvs", "routes", "rule_changes"]
 
 
-def test_the_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_netlink_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[socket.socket] = []
 
     def make_driver(open_socket: Callable[[int], socket.socket]) -> None:

@@ -1,4 +1,7 @@
-"""Drivers and the whole program on a real kernel that answers as an older one: fall-backs converge, refusals are sentences."""
+"""Drivers and the whole program on a real kernel whose answers are changed to those of an older kernel.
+
+Workarounds must converge, and refusals must be readable sentences.
+"""
 
 import contextlib
 import errno
@@ -60,7 +63,7 @@ metadata: {name: node-a}
 
 @pytest.fixture(params=OLD_KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> old_kernel.OldKernel:
-    """All netlink sockets of this test are those of an old kernel."""
+    """Make all netlink sockets of this test answer as those of an old kernel."""
     chosen = OLD_KERNELS[request.param]
     monkeypatch.setitem(vars(netlink), "socket", old_kernel.sockets(chosen))
     return chosen
@@ -72,7 +75,7 @@ def run(*command: str) -> str:
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_local_routes_are_found_among_all_routes_of_the_host(kernel: old_kernel.OldKernel) -> None:
+def test_local_routes_are_found_in_an_unfiltered_listing_of_all_routes_of_the_host(kernel: old_kernel.OldKernel) -> None:
     run("ip", "route", "add", "local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
     with contextlib.closing(RouteDriver()) as driver:
         outcomes = driver.apply([Operation(Verb.ADD, LocalRoutes.of(address)) for address in (V4, V6)])
@@ -85,12 +88,12 @@ def test_local_routes_are_found_among_all_routes_of_the_host(kernel: old_kernel.
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_a_listing_without_a_filter_is_recognised_by_its_first_part(kernel: old_kernel.OldKernel) -> None:
+def test_whether_the_kernel_filters_a_listing_is_detected_from_its_first_datagram(kernel: old_kernel.OldKernel) -> None:
     assert conntrack.filters_listings() == kernel.filters_connections
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_rules_in_nftables_need_nat_chains_in_inet_tables(kernel: old_kernel.OldKernel) -> None:
+def test_the_nftables_backend_needs_a_kernel_with_nat_chains_in_inet_tables(kernel: old_kernel.OldKernel) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
         refusals = {driver.try_writing(family) for family in Family}
     if kernel.has_nat_in_inet:
@@ -106,7 +109,7 @@ def test_rules_in_nftables_need_nat_chains_in_inet_tables(kernel: old_kernel.Old
 
 
 class Node:
-    """A node that holds its rules in nftables."""
+    """A node that keeps its rules in nftables."""
 
     backend = Backend.NFTABLES
 
@@ -122,7 +125,7 @@ class Node:
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_a_start_with_nftables_ends_with_a_sentence_for_each_family_where_they_are_missing(
+def test_a_start_with_nftables_on_a_kernel_without_it_ends_with_a_sentence_for_each_family(
     kernel: old_kernel.OldKernel,
 ) -> None:
     with contextlib.closing(Node()) as node:
@@ -138,7 +141,7 @@ def test_a_start_with_nftables_ends_with_a_sentence_for_each_family_where_they_a
 
 
 @pytest.mark.usefixtures("fresh_namespace", "kernel")
-def test_every_set_is_made_and_takes_entries_of_all_protocols() -> None:
+def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
     entries = [SetEntry("KUBE-CLUSTER-IP", V4, protocol, 80) for protocol in Protocol]
     with contextlib.closing(ipset.IpsetDriver()) as driver:
         made = driver.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
@@ -147,14 +150,16 @@ def test_every_set_is_made_and_takes_entries_of_all_protocols() -> None:
         assert driver.observe(["KUBE-CLUSTER-IP"])["KUBE-CLUSTER-IP"].entries == set(entries)
 
 
-def test_an_old_kernel_refuses_a_revision_that_it_does_not_know() -> None:
+def test_an_old_kernel_refuses_a_set_revision_that_it_does_not_know() -> None:
     refused = OldSocket(fake_netlink.FakeSocket(lambda _data: []), OLD_KERNELS["4.18"])
     channel = netlink.Channel(netlink.socket.NETLINK_ROUTE, lambda _protocol: refused)  # type: ignore[attr-defined]
     assert channel.do(ipset_message.creation(IpSet(SetKind.CLUSTER_IP, Family.IPV4), 6)) == 4098
 
 
 @pytest.mark.parametrize(("newest", "is_refused"), [(5, False), (4, True)])
-def test_a_set_of_marks_is_refused_in_a_sentence_where_no_revision_carries_them(newest: int, *, is_refused: bool) -> None:
+def test_creating_a_set_with_marks_fails_with_a_readable_sentence_if_no_revision_supports_marks(
+    newest: int, *, is_refused: bool
+) -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _),) = fake_netlink.split(data)
         told = fake_netlink.attribute(4, bytes([newest])) + fake_netlink.attribute(10, b"\0")
@@ -177,7 +182,7 @@ def test_a_set_of_marks_is_refused_in_a_sentence_where_no_revision_carries_them(
 
 @pytest.fixture(params=OLD_KERNELS)
 def program(request: pytest.FixtureRequest, network_namespace: None, tmp_path: pathlib.Path) -> Iterator[tuple[str, Program]]:
-    """The program on a kernel that answers as this version, with a Service of two endpoints."""
+    """The program, with a Service of two endpoints, on a kernel that answers like this version."""
     del network_namespace
     write(tmp_path, "10.244.0.1", "10.244.0.2")
     flags = ("--hostname-override=node-a", "--conntrack-max-per-core=0", "--ipvs-vip-binding=routes")
@@ -193,14 +198,16 @@ def write(folder: pathlib.Path, *endpoints: str) -> None:
 
 
 def track(client: str, address: str) -> None:
-    """Make a tracked connection that an endpoint answers."""
+    """Open a tracked connection that is answered by an endpoint."""
     sent = ("-s", client, "-d", address, "--sport", "1000", "--dport", "53")
     answered = ("--reply-src", "10.244.0.2", "--reply-dst", client, "--reply-port-src", "5353", "--reply-port-dst", "1000")
     run("conntrack", "-I", "-p", "udp", *sent, *answered, "-t", "100")
 
 
 @pytest.mark.kernel
-def test_a_start_on_an_old_kernel_converges_by_its_fall_backs(program: tuple[str, Program], tmp_path: pathlib.Path) -> None:
+def test_a_start_on_an_old_kernel_uses_its_workarounds_and_converges(
+    program: tuple[str, Program], tmp_path: pathlib.Path
+) -> None:
     version, running = program
     running.wait_until_synced()
     log = (tmp_path / "log").read_text()
@@ -218,7 +225,7 @@ def test_a_start_on_an_old_kernel_converges_by_its_fall_backs(program: tuple[str
     assert "10.96.0.80,sctp:5060" in run("ipset", "list", "KUBE-CLUSTER-IP")
     assert "local 10.96.0.80 dev lo proto 251" in run("ip", "route", "show", "table", "local")
 
-    # A connection to an endpoint that goes is deleted, out of a listing of all.
+    # The connection to a removed endpoint is deleted, although the listing contains all connections.
     track("192.0.2.7", "10.96.0.80")
     track("192.0.2.8", "10.96.0.99")
     write(tmp_path, "10.244.0.1")
@@ -228,7 +235,7 @@ def test_a_start_on_an_old_kernel_converges_by_its_fall_backs(program: tuple[str
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("version", OLD_KERNELS)
-def test_doctor_on_an_old_kernel_names_each_fall_back(version: str, network_namespace: None, tmp_path: pathlib.Path) -> None:
+def test_doctor_on_an_old_kernel_reports_each_workaround(version: str, network_namespace: None, tmp_path: pathlib.Path) -> None:
     write(tmp_path, "10.244.0.1")
     flags = (f"--manifests={tmp_path / 'manifests'}", "--hostname-override=node-a", "--output=json")
     command = (sys.executable, *old_program.STARTER, version, "doctor", *flags)
@@ -243,7 +250,7 @@ def test_doctor_on_an_old_kernel_names_each_fall_back(version: str, network_name
 
 @pytest.mark.kernel
 @NEEDS_NF_TABLES
-def test_a_start_with_nftables_on_a_kernel_without_nat_in_inet_tables_ends_with_a_sentence(
+def test_a_start_with_nftables_on_a_kernel_without_inet_nat_chains_ends_with_a_sentence(
     network_namespace: None, tmp_path: pathlib.Path
 ) -> None:
     write(tmp_path, "10.244.0.1")
@@ -260,7 +267,7 @@ def test_a_start_with_nftables_on_a_kernel_without_nat_in_inet_tables_ends_with_
 @pytest.mark.kernel
 @NEEDS_NF_TABLES
 @pytest.mark.parametrize(("starter", "is_old"), [((*old_program.STARTER, "5.4"), True), (("-m", "ipvsproxy"), False)])
-def test_pods_recognised_by_interface_are_masqueraded_where_the_kernel_does_not_know_it_behind_ipvs(
+def test_pods_recognised_by_interface_are_masqueraded_if_the_kernel_hides_the_interface_after_ipvs(
     starter: tuple[str, ...], tmp_path: pathlib.Path, *, is_old: bool
 ) -> None:
     flags = ("--rules-backend=nftables", "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")

@@ -1,4 +1,4 @@
-"""Kernel settings, in a made-up folder of settings, and once in the real one."""
+"""Kernel settings, in a fake folder of settings, and once in the real folder."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ FORWARD = "net/ipv4/ip_forward"
 
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder of settings, of which one is off."""
+    """A folder of settings, one of which is off."""
     setting = tmp_path / "sys" / FORWARD
     setting.parent.mkdir(parents=True)
     setting.write_text("0\n")
@@ -28,11 +28,11 @@ def write(root: pathlib.Path, path: str, value: str) -> Outcome:
     return outcome
 
 
-def test_settings_that_do_not_exist_are_left_out(root: pathlib.Path) -> None:
+def test_settings_that_do_not_exist_are_omitted_from_a_reading(root: pathlib.Path) -> None:
     assert SysctlDriver(root).observe([FORWARD, "net/ipv4/none"]) == {FORWARD: "0"}
 
 
-def test_settings_that_may_not_be_read_are_left_out(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_must_not_be_read_are_omitted_from_a_reading(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -40,25 +40,25 @@ def test_settings_that_may_not_be_read_are_left_out(root: pathlib.Path, monkeypa
     assert SysctlDriver(root).observe([FORWARD]) == {}
 
 
-def test_a_written_setting_is_read_back(root: pathlib.Path) -> None:
+def test_a_written_setting_is_read_with_its_new_value(root: pathlib.Path) -> None:
     assert write(root, FORWARD, "1").error == ""
     assert SysctlDriver(root).observe([FORWARD]) == {FORWARD: "1"}
 
 
-def test_an_absolute_path_is_taken_as_it_is(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_setting_given_as_an_absolute_path_is_read_from_that_path(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "hashsize")
     pathlib.Path(path).write_text("131071\n")
     assert write(root, path, "131072").error == ""
     assert SysctlDriver(root).observe([path]) == {path: "131072"}
 
 
-def test_removing_a_setting_leaves_it_as_it_is(root: pathlib.Path) -> None:
+def test_an_operation_to_remove_a_setting_does_not_change_it(root: pathlib.Path) -> None:
     operation = Operation(Verb.REMOVE, Sysctl(FORWARD, "1"))
     assert SysctlDriver(root).apply([operation]) == [Outcome(operation)]
     assert SysctlDriver(root).observe([FORWARD]) == {FORWARD: "0"}
 
 
-def test_a_setting_that_does_not_exist_is_not_made_up(root: pathlib.Path) -> None:
+def test_a_setting_that_does_not_exist_is_not_created(root: pathlib.Path) -> None:
     outcome = write(root, "net/ipv4/none", "1")
     assert outcome.errno == errno.ENOENT
     assert outcome.error == (
@@ -71,7 +71,9 @@ def test_a_setting_that_does_not_exist_is_not_made_up(root: pathlib.Path) -> Non
 @pytest.mark.parametrize(
     ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "--init-only"), (errno.EINVAL, "this value")]
 )
-def test_a_refused_setting_says_what_to_do(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str) -> None:
+def test_the_error_for_a_refused_setting_says_how_to_fix_it(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 

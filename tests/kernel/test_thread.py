@@ -1,4 +1,4 @@
-"""The thread that owns the kernel's sockets: one object, one thread, one call after the other."""
+"""The thread that owns the kernel's sockets. It owns one object and runs one call after the other."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def _descriptors() -> int:
 
 
 class Target:
-    """Notes in which thread it is used."""
+    """Records the thread in which it is used."""
 
     def __init__(self) -> None:
         self.threads = [threading.current_thread()]
@@ -42,7 +42,7 @@ class Target:
         raise KernelError(action="try", errno=1)
 
 
-async def test_object_and_calls_are_in_one_thread_that_is_not_the_loops() -> None:
+async def test_the_object_is_created_and_called_in_one_thread_other_than_that_of_the_event_loop() -> None:
     thread = await KernelThread.start(Target)
     assert [await thread.call(note(number)) for number in range(3)] == [0, 2, 4]
     thread.stop()
@@ -51,7 +51,7 @@ async def test_object_and_calls_are_in_one_thread_that_is_not_the_loops() -> Non
     assert thread._target.threads[0].name.startswith("kernel")
 
 
-async def test_calls_are_served_in_their_order_while_the_loop_goes_on() -> None:
+async def test_calls_run_in_their_order_while_the_event_loop_continues() -> None:
     thread = await KernelThread.start(Target)
     calls = [asyncio.create_task(thread.call(note(number, wait=True))) for number in range(5)]
     await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_calls_are_served_in_their_order_while_the_loop_goes_on() -> None:
     thread.stop()
 
 
-async def test_an_exception_of_a_call_is_raised_here_and_the_next_call_is_served() -> None:
+async def test_an_exception_in_a_call_is_raised_in_the_caller_and_the_next_call_is_run() -> None:
     thread = await KernelThread.start(Target)
     with pytest.raises(KernelError):
         await thread.call(lambda target: target.fail())
@@ -70,7 +70,7 @@ async def test_an_exception_of_a_call_is_raised_here_and_the_next_call_is_served
     thread.stop()
 
 
-async def test_an_exception_of_the_making_is_raised_here_and_the_thread_ends() -> None:
+async def test_an_exception_while_creating_the_object_is_raised_in_the_caller_and_the_thread_ends() -> None:
     makers: list[threading.Thread] = []
 
     def make() -> Target:
@@ -83,7 +83,7 @@ async def test_an_exception_of_the_making_is_raised_here_and_the_thread_ends() -
     assert not makers[0].is_alive()
 
 
-async def test_stopping_ends_the_thread_after_the_call_that_runs_and_drops_those_that_wait() -> None:
+async def test_stopping_lets_the_running_call_finish_drops_waiting_calls_and_ends_the_thread() -> None:
     thread = await KernelThread.start(Target)
     target = thread._target
     running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
@@ -101,7 +101,7 @@ async def test_stopping_ends_the_thread_after_the_call_that_runs_and_drops_those
         await thread.call(lambda target: target.note(3))
 
 
-async def test_a_cancelled_call_is_neither_run_nor_answered() -> None:
+async def test_a_call_cancelled_before_it_runs_is_never_run() -> None:
     thread = await KernelThread.start(Target)
     target = thread._target
     running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
@@ -116,7 +116,7 @@ async def test_a_cancelled_call_is_neither_run_nor_answered() -> None:
     thread.stop()
 
 
-def test_a_result_for_a_closed_loop_is_dropped_and_the_thread_goes_on() -> None:
+def test_a_result_for_a_closed_event_loop_is_dropped_and_the_thread_continues() -> None:
     kept: list[KernelThread[Target]] = []
     left: list[asyncio.Task[int]] = []
 
@@ -136,7 +136,7 @@ def test_a_result_for_a_closed_loop_is_dropped_and_the_thread_goes_on() -> None:
     kept[0].stop()
 
 
-def test_a_process_that_ends_lets_the_running_call_end() -> None:
+def test_at_the_end_of_the_process_the_running_call_is_allowed_to_finish() -> None:
     script = """
 import asyncio, time
 from ipvsproxy.kernel.thread import KernelThread
@@ -152,7 +152,7 @@ asyncio.run(main())
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
-async def test_the_kernel_thread_leaves_no_descriptor_behind_and_may_be_stopped_twice() -> None:
+async def test_the_kernel_thread_closes_its_file_descriptors_and_may_be_stopped_twice() -> None:
     before = _descriptors()
     thread = await KernelThread.start(Target)
     thread.stop()
@@ -171,7 +171,7 @@ def _handled(number: signal.Signals) -> Iterator[threading.Event]:
         signal.signal(number, before)
 
 
-async def test_a_signal_that_comes_to_the_thread_does_not_end_it() -> None:
+async def test_a_signal_delivered_to_the_kernel_thread_does_not_end_it() -> None:
     thread = await KernelThread.start(Target)
     owner = thread._target.threads[0]
     with _handled(signal.SIGUSR1) as came:
@@ -185,7 +185,7 @@ def note(number: int, *, wait: bool = False) -> Callable[[Target], int]:
     return lambda target: target.note(number, wait=wait)
 
 
-async def test_a_call_that_takes_long_is_reported_once_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_takes_long_is_logged_once_while_it_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
     slow = asyncio.Semaphore(0)
     thread = await KernelThread.start(Target, slow.release)
@@ -200,7 +200,7 @@ async def test_a_call_that_takes_long_is_reported_once_while_it_goes_on(monkeypa
     thread.stop()
 
 
-async def test_a_call_that_begins_late_is_reported_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_has_to_wait_long_before_it_runs_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
     slow = asyncio.Event()
     other = await KernelThread.start(Target)
@@ -219,7 +219,7 @@ async def test_a_call_that_begins_late_is_reported_as_well(monkeypatch: pytest.M
     other.stop()
 
 
-async def test_a_slow_call_is_reported_even_if_its_caller_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_call_is_logged_even_if_its_caller_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.2)
     slow = asyncio.Event()
     thread = await KernelThread.start(Target, slow.set)
@@ -238,13 +238,13 @@ async def test_a_slow_call_is_reported_even_if_its_caller_was_cancelled(monkeypa
 
 
 class Heavy:
-    """Something that a call is given."""
+    """An argument of a call."""
 
     def fail(self, _: Target) -> None:
         raise KernelError(action="try", errno=1)
 
 
-async def test_the_arguments_of_a_failed_call_are_freed_without_a_collection() -> None:
+async def test_the_arguments_of_a_failed_call_are_freed_without_garbage_collection() -> None:
     thread = await KernelThread.start(Target)
     heavy = Heavy()
     kept = weakref.ref(heavy)
@@ -253,7 +253,7 @@ async def test_the_arguments_of_a_failed_call_are_freed_without_a_collection() -
         with contextlib.suppress(KernelError):
             await thread.call(heavy.fail)
         del heavy
-        await thread.call(lambda target: target.note(1))  # the thread has let go of the call before
+        await thread.call(lambda target: target.note(1))  # the thread no longer refers to the previous call
         assert kept() is None
     finally:
         gc.enable()

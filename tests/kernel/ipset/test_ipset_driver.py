@@ -110,7 +110,7 @@ def test_entries_added_with_ipset_are_observed_except_those_with_protocols_that_
 
 
 @pytest.mark.kernel
-def test_sets_that_do_not_exist_are_absent(driver: ipset.IpsetDriver) -> None:
+def test_sets_that_do_not_exist_are_observed_as_absent(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     assert driver.observe(IP_SETS).keys() == {CLUSTER_IP.name}
 

@@ -1,4 +1,4 @@
-"""The nftables driver of the rules, with the real nf_tables of this machine, in a network namespace of its own."""
+"""The nftables driver of the rules, with the real nf_tables of this machine in a separate network namespace."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ SETTINGS = (
 
 
 def every_rule(family: Family, settings: Settings = SETTINGS[0]) -> Skeleton:
-    """The rules of a node on which every set is occupied."""
+    """The rules of a node on which every set has entries."""
     own = ["10.244.3.0/24", "fd00:10:244:3::/64"]
     view = dataclasses.replace(builders.node_view(node_object=builders.node(pod_networks=own)), connected=builders.networks(*own))
     return skeleton.build_skeleton(family, settings, view, set(SetKind), REFUSED, routed={REFUSED[0]})
@@ -62,7 +62,7 @@ def few_rules(family: Family) -> Skeleton:
 
 @pytest.fixture
 def driver(fresh_namespace: None) -> Iterator[NftRulesDriver]:
-    """A driver in a namespace where all sets exist."""
+    """A driver in a namespace in which all sets exist."""
     with contextlib.closing(NftSetsDriver()) as sets:
         assert not [one for one in sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()]) if one.error]
     with contextlib.closing(NftRulesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS)) as made:
@@ -93,13 +93,13 @@ def test_written_rules_are_read_back_unchanged(driver: NftRulesDriver, family: F
 
 
 @FAMILIES
-def test_the_longest_rule_has_room_for_its_text(family: Family) -> None:
+def test_the_text_of_the_longest_rule_fits_into_its_comment(family: Family) -> None:
     texts = [iptables_syntax.render(rule, family) for rules in every_rule(family).chains.values() for rule in rules]
     assert max(map(len, texts)) <= nft_message.TEXT_LIMIT
     assert not [text for text in texts if '"' in text], "nft takes no such comment"
 
 
-def test_nft_prints_a_text_only_if_it_can_read_it_as_a_comment(driver: NftRulesDriver) -> None:
+def test_nft_prints_the_text_of_a_rule_only_if_it_can_parse_it_as_a_comment(driver: NftRulesDriver) -> None:
     wanted = every_rule(Family.IPV6)
     apply(driver, Verb.SET, wanted)
     assert driver.observe(Family.IPV6) == wanted.in_force
@@ -111,14 +111,14 @@ def test_nft_prints_a_text_only_if_it_can_read_it_as_a_comment(driver: NftRulesD
 
 
 def save_and_load() -> None:
-    """Save the rule set in a file, and load it as after the next start of the host."""
+    """Save the rule set in a file, and load it as at the next boot of the host."""
     saved = nft("list", "ruleset")
     nft("flush", "ruleset")
     subprocess.run(("nft", "--file", "-"), input=saved, text=True, check=True)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_a_saved_rule_set_can_be_loaded_and_is_put_right(driver: NftRulesDriver, settings: Settings) -> None:
+def test_a_saved_rule_set_can_be_loaded_and_differences_are_repaired(driver: NftRulesDriver, settings: Settings) -> None:
     wanted = {family: every_rule(family, settings) for family in Family}
     assert [apply(driver, Verb.SET, one).error for one in wanted.values()] == ["", ""]
     entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
@@ -135,7 +135,7 @@ def test_a_saved_rule_set_can_be_loaded_and_is_put_right(driver: NftRulesDriver,
         assert driver.observe(family) == one.in_force
 
 
-def test_people_read_each_rule_beside_its_text(driver: NftRulesDriver) -> None:
+def test_nft_prints_each_rule_readably_next_to_its_text(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
     assert "meta nfproto ipv4 jump IPv4-nat-KUBE-SERVICES" in chain(Family.IPV4, "nat", "OUTPUT")
     services = chain(Family.IPV4, "nat", "KUBE-SERVICES")
@@ -170,13 +170,13 @@ def test_people_read_each_rule_beside_its_text(driver: NftRulesDriver) -> None:
         "chain inet ipvsproxy {family}-filter-INPUT {{ policy drop ; }}",
     ],
 )
-def test_changes_by_others_are_seen_and_put_right(driver: NftRulesDriver, family: Family, harm: str) -> None:
+def test_changes_by_other_programs_are_observed_and_repaired(driver: NftRulesDriver, family: Family, harm: str) -> None:
     wanted = every_rule(family)
     apply(driver, Verb.SET, wanted)
     number = "ipv4" if family is Family.IPV4 else "ipv6"
     nft(harm.format(family=family.label, number=number))
     assert driver.observe(family) != wanted.in_force
-    if "delete table" in harm:  # the sets come back before the rules
+    if "delete table" in harm:  # the sets are restored before the rules
         with contextlib.closing(NftSetsDriver()) as sets:
             sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
     assert apply(driver, Verb.SET, wanted).error == ""
@@ -184,7 +184,7 @@ def test_changes_by_others_are_seen_and_put_right(driver: NftRulesDriver, family
 
 
 @FAMILIES
-def test_rules_of_other_programs_in_a_base_chain_are_described_beside_our_jumps(driver: NftRulesDriver, family: Family) -> None:
+def test_rules_of_other_programs_in_our_base_chain_are_reported_next_to_our_jumps(driver: NftRulesDriver, family: Family) -> None:
     wanted = every_rule(family)
     apply(driver, Verb.SET, wanted)
     name = f"{family.label}-filter-INPUT"
@@ -220,7 +220,7 @@ def test_rules_of_other_programs_in_a_base_chain_are_described_beside_our_jumps(
         ),
     ],
 )
-def test_jumps_that_no_packet_reaches_have_a_reason(driver: NftRulesDriver, harm: str, reason: str) -> None:
+def test_for_jumps_that_packets_cannot_reach_the_reason_is_reported(driver: NftRulesDriver, harm: str, reason: str) -> None:
     wanted = every_rule(Family.IPV4)
     apply(driver, Verb.SET, wanted)
     nft(harm)
@@ -230,7 +230,7 @@ def test_jumps_that_no_packet_reaches_have_a_reason(driver: NftRulesDriver, harm
     assert observed != wanted.in_force
 
 
-def test_a_rule_without_a_text_in_our_chain_is_described(driver: NftRulesDriver) -> None:
+def test_a_rule_without_a_text_in_our_chain_is_reported_by_its_expressions(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     name = "IPv4-nat-KUBE-LOAD-BALANCER"
     nft("add", "rule", "inet", "ipvsproxy", name, "counter", "return")
@@ -239,14 +239,14 @@ def test_a_rule_without_a_text_in_our_chain_is_described(driver: NftRulesDriver)
     assert rules[-1] == UnknownRule(f"a rule without a text of ours: counter, return (inet ipvsproxy {name} handle {handle})")
 
 
-def test_a_rule_whose_text_and_expressions_differ_is_unknown(driver: NftRulesDriver) -> None:
+def test_a_rule_whose_expressions_do_not_match_its_text_is_unknown(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-LOAD-BALANCER", "drop", "comment", '"-j RETURN"')
     rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-LOAD-BALANCER")]
     assert rules[-1] == UnknownRule("-j RETURN (changed)")
 
 
-def test_a_reading_expands_each_text_of_a_chain_once_whatever_others_have_changed(
+def test_each_text_in_a_chain_is_parsed_once_per_reading_whatever_others_have_changed(
     driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = every_rule(Family.IPV6)
@@ -280,13 +280,13 @@ def test_a_reading_expands_each_text_of_a_chain_once_whatever_others_have_change
         "-m mark --mark 0x1ffffffff/0x1ffffffff -j ACCEPT",
     ],
 )
-def test_a_rule_whose_text_is_not_the_text_of_a_rule_is_unknown(driver: NftRulesDriver, text: str) -> None:
+def test_a_rule_with_a_comment_that_is_not_the_text_of_a_rule_is_unknown(driver: NftRulesDriver, text: str) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES", "counter", "comment", f'"{text}"')
     assert isinstance(driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-SERVICES")][-1], UnknownRule)
 
 
-def test_tables_of_others_are_neither_shown_nor_changed(driver: NftRulesDriver) -> None:
+def test_tables_of_other_programs_are_neither_observed_nor_changed(driver: NftRulesDriver) -> None:
     nft("add table inet theirs")
     nft("add chain inet theirs IPv4-nat-KUBE-SERVICES")
     nft("add rule inet theirs IPv4-nat-KUBE-SERVICES accept")
@@ -297,7 +297,7 @@ def test_tables_of_others_are_neither_shown_nor_changed(driver: NftRulesDriver) 
     assert nft("list", "table", "inet", "theirs") == before
 
 
-def test_chains_of_others_in_our_table_stay(driver: NftRulesDriver) -> None:
+def test_chains_of_other_programs_in_our_table_are_kept(driver: NftRulesDriver) -> None:
     nft("add", "chain", "inet", "ipvsproxy", "theirs")
     apply(driver, Verb.SET, few_rules(Family.IPV6))
     apply(driver, Verb.REMOVE, few_rules(Family.IPV6))
@@ -305,7 +305,7 @@ def test_chains_of_others_in_our_table_stay(driver: NftRulesDriver) -> None:
     assert "IPv6" not in nft("list", "table", "inet", "ipvsproxy")
 
 
-def test_families_are_independent(driver: NftRulesDriver) -> None:
+def test_rules_of_one_family_are_written_and_removed_without_changing_the_other(driver: NftRulesDriver) -> None:
     for family in Family:
         apply(driver, Verb.SET, every_rule(family))
     assert apply(driver, Verb.REMOVE, every_rule(Family.IPV4)).error == ""
@@ -324,7 +324,9 @@ def test_a_failed_write_changes_nothing(driver: NftRulesDriver) -> None:
     assert driver.observe(Family.IPV4).chains == {}
 
 
-def test_a_host_whose_rules_change_all_the_time_gets_our_rules(driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_rules_are_written_even_if_other_rules_change_all_the_time(
+    driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generations = itertools.count(1)
     monkeypatch.setattr(nft_message, "generation", lambda _: next(generations))
     assert apply(driver, Verb.SET, few_rules(Family.IPV4)).error == ""
@@ -334,7 +336,7 @@ def test_a_host_whose_rules_change_all_the_time_gets_our_rules(driver: NftRulesD
     assert driver.observe(Family.IPV4) == few_rules(Family.IPV4).in_force
 
 
-def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: NftRulesDriver) -> None:
+def test_a_rule_that_refers_to_an_unknown_set_is_an_error_of_that_rule_set_alone(driver: NftRulesDriver) -> None:
     rule = Rule(set=SetMatch("THEIRS", (Side.DESTINATION,)), target=Verdict.DROP)
     wrong = Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (rule,)}, jumps=())
     outcomes = driver.apply([Operation(Verb.SET, wrong), Operation(Verb.SET, few_rules(Family.IPV6))])
@@ -342,14 +344,14 @@ def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: Nft
 
 
 @FAMILIES
-def test_trying_whether_a_family_is_usable_leaves_no_rules_behind(family: Family, fresh_namespace: None) -> None:
+def test_checking_whether_a_family_is_usable_leaves_no_rules(family: Family, fresh_namespace: None) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
         assert made.try_writing(family) is None
         assert made.usable(family) is None
     assert nft("list", "ruleset") == ""
 
 
-def test_a_family_that_the_kernel_does_not_have_is_refused(tmp_path: pathlib.Path) -> None:
+def test_a_family_that_the_kernel_does_not_support_is_refused(tmp_path: pathlib.Path) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=(), proc=tmp_path)) as made:
         assert made.try_writing(Family.IPV6) == ("the kernel has no IPv6", True)
 
@@ -362,12 +364,12 @@ def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
     assert driver.rules_with(" KUBE-6-NODE-PORT-UDP ", [Family.IPV4]) == []
 
 
-def test_a_jump_is_written_once_for_each_family() -> None:
+def test_a_jump_is_written_separately_for_each_family() -> None:
     (expressions,) = nft_rule.expand(Rule(target=JumpTo("KUBE-MARK-MASQ")), Family.IPV6, "nat")
     assert nft_rule.expressions(expressions[-1])[0][1][2, 2, 2] == b"IPv6-nat-KUBE-MARK-MASQ\0"
 
 
-def test_our_table_is_removed_with_its_last_rule_and_set(driver: NftRulesDriver) -> None:
+def test_our_table_is_removed_together_with_its_last_rule_and_set(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     assert nft_tables.has_own_table()
     apply(driver, Verb.REMOVE, few_rules(Family.IPV4))
@@ -377,14 +379,14 @@ def test_our_table_is_removed_with_its_last_rule_and_set(driver: NftRulesDriver)
     assert not backends.remove_table()
 
 
-def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> None:
+def test_switching_to_the_iptables_backend_removes_our_nftables_table(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
     assert backends.remove_table()
     assert nft("list", "ruleset") == ""
 
 
 def put_theirs(*more: str) -> str:
-    """Put a chain and a set of another program into our table; returns the table with nothing else."""
+    """Add a chain and a set of another program to our table; returns the table as it is when it has nothing else."""
     nft("add", "set", "inet", "ipvsproxy", "their-set", "{ type ipv4_addr; }")
     nft("add", "chain", "inet", "ipvsproxy", "theirs", "{ type filter hook input priority 10; policy accept; }")
     nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip saddr @their-set drop")
@@ -394,7 +396,9 @@ def put_theirs(*more: str) -> str:
     return "".join(line for line in shown.splitlines(keepends=True) if line[0] == "\t").replace("\n\tchain", "\n\n\tchain")
 
 
-def test_chains_and_sets_of_other_programs_stay_when_iptables_takes_over(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
+def test_switching_to_the_iptables_backend_keeps_chains_and_sets_of_other_programs(
+    driver: NftRulesDriver, tmp_path: pathlib.Path
+) -> None:
     for family in Family:
         apply(driver, Verb.SET, every_rule(family))
     theirs = put_theirs()
@@ -406,7 +410,7 @@ def test_chains_and_sets_of_other_programs_stay_when_iptables_takes_over(driver:
     assert backends.describe_other(Backend.IPTABLES, tmp_path) == ""
 
 
-def test_our_chain_stays_but_empty_while_another_program_jumps_to_it(driver: NftRulesDriver) -> None:
+def test_our_chain_is_emptied_but_kept_while_another_program_jumps_to_it(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
     put_theirs("jump", "IPv4-filter-KUBE-FORWARD")
     with pytest.raises(KernelError, match="it is in use"):
@@ -430,7 +434,9 @@ def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesD
     assert "chain theirs" in nft("list", "ruleset")
 
 
-def test_a_table_that_iptables_leaves_is_described(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
+def test_our_nftables_table_is_described_if_the_iptables_backend_leaves_it_in_place(
+    driver: NftRulesDriver, tmp_path: pathlib.Path
+) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     assert backends.describe_other(Backend.IPTABLES, tmp_path) == "nftables still holds the table inet ipvsproxy"
@@ -441,12 +447,14 @@ def test_a_table_that_iptables_leaves_is_described(driver: NftRulesDriver, tmp_p
 @pytest.mark.parametrize(
     ("count", "expected"), [(0, ""), (1, "iptables still holds 1 ipset of ours"), (2, "iptables still holds 2 ipsets of ours")]
 )
-def test_ipsets_that_nftables_leaves_are_counted(count: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ipsets_are_counted_if_the_nftables_backend_leaves_them_in_place(
+    count: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backends, "held_by_other", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
     assert backends.describe_other(Backend.NFTABLES) == expected
 
 
-def test_a_cleanup_covers_only_backends_that_may_hold_our_objects(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
+def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
     def to_clean() -> tuple[Backend, ...]:
         return backends.to_clean(skeleton.CHAINS, tmp_path)
 
@@ -466,7 +474,9 @@ def test_a_cleanup_covers_only_backends_that_may_hold_our_objects(fresh_namespac
 
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.EAGAIN, errno.EMFILE, 0])
-def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int) -> None:
+def test_a_table_that_cannot_be_read_does_not_count_as_absent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int
+) -> None:
     def refuse(*_: object) -> netlink.Reply:
         raise KernelError(action="", errno=number, detail="lost")
 
@@ -479,14 +489,14 @@ def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_a_cleanup_reads_only_legacy_tables_that_exist(fresh_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
+def test_cleanup_reads_only_legacy_tables_that_exist(fresh_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")
     assert backends.to_clean(skeleton.CHAINS, tmp_path) == (Backend.IPTABLES,)
 
 
-def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_can_keep_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node_kernel.IpvsDriver", lambda: None)
     node = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
     program = node.rules.program(Family.IPV4)
@@ -503,13 +513,17 @@ def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatc
         (Backend.AUTO, False, Backend.NFTABLES),
     ],
 )
-def test_a_backend_is_chosen(asked: Backend, expected: Backend, monkeypatch: pytest.MonkeyPatch, *, has_iptables: bool) -> None:
+def test_the_backend_is_chosen_from_the_flag_and_the_state_of_the_node(
+    asked: Backend, expected: Backend, monkeypatch: pytest.MonkeyPatch, *, has_iptables: bool
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables" if has_iptables else None)
     assert backends.choose(asked).backend is expected
 
 
 @pytest.mark.parametrize(("missing", "expected"), [((), Backend.IPTABLES), (("hash:ip",), Backend.NFTABLES)])
-def test_auto_is_nftables_without_ipset(missing: tuple[str, ...], expected: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_auto_means_nftables_if_the_kernel_has_no_ipset(
+    missing: tuple[str, ...], expected: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables")
     lacking = tuple(host.Missing(name, "") for name in missing)
     monkeypatch.setattr(host, "missing_set_types", lambda: lacking)

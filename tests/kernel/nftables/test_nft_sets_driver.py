@@ -1,4 +1,4 @@
-"""The nftables driver of the sets, with the real nf_tables of this machine, in a network namespace of its own."""
+"""The nftables driver of the sets, with the real nf_tables of this machine in a separate network namespace."""
 
 import contextlib
 import errno
@@ -53,7 +53,7 @@ def test_every_set_returns_the_entries_that_were_added(driver: NftSetsDriver) ->
     assert not [one.differs_from(IP_SETS[name]) for name, one in observed.items() if one.differs_from(IP_SETS[name])]
 
 
-def test_nft_prints_entries_as_people_write_them(driver: NftSetsDriver) -> None:
+def test_nft_prints_entries_in_readable_form(driver: NftSetsDriver) -> None:
     name = "KUBE-LOOP-BACK"
     apply(driver, Verb.ADD, IP_SETS[name], an_entry_of(IP_SETS[name]), IP_SETS[SCOPE], an_entry_of(IP_SETS[SCOPE]))
     assert "10.96.0.1 . udp . 53 . 10.0.0.0" in nft("list", "set", "inet", "ipvsproxy", name)
@@ -63,7 +63,7 @@ def test_nft_prints_entries_as_people_write_them(driver: NftSetsDriver) -> None:
     assert '10.96.0.1 . sctp . 80 comment "mask 0xfff" : 0x00000012' in nft("list", "map", "inet", "ipvsproxy", SCOPE)
 
 
-def test_sets_that_do_not_exist_are_absent(driver: NftSetsDriver) -> None:
+def test_sets_that_do_not_exist_are_observed_as_absent(driver: NftSetsDriver) -> None:
     assert driver.observe([CLUSTER]) == {}
     assert driver.observe_changed([CLUSTER]) == {CLUSTER: None}
     assert not driver.has_copy()
@@ -71,7 +71,7 @@ def test_sets_that_do_not_exist_are_absent(driver: NftSetsDriver) -> None:
     assert copy.surprise
 
 
-def test_repeating_an_addition_or_a_removal_is_no_error(driver: NftSetsDriver) -> None:
+def test_adding_or_removing_an_entry_again_is_not_an_error(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
     again, present = apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
     assert (again.error, again.surprise, present.error) == ("", True, "")
@@ -83,7 +83,7 @@ def test_repeating_an_addition_or_a_removal_is_no_error(driver: NftSetsDriver) -
     assert (gone.error, gone.surprise) == ("", True)
 
 
-def test_a_set_of_another_kind_is_not_one_of_our_sets(driver: NftSetsDriver) -> None:
+def test_a_set_of_another_type_does_not_count_as_one_of_our_sets(driver: NftSetsDriver) -> None:
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type inet_service ; }")
     (outcome,) = apply(driver, Verb.ADD, IP_SETS[CLUSTER])
@@ -112,14 +112,14 @@ def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: NftSe
     assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entry(1), entry(2)}
 
 
-def test_one_absent_entry_does_not_keep_the_others_in(driver: NftSetsDriver) -> None:
+def test_if_one_entry_is_absent_all_other_entries_are_still_removed(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1), entry(2))
     outcomes = driver.apply([Operation(Verb.REMOVE, SetEntries.of(entry(1), entry(9), entry(2)))])
     assert [one.error for one in outcomes] == ["", "", ""]
     assert driver.observe([CLUSTER])[CLUSTER].entries == set()
 
 
-def test_entries_of_a_missing_set_fail_and_those_of_others_do_not(driver: NftSetsDriver) -> None:
+def test_entries_of_a_missing_set_fail_and_entries_of_other_sets_succeed(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     absent, there = apply(driver, Verb.ADD, entry(1, "KUBE-EXTERNAL-IP"), entry(1))
     assert (absent.errno, there.error) == (errno.ENOENT, "")
@@ -127,7 +127,7 @@ def test_entries_of_a_missing_set_fail_and_those_of_others_do_not(driver: NftSet
 
 
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that gets the number of messages of each transaction from now on."""
+    """A list to which the number of messages of each transaction is appended from now on."""
     sent: list[int] = []
     run = nft_message.run
 
@@ -141,7 +141,7 @@ def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sent
 
 
-def test_thousands_of_entries_of_a_missing_set_are_not_tried_one_by_one(
+def test_thousands_of_entries_of_a_missing_set_are_not_sent_one_by_one(
     driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries, sent = tuple(map(entry, range(MANY))), transactions(monkeypatch)
@@ -152,7 +152,7 @@ def test_thousands_of_entries_of_a_missing_set_are_not_tried_one_by_one(
     assert len(sent) < 20, "the kernel waits for its processors before it answers a refused one"
 
 
-def test_thousands_of_absent_entries_among_present_ones_are_not_tried_one_by_one(
+def test_thousands_of_absent_entries_among_present_ones_are_not_removed_one_by_one(
     driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = tuple(map(entry, range(MANY)))
@@ -165,7 +165,7 @@ def test_thousands_of_absent_entries_among_present_ones_are_not_tried_one_by_one
     assert len(sent) < 20
 
 
-def test_other_marks_of_thousands_of_entries_are_not_tried_one_by_one(
+def test_changed_marks_of_thousands_of_entries_are_not_sent_one_by_one(
     driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def marked(numbers: range, mark: int) -> SetEntries:
@@ -180,14 +180,14 @@ def test_other_marks_of_thousands_of_entries_are_not_tried_one_by_one(
     assert len(sent) < 20
 
 
-def test_an_absent_entry_that_is_removed_and_added_in_one_run_is_there_after_it(driver: NftSetsDriver) -> None:
+def test_an_absent_entry_that_is_removed_and_then_added_in_one_run_exists_afterwards(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     operations = [Operation(Verb.REMOVE, SetEntries.of(entry(1))), Operation(Verb.ADD, SetEntries.of(entry(1)))]
     assert [(one.error, one.surprise) for one in driver.apply(operations)] == [("", True), ("", False)]
     assert driver.observe([CLUSTER])[CLUSTER].entries == {entry(1)}
 
 
-def test_changed_marks_are_written_even_if_the_set_was_emptied_meanwhile(
+def test_changed_marks_are_written_even_if_another_program_empties_the_set_meanwhile(
     driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def marked(mark: int) -> list[SetEntry]:
@@ -210,7 +210,7 @@ def test_changed_marks_are_written_even_if_the_set_was_emptied_meanwhile(
     assert set(driver.observe([SCOPE])[SCOPE].entries) == set(marked(2))
 
 
-def test_thousands_of_entries_for_a_table_of_another_process_are_refused_at_once(
+def test_thousands_of_entries_for_a_table_owned_by_another_process_are_refused_at_once(
     driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with subprocess.Popen(("nft", "-i"), stdin=subprocess.PIPE, text=True) as owner:
@@ -228,7 +228,7 @@ def test_thousands_of_entries_for_a_table_of_another_process_are_refused_at_once
         assert len(sent) < 20
 
 
-def test_another_mark_or_mask_replaces_the_one_before(driver: NftSetsDriver) -> None:
+def test_an_entry_with_a_new_mark_or_mask_replaces_the_old_entry(driver: NftSetsDriver) -> None:
     address = parse_address("10.96.0.1")
     for mark, mask in ((1, 0xFF), (2, 0xFF), (2, 0xFF), (2, 0xF)):
         one = MarkedEntry(SCOPE, address, Protocol.TCP, 80, mark=mark, mask=mask)
@@ -236,21 +236,21 @@ def test_another_mark_or_mask_replaces_the_one_before(driver: NftSetsDriver) -> 
         assert set(driver.observe([SCOPE])[SCOPE].entries) == {one}
 
 
-def test_a_mark_with_a_comment_of_another_program_is_read_without_a_mask(driver: NftSetsDriver) -> None:
+def test_a_mark_whose_comment_another_program_wrote_is_read_without_a_mask(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[SCOPE])
     nft("add", "element", "inet", "ipvsproxy", SCOPE, '{ 10.96.0.1 . tcp . 80 comment "mask 0xff or so" : 0x12 }')
     (found,) = driver.observe([SCOPE])[SCOPE].entries
     assert str(found) == "10.96.0.1,tcp:80 skbmark 0x12/0x0"
 
 
-def test_no_zero_range_is_taken(driver: NftSetsDriver) -> None:
+def test_a_source_range_of_all_addresses_is_refused(driver: NftSetsDriver) -> None:
     name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
     everything = SetEntry(name, parse_address("10.96.0.1"), Protocol.TCP, 80, parse_address("0.0.0.0"), 0)
     _, outcome = apply(driver, Verb.ADD, IP_SETS[name], everything)
     assert outcome.errno == errno.EINVAL
 
 
-def test_ranges_within_ranges_are_entries_of_their_own(driver: NftSetsDriver) -> None:
+def test_overlapping_source_ranges_are_separate_entries(driver: NftSetsDriver) -> None:
     name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
     ranges = [
         SetEntry(name, parse_address("10.96.0.1"), Protocol.TCP, 80, parse_address("10.0.0.0"), length) for length in (8, 16, 9)
@@ -261,7 +261,7 @@ def test_ranges_within_ranges_are_entries_of_their_own(driver: NftSetsDriver) ->
     assert set(driver.observe([name])[name].entries) == {ranges[0], ranges[2]}
 
 
-def test_only_changed_sets_are_returned_again(driver: NftSetsDriver) -> None:
+def test_a_poll_returns_only_changed_sets(driver: NftSetsDriver) -> None:
     names = [CLUSTER, "KUBE-EXTERNAL-IP"]
     apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), entry(1))
     assert driver.observe_changed(names).keys() == set(names)
@@ -302,7 +302,9 @@ RANGES = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
         ("KUBE-LOOP-BACK", "10.0.0.7 . udplite . 80 . 10.0.0.7"),
     ],
 )
-def test_a_foreign_element_in_our_set_is_observed_and_removed(driver: NftSetsDriver, name: str, element: str) -> None:
+def test_an_element_that_another_program_adds_to_our_set_is_observed_and_removed(
+    driver: NftSetsDriver, name: str, element: str
+) -> None:
     ours = an_entry_of(IP_SETS[name])
     apply(driver, Verb.ADD, IP_SETS[name], ours)
     nft("add", "element", "inet", "ipvsproxy", name, f"{{ {element} }}")
@@ -313,7 +315,7 @@ def test_a_foreign_element_in_our_set_is_observed_and_removed(driver: NftSetsDri
 
 
 @pytest.mark.parametrize("own", ["size 2;", "flags interval;", "flags timeout;", "flags constant; elements = { 10.0.0.9 };"])
-def test_a_set_with_flags_or_a_size_of_its_own_is_not_one_of_our_sets(driver: NftSetsDriver, own: str) -> None:
+def test_a_set_with_unexpected_flags_or_size_does_not_count_as_one_of_our_sets(driver: NftSetsDriver, own: str) -> None:
     name = "KUBE-IPVS-IPS"
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", name, f"{{ type ipv4_addr; {own} }}")
@@ -357,7 +359,7 @@ def test_a_catch_all_element_of_a_map_is_observed_and_removed(driver: NftSetsDri
 
 
 def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
-    """The catch-all element is shorter than an entry, but no message may become longer than allowed."""
+    """The catch-all element is shorter than an entry, but even so no message may exceed the permitted length."""
     many = [entry(number) for number in range(5000)]
     driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.ADD, SetEntries.of(*many))])
     add_catch_all(CLUSTER)
@@ -366,7 +368,7 @@ def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(drive
     assert driver.observe([CLUSTER])[CLUSTER].entries == set()
 
 
-def test_a_set_in_use_is_not_removed(driver: NftSetsDriver) -> None:
+def test_a_set_that_a_rule_uses_is_not_removed(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     nft("add", "chain", "inet", "ipvsproxy", "theirs")
     nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip daddr . meta l4proto . th dport @KUBE-CLUSTER-IP")
@@ -374,7 +376,7 @@ def test_a_set_in_use_is_not_removed(driver: NftSetsDriver) -> None:
     assert (outcome.errno, outcome.error) == (errno.EBUSY, "remove set KUBE-CLUSTER-IP: the set is in use by a rule")
 
 
-def test_our_table_is_removed_with_its_last_set_unless_another_program_has_a_chain_in_it(driver: NftSetsDriver) -> None:
+def test_our_table_is_removed_with_its_last_set_if_no_other_program_has_a_chain_in_it(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
     assert nft("list", "tables") == ""
@@ -385,7 +387,7 @@ def test_our_table_is_removed_with_its_last_set_unless_another_program_has_a_cha
 
 
 @pytest.mark.parametrize("garbled", range(5, 8))
-def test_a_key_with_other_padding_is_not_one_of_our_entries(garbled: int) -> None:
+def test_an_element_whose_padding_bytes_are_not_zero_does_not_count_as_one_of_our_entries(garbled: int) -> None:
     ip_set = IP_SETS["KUBE-CLUSTER-IP"]
     entry = SetEntry(ip_set.name, parse_address("10.0.0.1"), Protocol.TCP, 80)
     encoded = nft_sets.encode(ip_set, entry)

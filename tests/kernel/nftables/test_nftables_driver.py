@@ -1,6 +1,6 @@
-"""The nftables driver of rules and sets together, with the real nf_tables of this machine: its transactions and their parts.
+"""The transactions of the nftables driver for rules and sets together, with the real nf_tables of this machine.
 
-What each part writes and reads is tested in ``test_nft_rules_driver`` and ``test_nft_sets_driver``.
+What the drivers of rules and of sets write and read is tested in ``test_nft_rules_driver`` and ``test_nft_sets_driver``.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def held(driver: NftDriver) -> set[SetEntry]:
     return set(driver.sets.observe([CLUSTER])[CLUSTER].entries)
 
 
-def test_sets_entries_and_the_rules_of_both_families_are_one_transaction(driver: NftDriver) -> None:
+def test_sets_entries_and_the_rules_of_both_families_are_written_in_one_transaction(driver: NftDriver) -> None:
     before = generation()
     assert driver.apply(EVERYTHING) == [Outcome(one) for one in EVERYTHING]
     assert generation() == before + 1
@@ -77,7 +77,7 @@ def test_sets_entries_and_the_rules_of_both_families_are_one_transaction(driver:
         assert driver.rules.observe(operation.item.family) == operation.item.in_force
 
 
-def test_additions_and_removals_side_by_side_are_one_transaction(driver: NftDriver) -> None:
+def test_additions_and_removals_that_do_not_depend_on_each_other_are_one_transaction(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     before = generation()
     changes = [entries(Verb.ADD, 4), entries(Verb.REMOVE, 1, 2)]
@@ -86,14 +86,14 @@ def test_additions_and_removals_side_by_side_are_one_transaction(driver: NftDriv
     assert held(driver) == {entry(3), entry(4)}
 
 
-def test_without_a_change_nothing_is_written(driver: NftDriver) -> None:
+def test_without_a_change_no_transaction_is_sent(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     before = generation()
     assert driver.apply([]) == []
     assert generation() == before
 
 
-def test_a_refused_transaction_is_applied_in_parts_and_each_part_has_its_outcome(driver: NftDriver) -> None:
+def test_a_refused_transaction_is_split_and_each_operation_gets_its_own_outcome(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     absent, present, wanted = entries(Verb.REMOVE, 9), entries(Verb.REMOVE, 1), entries(Verb.ADD, 5)
     first, second, third = driver.apply([wanted, absent, present])
@@ -102,7 +102,7 @@ def test_a_refused_transaction_is_applied_in_parts_and_each_part_has_its_outcome
     assert held(driver) == {entry(2), entry(3), entry(5)}
 
 
-def test_an_impossible_rule_does_not_keep_entries_out_of_their_sets(driver: NftDriver) -> None:
+def test_a_rule_that_the_kernel_refuses_does_not_prevent_adding_entries_to_sets(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     unknown = Rule(set=SetMatch("KUBE-NOTHING", (Side.SOURCE,)), target=Verdict.DROP)
     wrong = Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (unknown,)}, jumps=()))
@@ -115,7 +115,7 @@ def test_an_impossible_rule_does_not_keep_entries_out_of_their_sets(driver: NftD
     assert driver.rules.observe(Family.IPV4) == kept.in_force
 
 
-def test_a_set_that_exists_already_is_adopted(driver: NftDriver) -> None:
+def test_a_set_that_already_exists_is_used(driver: NftDriver) -> None:
     driver.apply([SETS[0], SETS[1]])
     outcomes = driver.apply(EVERYTHING)
     assert [one.error for one in outcomes] == [""] * len(EVERYTHING)
@@ -123,7 +123,7 @@ def test_a_set_that_exists_already_is_adopted(driver: NftDriver) -> None:
     assert held(driver) == {entry(1), entry(2), entry(3)}
 
 
-def test_an_entry_that_no_set_can_hold_fails_alone(driver: NftDriver) -> None:
+def test_an_entry_that_cannot_be_encoded_does_not_prevent_other_operations(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     wrong = Operation(Verb.ADD, SetEntries.of(SetEntry(CLUSTER, parse_address("fd00::1"), Protocol.TCP, 80)))
     good, bad = driver.apply([entries(Verb.ADD, 7), wrong])
@@ -132,7 +132,9 @@ def test_an_entry_that_no_set_can_hold_fails_alone(driver: NftDriver) -> None:
     assert entry(7) in held(driver)
 
 
-def test_more_than_a_transaction_may_hold_is_written_in_several(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_that_exceed_the_limit_of_a_transaction_are_split_into_several(
+    driver: NftDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.apply(EVERYTHING)
     monkeypatch.setattr(nft_sets, "TRANSACTION_LIMIT", 200)
     before = generation()
@@ -142,7 +144,7 @@ def test_more_than_a_transaction_may_hold_is_written_in_several(driver: NftDrive
     assert held(driver) == {entry(2), entry(3), *map(entry, range(10, 20))}
 
 
-def test_a_change_by_another_program_meanwhile_is_no_error(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_by_another_program_during_a_write_is_not_an_error(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.apply(EVERYTHING)
     listing, harms = driver.rules.listing, ["add table inet theirs", "delete table inet theirs"]
 
@@ -160,7 +162,7 @@ def test_a_change_by_another_program_meanwhile_is_no_error(driver: NftDriver, mo
     assert entry(8) in held(driver)
 
 
-def test_a_written_set_is_read_again(driver: NftDriver) -> None:
+def test_the_reading_after_a_write_includes_the_written_set(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     assert set(driver.sets.observe_changed([CLUSTER])) == {CLUSTER}
     assert driver.sets.observe_changed([CLUSTER]) == {}
@@ -170,14 +172,14 @@ def test_a_written_set_is_read_again(driver: NftDriver) -> None:
     assert set(changed.entries) == {entry(2), entry(3), entry(11)}
 
 
-def test_a_removed_set_goes_with_its_table(driver: NftDriver) -> None:
+def test_the_table_is_removed_together_with_its_last_set(driver: NftDriver) -> None:
     some: list[IpSet] = list(IP_SETS.values())[:2]
     driver.apply([Operation(Verb.ADD, one) for one in some])
     assert [one.error for one in driver.apply([Operation(Verb.REMOVE, one) for one in some])] == ["", ""]
     assert "ipvsproxy" not in nft("list tables")
 
 
-def test_removing_rules_leaves_the_sets(driver: NftDriver) -> None:
+def test_removing_the_rules_keeps_the_sets(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     removals = []
     for operation in map(rules, Family):
@@ -189,7 +191,7 @@ def test_removing_rules_leaves_the_sets(driver: NftDriver) -> None:
     assert held(driver) == {entry(1), entry(2), entry(3)}
 
 
-def test_a_transaction_for_a_former_generation_is_refused_and_costs_no_socket(driver: NftDriver) -> None:
+def test_a_transaction_for_an_outdated_generation_is_refused_and_keeps_the_socket_open(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     ports = set(driver._ports)
     for _ in range(3):
@@ -203,7 +205,7 @@ def every_rule(family: Family) -> Skeleton:
 
 
 def load_with(*replaced: tuple[str, str]) -> None:
-    """Load the rule set again with other texts, as an administrator or another version of ipvsproxy may write it."""
+    """Load the rule set again with replaced text, as an administrator or another version of ipvsproxy may write it."""
     text = nft("list", "ruleset")
     for before, after in replaced:
         assert text.count(before) == 1
@@ -216,7 +218,7 @@ FIELDS = "\t\ttype ipv4_addr . inet_proto . inet_service\n"
 UNLIKE = (f"set {CLUSTER} {{\n{FIELDS}", f"set {CLUSTER} {{\n{FIELDS}\t\tsize 2\n")
 
 
-def test_a_set_of_another_shape_is_replaced_with_its_entries_and_rules(driver: NftDriver) -> None:
+def test_a_set_with_another_definition_is_replaced_together_with_its_entries_and_rules(driver: NftDriver) -> None:
     wanted = [Operation(Verb.SET, every_rule(family)) for family in Family]
     driver.apply([*SETS, entries(Verb.ADD, 1), *wanted])
     load_with(UNLIKE)
@@ -227,7 +229,7 @@ def test_a_set_of_another_shape_is_replaced_with_its_entries_and_rules(driver: N
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_rules_of_a_set_of_another_shape_stay_unless_other_rules_are_desired(
+def test_rules_that_use_a_set_with_another_definition_are_kept_if_no_other_rules_are_desired(
     driver: NftDriver,
 ) -> None:
     wanted = Operation(Verb.SET, every_rule(Family.IPV4))
@@ -243,8 +245,8 @@ def test_rules_of_a_set_of_another_shape_stay_unless_other_rules_are_desired(
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_sets_of_the_first_shapes_are_replaced(driver: NftDriver) -> None:
-    """The sets of a version before the first release, with a port as the prefix length, and two marks in a map."""
+def test_sets_of_the_version_before_the_first_release_are_replaced(driver: NftDriver) -> None:
+    """The sets of a version before the first release: a port held the prefix length, and a map held two marks."""
     ranges, scope = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-IPVSPROXY-SCOPE"
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", ranges, "{ type ipv4_addr . inet_proto . inet_service . ipv4_addr . inet_service; }")
@@ -258,7 +260,7 @@ def test_sets_of_the_first_shapes_are_replaced(driver: NftDriver) -> None:
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_a_set_that_a_foreign_rule_keeps_in_use_is_reported(driver: NftDriver) -> None:
+def test_a_set_that_cannot_be_replaced_because_a_foreign_rule_uses_it_is_reported(driver: NftDriver) -> None:
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type ipv4_addr; size 2; }")
     nft("add", "chain", "inet", "ipvsproxy", "theirs")
@@ -269,7 +271,7 @@ def test_a_set_that_a_foreign_rule_keeps_in_use_is_reported(driver: NftDriver) -
 
 
 def assert_set_waits_for_rules(driver: NftDriver) -> None:
-    """A set of another shape is replaced together with rules that are written anew, and not before."""
+    """A set with another definition is replaced only in the same transaction in which its rules are written anew."""
     before = nft("--stateless", "list", "ruleset")
     (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
     assert "a set of this name exists" in outcome.error
@@ -279,7 +281,7 @@ def assert_set_waits_for_rules(driver: NftDriver) -> None:
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_rules_that_cannot_be_written_again_are_not_given_up_for_a_set(driver: NftDriver) -> None:
+def test_a_set_is_not_replaced_if_the_rules_that_use_it_cannot_be_written_again(driver: NftDriver) -> None:
     wanted = Operation(Verb.SET, every_rule(Family.IPV4))
     driver.apply([*SETS, wanted])
     load_with(UNLIKE)
@@ -296,7 +298,7 @@ def test_rules_that_cannot_be_written_again_are_not_given_up_for_a_set(driver: N
         "add table inet ipvsproxy { flags dormant ; }",
     ],
 )
-def test_no_base_chain_goes_for_a_set_because_others_have_changed_it(driver: NftDriver, harm: str) -> None:
+def test_a_set_is_not_replaced_if_that_would_delete_a_base_chain_changed_by_another_program(driver: NftDriver, harm: str) -> None:
     wanted = Operation(Verb.SET, every_rule(Family.IPV4))
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type ipv4_addr . inet_proto . inet_service; size 2; }")

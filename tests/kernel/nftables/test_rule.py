@@ -1,4 +1,4 @@
-"""One rule as rules of nf_tables, without a kernel."""
+"""Translating one rule to rules of nf_tables, without a kernel."""
 
 import pytest
 
@@ -11,7 +11,7 @@ TO_PORT_FROM = (Side.DESTINATION, Side.DESTINATION, Side.SOURCE)
 
 
 @pytest.mark.parametrize("family", Family, ids=str)
-def test_each_prefix_length_is_looked_up_with_the_address_cut_to_it_the_narrowest_first(family: Family) -> None:
+def test_prefix_lengths_are_looked_up_from_the_longest_to_the_shortest_with_a_masked_address(family: Family) -> None:
     match = SetMatch(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, family).name, TO_PORT_FROM)
     rules = nft_rule.expand(Rule(set=match, target=Verdict.RETURN), family, "filter")
     assert len(rules) == family.bits

@@ -1,4 +1,4 @@
-"""How rules of other programs treat packets of Services, on the real nf_tables of this machine."""
+"""How rules of other programs treat packets to Services, with the real nf_tables of this machine."""
 
 import shutil
 import subprocess
@@ -41,14 +41,14 @@ def read() -> dict[str, NftTable]:
         ("tcp dport 22 accept; drop", False),
     ],
 )
-def test_a_closed_chain_refuses_what_no_rule_accepts(definition: str, *, is_closed: bool) -> None:
+def test_a_chain_with_policy_drop_refuses_packets_that_no_rule_accepts(definition: str, *, is_closed: bool) -> None:
     load(f"table inet firewall {{ chain other {{ }}\n chain one {{ {definition}\n }}\n }}\n")
     assert read()["inet firewall"].closed == (("one",) if is_closed else ())
 
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-def test_only_chains_of_other_programs_are_shown_from_our_table() -> None:
+def test_of_our_table_only_chains_of_other_programs_are_shown() -> None:
     ours = "chain IPv4-filter-INPUT { type filter hook input priority -5; policy drop; }\n"
     load(f"table inet ipvsproxy {{ {ours} }}\n")
     assert read() == {}
@@ -61,7 +61,7 @@ def test_only_chains_of_other_programs_are_shown_from_our_table() -> None:
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-def test_rules_that_redirect_one_port_are_recognised_and_others_are_not() -> None:
+def test_only_rules_that_redirect_a_single_port_are_recognised_as_host_ports() -> None:
     load(neighbours.PORTMAP_NFTABLES)
     load(neighbours.DOCKER_NFTABLES)
     others = (
@@ -94,24 +94,24 @@ def test_rules_that_redirect_one_port_are_recognised_and_others_are_not() -> Non
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-def test_rules_of_iptables_nft_are_read_without_its_program() -> None:
+def test_rules_of_iptables_nft_are_read_without_running_iptables() -> None:
     subprocess.run(("iptables-nft-restore",), input=neighbours.DOCKER_IPTABLES, check=True, text=True)
     assert read()["ip filter"].closed == ("FORWARD",)
 
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-def test_tables_of_other_programs_include_all_families_but_not_our_table() -> None:
+def test_tables_of_other_programs_are_listed_for_all_families_and_without_our_table() -> None:
     load("table inet ipvsproxy { }\ntable arp one { }\ntable bridge two { }\ntable netdev three { }\ntable ip6 four { }\n")
     assert set(read()) == {"arp one", "bridge two", "netdev three", "ip6 four"}
 
 
-def test_where_nf_tables_is_not_loaded_there_are_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_nf_tables_is_not_loaded_there_are_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "may_have_nf_tables", lambda: False)
     assert nft_tables.read_tables() == ()
 
 
-def test_tables_of_iptables_legacy_are_read_from_what_its_program_prints() -> None:
+def test_tables_of_iptables_legacy_are_read_from_the_output_of_iptables_save() -> None:
     (filtering,) = nft_tables.legacy_filters("iptables-legacy", neighbours.DOCKER_IPTABLES)
     assert str(filtering) == "iptables-legacy filter"
     assert filtering.chains["FORWARD"] == BaseChain("filter", "forward", 0, drops=True)
