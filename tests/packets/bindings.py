@@ -1,4 +1,7 @@
-"""Marks for tests of a module whose program has a ``binding``; without one, a test runs with both of them (``conftest.py``)."""
+"""Marks for tests of a module whose program has a fixed ``binding``.
+
+Tests without such a mark run with both bindings (``conftest.py``).
+"""
 
 import pytest
 

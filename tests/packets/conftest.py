@@ -1,4 +1,4 @@
-"""The lab of a module, and both bindings of Service addresses, with which packets have the same results."""
+"""The lab of a test module, and both bindings of Service addresses, with which packets must have the same results."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.support import lab
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out questions that a binding does not need."""
+    """Skip requests that are not needed with a binding."""
     items[:] = [item for item in items if not _is_repetition(item)]
 
 

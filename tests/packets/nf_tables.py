@@ -9,7 +9,7 @@ from ipvsproxy.model.net import Family
 
 
 def is_missing() -> bool:
-    """Whether this kernel cannot hold our rules."""
+    """Whether nf_tables of this kernel cannot hold our rules."""
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
         return driver.try_writing(Family.IPV4) is not None
 

@@ -1,4 +1,4 @@
-"""Tables of questions: a client, an address, and the expected result, each over every protocol and in both families."""
+"""Tables of requests: a client, an address, and the expected result, for every protocol and both families."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,10 @@ MASQUERADED = "bridge node"
 
 
 class Row(NamedTuple):
-    """A client, an address, and the expected result. ``port`` 0 is the Service's; ``sources`` are those that the backends see."""
+    """A client, an address, and the expected result.
+
+    ``port`` 0 means the port of the Service. ``sources`` are the source addresses that the backends see.
+    """
 
     about: str
     from_: str
@@ -29,7 +32,7 @@ class Row(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A row in one protocol and family."""
+    """A row of the table for one protocol and one family."""
 
     row: Row
     protocol: str
@@ -40,7 +43,10 @@ class Question(NamedTuple):
 
     @property
     def probe(self) -> lab.Probe:
-        """The probe that asks this question. Pods of the other node, and addresses of the client, are in one namespace each."""
+        """The probe that sends this request.
+
+        All pods of the other node share one namespace, and all addresses of the client share another.
+        """
         row, inside, source = self.row, self.row.from_, None
         if inside.startswith(("client", "r1", "r2")):
             inside, source = "client" if inside.startswith("client") else "remote", cluster.address(inside, self.family)
@@ -55,23 +61,29 @@ class Question(NamedTuple):
         backends, sources = (
             tuple(sorted(cluster.address(one, self.family) for one in names.split())) for names in (row.backends, row.sources)
         )
-        # Linux's SCTP ignores the ICMP error that refuses the others.
+        # For SCTP, Linux ignores the ICMP error that refuses clients of the other protocols.
         outcome = "timeout" if row.outcome == "refused" and self.protocol == "SCTP" else row.outcome
         return lab.Result(outcome, backends, sources)
 
 
 def questions(rows: Iterable[Row]) -> list[Question]:
-    """All questions of a table."""
+    """All requests of a table, for every protocol and family."""
     return [Question(row, protocol, family) for row, family in itertools.product(rows, Family) for protocol in row.protocols]
 
 
 def of_binding(asked: Iterable[Question], binding: Binding | None) -> list[Question]:
-    """The questions for a binding: with local routes over TCP only, because an address becomes local for all protocols alike."""
+    """The requests for a binding.
+
+    Local routes are tested over TCP only, because an address becomes local for all protocols alike.
+    """
     return [one for one in asked if binding is not Binding.ROUTES or one.protocol == "TCP"]
 
 
 def ask(laboratory: lab.Lab, asked: Sequence[Question]) -> Mapping[Question, lab.Result]:
-    """Run all probes. Those without an answer run together; the others one by one, because the scheduler takes turns."""
+    """Run all probes.
+
+    Requests that get no answer run at the same time. All others run one after the other, because the scheduler takes turns.
+    """
     silent = [one for one in asked if one.row.outcome != ANSWERED]
     results = dict(zip(silent, laboratory.probe_all(one.probe for one in silent), strict=True))
     return results | {one: laboratory.probe_all([one.probe])[0] for one in asked if one not in results}

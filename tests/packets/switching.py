@@ -1,4 +1,4 @@
-"""Clients that send requests and hold connections while the program is switched to another way of doing its work."""
+"""Clients that send requests and keep connections open while the program is switched to another binding or backend."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ Client = tuple[str, str, str, Family]
 
 
 def configure(path: Path, **ours: object) -> None:
-    """Replace a configuration file; ``ours`` are fields of its section ``ipvsproxy``; second scopes are on."""
+    """Replace a configuration file. ``ours`` are fields of its section ``ipvsproxy``. Second scopes are enabled."""
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -33,7 +33,7 @@ def configure(path: Path, **ours: object) -> None:
 
 
 def holds(laboratory: lab.Lab, backend: Backend) -> bool:
-    """Whether rules and sets are in this backend, and the other backend has none of our objects."""
+    """Whether this backend has our rules and sets, and the other backend has none of our objects."""
     chains = "".join(laboratory.run("node", f"{program}-save") for program in ("iptables", "ip6tables"))
     sets = laboratory.run("node", "ipset", "list", "-name")
     in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
@@ -47,9 +47,9 @@ REFUSED_WITHIN_S = 0.25
 
 @contextlib.contextmanager
 def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Family]]) -> Iterator[None]:
-    """Fail at the end if one of these clients has been answered.
+    """Fail at the end of the block if any of these clients has been answered.
 
-    Each client is the name of an address outside, the TCP address and port that it connects to, and the family.
+    A client is given as the name of an address outside, the TCP address and port that it connects to, and the family.
     """
     with contextlib.ExitStack() as loads:
         load = [
@@ -74,7 +74,10 @@ def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Fam
 
 @contextlib.contextmanager
 def losing_nothing(running: Cluster, clients: Sequence[Client]) -> Iterator[Callable[[], None]]:
-    """Fail at the end if a request of these clients has failed. The function fails if a held connection is lost."""
+    """Fail at the end of the block if a request of these clients has failed.
+
+    The block gets a function that fails if a connection kept open is lost.
+    """
     held = [running.lab.open(from_, "TCP", cluster.address(to, family), 80) for from_, to in HELD for family in Family]
 
     def check_held() -> None:

@@ -1,4 +1,4 @@
-"""A pod of another node whose address lies in this node's ``spec.podCIDRs``: Calico's own address management beside kubeadm's."""
+"""A pod of another node whose address lies in this node's ``spec.podCIDRs``, as with Calico's own address management."""
 
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from tests.support import cluster, lab
 pytestmark = [pytest.mark.kernel]
 
 
-def test_a_pod_of_another_node_in_this_nodes_unused_range_is_a_client_outside(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_pod_of_another_node_with_an_address_in_this_nodes_pod_cidrs_counts_as_an_outside_client(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     node = cluster.node()
     node["spec"] = {"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}
     with cluster.Cluster(laboratory, tmp_path, *API) as running:

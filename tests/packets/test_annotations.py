@@ -1,7 +1,7 @@
-"""Annotations of Services, with packets: what they promise about shares, limits, clients of a network, and changes under load.
+"""Annotations of Services, tested with packets: shares, limits, clients of one network, and changes under load.
 
-One run of the program for most tests; each begins with its own objects only. A client outside has addresses of its own for each
-"client" of a hash.
+One run of the program for most tests. Each test starts with its own objects only. An outside client uses a separate address for
+each "client" of a hash.
 """
 
 import collections
@@ -36,21 +36,21 @@ def _web(*endpoints: str, **annotations: str) -> list[Manifest]:
 
 
 def _shares(running: Cluster, family: Family, requests: int = 100) -> Mapping[str, float]:
-    """The share of each pod, by its name, of so many new connections, however long these take."""
+    """The share of each pod, by its name, in this many new connections, however long the connections take."""
     load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=requests)
     assert load.outcomes == {"ok": requests}
     return {name: load.backends.get(cluster.address(name, family), 0) / requests for name in PODS}
 
 
 @by_family
-def test_weights_by_zone_and_node_are_shares_of_new_connections(running: Cluster, family: Family) -> None:
+def test_weights_by_zone_and_by_node_determine_the_shares_of_new_connections(running: Cluster, family: Family) -> None:
     running.have(_web(*PODS, scheduler="wrr", weights=f"zone/zone-a=8, node/{cluster.OTHER_NODE}=2, other=1"))
     shares = _shares(running, family)
     assert shares == pytest.approx({"p1": 0.4, "p2": 0.4, "r1": 0.1, "r2": 0.1}, abs=0.03)
 
 
 @by_family
-def test_a_canary_gets_the_share_of_its_slice(running: Cluster, family: Family) -> None:
+def test_canary_endpoints_get_the_weight_set_on_their_endpoint_slice(running: Cluster, family: Family) -> None:
     canary = slices("web", "r1", protocols=TCP)
     for item in canary:
         item["metadata"] |= {"name": f"canary-{item['metadata']['name']}", "annotations": {"ipvsproxy.io/weight": "1"}}
@@ -62,7 +62,7 @@ def test_a_canary_gets_the_share_of_its_slice(running: Cluster, family: Family) 
 
 
 @by_family
-def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_ones(running: Cluster, family: Family) -> None:
+def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_connections(running: Cluster, family: Family) -> None:
     running.have(_web("p1"))
     connection = running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80)
     running.have(_web("p1", "r1", weights="zone/zone-a=0"))
@@ -75,7 +75,7 @@ def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_ones(r
     connection.close()
 
 
-def test_an_endpoint_at_its_connection_limit_gets_no_more_and_clients_are_refused_when_all_are_at_it(
+def test_an_endpoint_at_its_connection_limit_gets_no_new_connections_and_clients_are_refused_if_all_are(
     running: Cluster,
 ) -> None:
     running.have()
@@ -96,7 +96,7 @@ def test_an_endpoint_at_its_connection_limit_gets_no_more_and_clients_are_refuse
 
 
 @by_family
-def test_clients_of_one_network_stay_with_one_endpoint(running: Cluster, family: Family) -> None:
+def test_all_clients_of_one_network_are_sent_to_one_endpoint(running: Cluster, family: Family) -> None:
     sources = _sources(running, family)
     objects = service(
         "web", 1, *PODS, protocols=TCP, sessionAffinity="ClientIP", annotations={"affinity-netmask": "ipv4=24, ipv6=64"}
@@ -111,7 +111,7 @@ def test_clients_of_one_network_stay_with_one_endpoint(running: Cluster, family:
 
 
 def _sources(running: Cluster, family: Family) -> list[str]:
-    """Addresses of clients outside, all in one /24 or /64."""
+    """Addresses of outside clients, all of which are in one /24 or /64."""
     first = ipaddress.ip_address("172.18.2.1" if family is Family.IPV4 else "fc00:f853:ccd::2:1")
     addresses = [str(first + number) for number in range(CLIENTS)]
     length = 16 if family is Family.IPV4 else 64
@@ -122,7 +122,9 @@ def _sources(running: Cluster, family: Family) -> list[str]:
 
 
 @by_family
-def test_load_balancer_addresses_are_left_to_the_load_balancer(running: Cluster, family: Family) -> None:
+def test_load_balancer_addresses_are_not_served_if_the_annotation_leaves_them_to_the_load_balancer(
+    running: Cluster, family: Family
+) -> None:
     running.have(service("web", 1, "p1", balancer=True, protocols=TCP))
     balancer = cluster.address("balancer 1", family)
     assert ("TCP", balancer, 80) in running.virtual_servers()
@@ -133,8 +135,8 @@ def test_load_balancer_addresses_are_left_to_the_load_balancer(running: Cluster,
 
 
 @by_family
-def test_a_scheduler_changes_under_load_and_connections_stay(running: Cluster, family: Family) -> None:
-    """A kernel with several processors refuses new clients for the milliseconds in which it has no scheduler."""
+def test_connections_survive_a_change_of_the_scheduler_under_load(running: Cluster, family: Family) -> None:
+    """With several processors, the kernel refuses new clients in the milliseconds without a scheduler."""
     running.have(_web(*PODS))
     to = cluster.address("cluster 1", family)
     kept = running.lab.open("p2", "TCP", to, 80)
@@ -152,19 +154,21 @@ def test_a_scheduler_changes_under_load_and_connections_stay(running: Cluster, f
     assert load.outcomes.get("refused", 0) < load.outcomes["ok"] / 10
     assert kept.ask() == kept.backend
     kept.close()
-    assert _identity(running, to) >= before  # counters of a virtual server that was added anew begin at 0
+    assert _identity(running, to) >= before  # the counters of a virtual server start at 0 when it is added again
 
 
 def _identity(running: Cluster, address: str) -> int:
-    """The number of connections that the virtual server has scheduled since it was added."""
+    """The number of connections that the virtual server has scheduled since it was added to the kernel."""
     listing = running.lab.run("node", "ipvsadm", "-Ln", "--stats", "--exact")
     shown = f"[{address}]:80" if ":" in address else f"{address}:80"
     return next(int(line.split()[2]) for line in listing.splitlines() if line.startswith("TCP") and line.split()[1] == shown)
 
 
 @pytest.mark.parametrize("scheduler", ["sh", "mh"])
-def test_a_client_goes_to_one_endpoint_from_two_nodes(running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str) -> None:
-    """The other node is this one with another name, which gives it another order of real servers with other schedulers."""
+def test_a_client_is_sent_to_the_same_endpoint_by_two_nodes(
+    running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str
+) -> None:
+    """This node under another name plays the other node, which changes the order of real servers in other schedulers."""
     sources = {family: _sources(running, family) for family in Family}
     running.have()
     maps = []
@@ -186,7 +190,7 @@ def test_a_client_goes_to_one_endpoint_from_two_nodes(running: Cluster, tmp_path
     assert len(set(maps[0])) == len(PODS) * len(Family)
 
 
-def test_a_new_endpoint_rises_to_its_share_of_the_traffic(running: Cluster) -> None:
+def test_the_share_of_a_new_endpoint_rises_gradually(running: Cluster) -> None:
     slow = {"scheduler": "wrr", "slow_start": f"{patience.seconds(8):.0f}s"}
     running.have()
     running.have(_web("p1", **slow))

@@ -1,4 +1,4 @@
-"""The commands print the same about a node with both backends, and cleanup finds leftovers of a switch."""
+"""The commands print the same about a node with either backend, and cleanup finds leftovers of an unfinished switch."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ MASQUERADING = {Backend.IPTABLES: "KUBE-MARK-MASQ", Backend.NFTABLES: "KUBE-POST
 
 
 def told(running: Cluster) -> dict[str, Any]:
-    """The output of explain, verify and plan, without the rules and sets that explain names."""
+    """The output of explain, verify and plan, without the rules and sets that explain lists."""
     explained, verified, planned = (
         json.loads(one.output)
         for one in running.run("explain default/web --output=json", "verify --output=json", "plan --output=json")
@@ -44,14 +44,14 @@ def told(running: Cluster) -> dict[str, Any]:
 
 
 def _all(document: Any, key: str) -> Iterator[Any]:
-    """All values of a key, however deep."""
+    """All values of a key, at any depth."""
     for one in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         yield from _all(one, key)
     if isinstance(document, dict) and key in document:
         yield document[key]
 
 
-def test_explain_verify_and_plan_say_the_same_with_both_backends(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_explain_verify_and_plan_print_the_same_with_both_backends(laboratory: lab.Lab, tmp_path: Path) -> None:
     before, after = {}, {}
     for backend, masquerading in MASQUERADING.items():
         (tmp_path / backend).mkdir()
@@ -73,7 +73,7 @@ def test_explain_verify_and_plan_say_the_same_with_both_backends(laboratory: lab
     assert after[Backend.NFTABLES]["operations"] == [("add", "set_entry"), ("set", "rules")]
 
 
-def test_verify_names_a_rule_of_another_program_and_none_of_our_jumps(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_verify_reports_a_rule_of_another_program_and_none_of_our_jumps(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
         running.program.__exit__(None, None, None)
@@ -86,7 +86,7 @@ def test_verify_names_a_rule_of_another_program_and_none_of_our_jumps(laboratory
 
 
 @pytest.mark.parametrize(("former", "new"), [(Backend.IPTABLES, Backend.NFTABLES), (Backend.NFTABLES, Backend.IPTABLES)], ids=str)
-def test_cleanup_after_a_move_that_was_killed_leaves_nothing_in_both(
+def test_cleanup_after_a_killed_switch_of_backends_removes_our_objects_from_both(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, new: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:
@@ -109,7 +109,7 @@ def test_cleanup_after_a_move_that_was_killed_leaves_nothing_in_both(
 
 
 def _holds(backend: Backend) -> bool:
-    """Whether a backend has one of our sets."""
+    """Whether a backend contains at least one of our sets."""
     if backend is Backend.NFTABLES:
         return nft_tables.has_own_table()
     return "KUBE-CLUSTER-IP" in backends.held_by_other(Backend.NFTABLES, ["KUBE-CLUSTER-IP"])

@@ -1,6 +1,6 @@
-"""Rules in nftables as operators meet them: switched under load, removed by other programs, inspected, cleaned up.
+"""Rules in nftables as operators use them: switched under load, removed by other programs, inspected, cleaned up.
 
-Every other test of packets runs with nftables as well: see docs/testing.md.
+Every other packet test runs with nftables as well: see docs/testing.md.
 """
 
 import functools
@@ -66,7 +66,7 @@ def _has_logged(running: Cluster, pattern: str, count: int) -> bool:
     return len(running.logged(pattern)) == count
 
 
-def test_a_restart_switches_in_both_directions_without_a_lost_connection_or_request_or_an_intruder(
+def test_a_restart_switches_backends_without_lost_connections_failed_requests_or_admitted_strangers(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"
@@ -88,7 +88,7 @@ def test_a_restart_switches_in_both_directions_without_a_lost_connection_or_requ
 
 
 @pytest.mark.parametrize("former", [Backend.IPTABLES, Backend.NFTABLES])
-def test_a_start_with_the_other_backend_knows_the_virtual_servers_of_a_killed_process(
+def test_a_start_with_the_other_backend_recognises_the_virtual_servers_of_a_killed_process(
     laboratory: lab.Lab, tmp_path: Path, former: Backend
 ) -> None:
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
@@ -117,8 +117,10 @@ def test_a_start_with_the_other_backend_knows_the_virtual_servers_of_a_killed_pr
         "insert rule inet ipvsproxy IPv4-filter-INPUT accept",
     ],
 )
-def test_drift_by_other_programs_is_repaired_after_the_notification_alone(laboratory: lab.Lab, tmp_path: Path, harm: str) -> None:
-    """No audit and no poll comes meanwhile."""
+def test_drift_caused_by_other_programs_is_repaired_after_the_notification_alone(
+    laboratory: lab.Lab, tmp_path: Path, harm: str
+) -> None:
+    """No audit and no poll happens during this test."""
     flags = ("--rules-backend=nftables", "--ipvs-sync-period=1h", "--ipvs-drift-check-interval=1h")
     with Cluster(laboratory, tmp_path, *flags, starter=unpolled_program.STARTER) as running:
         running.have(*SERVICES)
@@ -129,7 +131,7 @@ def test_drift_by_other_programs_is_repaired_after_the_notification_alone(labora
         assert json.loads(verify(running).output)["differences"] == []
 
 
-def test_a_catch_all_element_of_our_sets_is_removed_and_logged(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_catch_all_element_in_our_sets_is_removed_and_logged(laboratory: lab.Lab, tmp_path: Path) -> None:
     flags = ("--rules-backend=nftables", "--ipvs-sync-period=2s")
     with Cluster(laboratory, tmp_path, *flags) as running:
         running.have(*SERVICES)
@@ -141,7 +143,7 @@ def test_a_catch_all_element_of_our_sets_is_removed_and_logged(laboratory: lab.L
         assert running.logged("event=kernel_unreadable") == []
 
 
-def test_cleanup_leaves_nothing(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_cleanup_removes_all_objects_of_ipvsproxy_from_nftables(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
         running.program.__exit__(None, None, None)
@@ -156,11 +158,16 @@ UNLIKE = "delete set inet ipvsproxy {name}; add set inet ipvsproxy {name} {{ typ
 
 
 def make_unlike(laboratory: lab.Lab, name: str) -> None:
-    """Replace one of our sets by a set of another shape, as another version may have made it. The rules are removed, too."""
+    """Replace one of our sets by a set with another definition, as another version may have created it.
+
+    The rules that use the set are removed, too.
+    """
     laboratory.run("node", "nft", f"flush table inet ipvsproxy; {UNLIKE.format(name=name)}")
 
 
-def test_a_set_of_another_shape_is_replaced_by_the_program_and_by_the_next_start(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_set_with_another_definition_is_replaced_while_running_and_at_the_next_start(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables", "--ipvs-sync-period=2s") as running:
         running.have(*SERVICES)
         before = listed()
@@ -174,7 +181,7 @@ def test_a_set_of_another_shape_is_replaced_by_the_program_and_by_the_next_start
         assert json.loads(verify(running).output)["differences"] == []
 
 
-def test_cleanup_removes_sets_of_another_shape(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_cleanup_removes_sets_with_another_definition(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
         running.program.__exit__(None, None, None)
@@ -191,12 +198,14 @@ def verify(running: Cluster) -> program.Ended:
 
 
 def listed() -> list[str]:
-    """Our table without its handles, in an order that does not depend on the sets' memory."""
+    """Our table without handles, in an order that does not depend on the order of set elements in memory."""
     done = subprocess.run(("nft", "list", "ruleset"), capture_output=True, text=True, check=True)
     return sorted(word for line in done.stdout.splitlines() for word in line.strip().split(", "))
 
 
-def test_a_ruleset_saved_before_a_boot_loads_again_and_witnesses_no_virtual_server(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_ruleset_saved_before_a_boot_can_be_loaded_and_is_no_witness_for_any_virtual_server(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)

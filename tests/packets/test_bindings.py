@@ -1,4 +1,4 @@
-"""Local routes as operators meet them: switched by a reload under load, killed in the middle, drifted, verified, cleaned up."""
+"""Local routes as operators use them: switched by a reload under load, killed halfway, drifted, verified, cleaned up."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", 
 
 
 def bound(running: Cluster) -> dict[Binding, set[str]]:
-    """The local addresses of the API's Services, by binding."""
+    """The addresses of the API's Services that are local, by binding."""
     return {binding: running.local_addresses(binding) for binding in Binding}
 
 
@@ -42,11 +42,13 @@ def served() -> set[str]:
 
 
 def is_in(running: Cluster, binding: Binding) -> bool:
-    """Whether all addresses are local by this binding, and none by the other."""
+    """Whether all addresses are local by this binding, and no address is local by the other."""
     return bound(running) == {binding: served(), OTHER[binding]: set()}
 
 
-def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_request(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_reload_switches_bindings_in_both_directions_without_lost_connections_or_requests(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     path = tmp_path / "config.json"
     configure(path, vipBinding=Binding.ADDRESSES)
     with Cluster(laboratory, tmp_path, f"--config={path}") as running:
@@ -61,7 +63,7 @@ def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_reque
         assert running.program.process_id == process
 
 
-def test_a_process_killed_in_the_middle_of_a_switch_leaves_all_served_and_the_next_one_finishes(
+def test_after_a_kill_during_a_switch_of_bindings_all_is_served_and_the_next_process_finishes_it(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--ipvs-vip-binding={Binding.ADDRESSES}") as running:
@@ -94,7 +96,7 @@ DAMAGE = {
 
 
 @pytest.mark.distribution
-def test_lost_and_stray_routes_are_found_and_healed(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_missing_and_surplus_routes_are_found_and_repaired(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--ipvs-vip-binding=routes") as running:
         running.have(WEB)
         laboratory.run("node", "ip", "route", "replace", *FOREIGN)
@@ -117,7 +119,7 @@ def _kinds(ended: Ended, field: str) -> set[tuple[str, str]]:
     return {(one.get("verb", ""), one["kind"]) for one in found if one["kind"] not in ("sysctl", "flow")}
 
 
-def test_verify_plan_and_cleanup_know_routes(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_verify_plan_and_cleanup_cover_routes(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--ipvs-vip-binding=routes") as running:
         running.have(WEB)
         running.program.__exit__(None, None, None)

@@ -1,7 +1,4 @@
-"""Packets while the API changes: source ranges, backends of UDP clients, affinity, Services with one address, invalid objects.
-
-One run of the program with each binding for all tests; each test begins with its own objects only.
-"""
+"""Packets while API objects change: source ranges, UDP endpoints, affinity, Services with one address, invalid objects."""
 
 import ipaddress
 import json
@@ -41,7 +38,9 @@ def _range_of(name: str, family: Family) -> str:
 
 
 @by_family
-def test_a_change_of_ranges_never_drops_an_allowed_client_or_admits_another(running: Cluster, family: Family) -> None:
+def test_a_change_of_source_ranges_never_drops_an_allowed_client_or_admits_another_client(
+    running: Cluster, family: Family
+) -> None:
     def ranges(*texts: str) -> list[Manifest]:
         return service("web", 1, "p1", balancer=True, loadBalancerSourceRanges=texts)
 
@@ -66,14 +65,14 @@ def test_a_change_of_ranges_never_drops_an_allowed_client_or_admits_another(runn
     assert running.lab.probe("client", "TCP", balancer, 80, src=outsider).outcome == "timeout"
 
 
-# UDP and SCTP: tracked flows.
+# For UDP and SCTP: tracked flows.
 
 
 @by_family
 @pytest.mark.parametrize(
     ("from_", "to", "port"), [("p2", "cluster 1", 53), ("client", "node", 30001), ("client", "balancer 1", 53)]
 )
-def test_a_udp_client_follows_its_service_from_one_endpoint_to_another(
+def test_a_udp_client_is_sent_to_the_new_endpoint_when_the_endpoint_of_its_service_changes(
     running: Cluster, family: Family, from_: str, to: str, port: int
 ) -> None:
     running.have(service("web", 1, "p1", balancer=True, node_port=30001))
@@ -85,12 +84,12 @@ def test_a_udp_client_follows_its_service_from_one_endpoint_to_another(
 
 
 @by_family
-def test_a_udp_client_that_was_refused_is_served_by_the_first_endpoint(running: Cluster, family: Family) -> None:
+def test_a_udp_client_that_was_refused_is_served_once_there_is_an_endpoint(running: Cluster, family: Family) -> None:
     running.have(service("web", 1, "p1"))
     connection = running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53)
     running.have(service("web", 1))
-    # IPVS ends connections of a removed real server a tick later (expire_nodest_conn_flush, since Linux 5.9), and drops packets
-    # of the tracked flow until then.
+    # IPVS ends connections of a removed real server one timer tick later (expire_nodest_conn_flush, since Linux 5.9). Until then,
+    # it drops packets of the tracked flow.
     running.wait_until(lambda: not _flows(running, family, "UDP"), "forgotten by connection tracking")
     running.wait_until(lambda: "UDP" not in Path("/proc/net/ip_vs_conn").read_text(), "forgotten by IPVS")
     with pytest.raises(lab.LabError, match="ConnectionRefused"):
@@ -100,7 +99,7 @@ def test_a_udp_client_that_was_refused_is_served_by_the_first_endpoint(running: 
     connection.close()
 
 
-def test_a_udp_client_follows_a_change_while_the_program_was_down(running: Cluster) -> None:
+def test_a_udp_client_is_sent_to_the_new_endpoint_after_a_change_while_the_program_was_down(running: Cluster) -> None:
     running.have(service("web", 1, "p1"))
     connections = {family: running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53) for family in Family}
     running.program.kill()
@@ -114,7 +113,7 @@ def test_a_udp_client_follows_a_change_while_the_program_was_down(running: Clust
 
 
 def _flows(running: Cluster, family: Family, protocol: str) -> set[tuple[str, str]]:
-    """Original destination and reply source of all tracked flows."""
+    """The original destination and the reply source of all tracked flows."""
     name = family.label.lower()
     listing = running.lab.run("node", "conntrack", "--dump", "--family", name, "--proto", protocol.lower())
     flows = set()
@@ -126,7 +125,7 @@ def _flows(running: Cluster, family: Family, protocol: str) -> set[tuple[str, st
 
 @by_family
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
-def test_only_the_flows_of_the_lost_endpoint_are_forgotten(running: Cluster, family: Family, protocol: str) -> None:
+def test_only_the_tracked_flows_of_the_removed_endpoint_are_deleted(running: Cluster, family: Family, protocol: str) -> None:
     running.have(service("web", 1, "p1", "r1"), service("other", 2, "p1"))
     web, other = (cluster.address(f"cluster {number}", family) for number in (1, 2))
     pod, remote = cluster.address("p1", family), cluster.address("r1", family)
@@ -142,12 +141,14 @@ def test_only_the_flows_of_the_lost_endpoint_are_forgotten(running: Cluster, fam
         connection.abort()
 
 
-# One port of a client.
+# All connections use one port of a client.
 
 
 @with_addresses
 @pytest.mark.parametrize("pod", ["p1", "r1"])
-def test_a_connection_to_a_pod_gets_no_answers_while_its_port_has_one_to_the_service(running: Cluster, pod: str) -> None:
+def test_a_direct_connection_to_a_pod_times_out_while_the_same_client_port_is_connected_to_the_service(
+    running: Cluster, pod: str
+) -> None:
     running.have(service("web", 1, pod, protocols=["TCP"]))
     client, address = cluster.address("p2", Family.IPV4), cluster.address(pod, Family.IPV4)
     to, ports = cluster.address("cluster 1", Family.IPV4), {"p1": (41000, 41001), "r1": (41002, 41003)}[pod]
@@ -172,8 +173,8 @@ def test_a_connection_to_a_pod_gets_no_answers_while_its_port_has_one_to_the_ser
 
 @by_family
 def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> None:
-    # The memory of affinity must outlive its flows, even with a late last answer: if a flow still exists when it expires, the
-    # kernel remembers for another minute (ip_vs_conn_expire).
+    # The affinity entry must last longer than the connections, even with a late last answer: if a connection still exists when
+    # the affinity expires, the kernel keeps the affinity for another minute (ip_vs_conn_expire).
     for_a_while = {"clientIP": {"timeoutSeconds": 2 * UDP_TIMEOUT_S}}
     running.have(service("web", 1, "p1", "r1", protocols=["UDP"], sessionAffinity="ClientIP", sessionAffinityConfig=for_a_while))
     to = cluster.address("cluster 1", family)
@@ -197,8 +198,8 @@ def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> 
 
 
 @with_addresses
-def test_affinity_outlives_its_timeout_while_ipvs_remembers_a_connection_of_the_client(running: Cluster) -> None:
-    """As docs/runbook.md says: a row with source port 0 is the affinity, and the rows beside it hold it."""
+def test_affinity_lasts_longer_than_its_timeout_while_ipvs_has_a_connection_of_the_client(running: Cluster) -> None:
+    """As docs/runbook.md says: an entry with source port 0 is the affinity, and the client's other entries keep it alive."""
     shortest = {"clientIP": {"timeoutSeconds": 1}}
     running.have(service("web", 1, "p1", "r1", protocols=["TCP"], sessionAffinity="ClientIP", sessionAffinityConfig=shortest))
     to = cluster.address("cluster 1", Family.IPV4)
@@ -233,7 +234,7 @@ def test_endpoints_change_when_the_node_moves_to_another_zone(running: Cluster, 
 
 
 def _twins(*names: str, node_port: int) -> Iterator[list[Manifest]]:
-    """Services with a common external IP and node port; the first one is the oldest."""
+    """Services with the same external IP and node port. The first Service is the oldest."""
     pods = {"first": "p1", "second": "p2"}
     for number, name in enumerate(("first", "second"), 1):
         manifests = service(name, number, pods[name], node_port=node_port)
@@ -255,7 +256,7 @@ def _entries(running: Cluster, name: str) -> str:
     return running.set_contents(name)
 
 
-def test_of_two_services_with_one_address_or_node_port_the_older_is_served_until_it_is_deleted(running: Cluster) -> None:
+def test_of_two_services_with_the_same_address_or_node_port_the_older_is_served_until_it_is_deleted(running: Cluster) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}
     external = cluster.address("external 1", Family.IPV4)
     running.have(*_twins("second", node_port=30001))
@@ -305,7 +306,7 @@ INVALID: dict[str, tuple[dict[str, object], str]] = {
 
 
 @with_addresses
-def test_invalid_objects_are_reported_and_do_not_affect_others(running: Cluster) -> None:
+def test_invalid_objects_are_reported_and_do_not_affect_other_objects(running: Cluster) -> None:
     broken = []
     for number, (spec, _) in enumerate(INVALID.values()):
         manifests = service(f"broken-{number}", 9, "p1")
@@ -322,7 +323,7 @@ def test_invalid_objects_are_reported_and_do_not_affect_others(running: Cluster)
 
 
 @with_addresses
-def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_affect_others(running: Cluster) -> None:
+def test_endpoints_of_another_family_or_ten_megabytes_of_them_do_not_affect_other_services(running: Cluster) -> None:
     broken = service("broken", 9, protocols=["TCP"])
     mixed = Endpoint("p1").manifest(Family.IPV6)
     others = [Endpoint("p1").manifest(Family.IPV4) | {"addresses": [f"no address {'x' * 200} {one}"]} for one in range(30_000)]
@@ -340,7 +341,7 @@ def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_affect_oth
 
 
 @with_addresses
-def test_an_endpoint_slice_without_a_service_is_programmed_once_its_service_comes(running: Cluster) -> None:
+def test_an_endpoint_slice_without_a_service_is_used_once_its_service_is_created(running: Cluster) -> None:
     running.have(slices("late", "p1"), service("web", 1, "p1"))
     running.have(service("late", 5, "p1"), service("web", 1, "p1"))
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 5", Family.IPV4), 80).outcome == "ok"

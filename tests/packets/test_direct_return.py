@@ -1,6 +1,7 @@
-"""Direct return with three nodes, each with its own program: who answers, which client it sees, and what a dead node takes along.
+"""Direct return on three nodes with one program each: who answers, which client address is seen, and what a dead node affects.
 
-``node`` has the pods p1 and p2, ``remote`` the pods r1 and r2, ``third`` has none. Clients choose the node of entry by a route.
+``node`` has the pods p1 and p2, ``remote`` has the pods r1 and r2, and ``third`` has no pods. Clients choose the entry node by a
+route.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ def nodes(*taking_part: str) -> list[dict[str, Any]]:
 
 
 class Three(NamedTuple):
-    """Three nodes: the first has the ``cluster``."""
+    """Three nodes; the first node is that of ``cluster``."""
 
     cluster: cluster.Cluster
     others: dict[str, program.Program]
@@ -58,7 +59,7 @@ class Three(NamedTuple):
             self.lab.ip("client", f"route replace {address}/{family.bits} via {ENTRIES[place][family is Family.IPV6]}")
 
     def have(self, *manifests: list[dict[str, Any]], concerns: Collection[str] = ("remote", "third")) -> None:
-        """Set the API's objects, and wait until each node that they concern has programmed them."""
+        """Set the API's objects, and wait until each affected node has programmed them."""
         shown, before = self.cluster.objects, {name: self._synced(name) for name in self.logs}
         self.cluster.have(*manifests)
         if self.cluster.objects == shown:
@@ -112,7 +113,7 @@ def web(*pods: str, **more: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_endpoints_of_each_node_see_the_client_whichever_node_it_comes_to(three: Three, entry: str) -> None:
+def test_endpoints_on_each_node_see_the_client_address_whichever_node_the_client_uses(three: Three, entry: str) -> None:
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by(entry)
     for protocol, (port, _) in cluster.PORTS.items():
@@ -130,7 +131,7 @@ def test_endpoints_of_each_node_see_the_client_whichever_node_it_comes_to(three:
             assert seen == lab.Result("ok", backends, (cluster.address("client", family),)), (protocol, family)
 
 
-def test_a_mixed_cluster_masquerades_to_endpoints_of_nodes_without_direct_return(three: Three) -> None:
+def test_in_a_mixed_cluster_connections_to_nodes_without_direct_return_are_masqueraded(three: Three) -> None:
     three.have(nodes("node-a", "node-c"), web("p1", "r1"), concerns=["third"])
     three.enter_by("third")
     seen = three.lab.probe(
@@ -140,7 +141,7 @@ def test_a_mixed_cluster_masquerades_to_endpoints_of_nodes_without_direct_return
     assert set(seen.sources) == {"172.18.0.50", "172.18.0.4"}, "the client's address, and the node's towards the other node"
 
 
-def test_clients_on_a_node_and_its_pods_keep_their_path(three: Three) -> None:
+def test_clients_on_a_node_and_in_its_pods_are_served_as_without_direct_return(three: Three) -> None:
     three.have(nodes(*NODES), web("p1", "r1"), concerns=["third"])
     for client in ("host", "p2"):
         seen = three.lab.probe(client, "TCP", cluster.address("balancer 1", Family.IPV4), 80, count=8, timeout_s=4.0)
@@ -161,8 +162,8 @@ with socket.socket(family) as client:
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, family: Family) -> None:
-    """200 kB to the endpoint of another node, and 300 kB back, with path MTU discovery as ever."""
+def test_large_transfers_fit_into_the_tunnel_in_both_directions_with_path_mtu_discovery(three: Three, family: Family) -> None:
+    """200 kB to the endpoint of another node, and 300 kB back, with path MTU discovery as usual."""
     three.have(nodes(*NODES), web("r1"))
     three.enter_by("third")
     address = cluster.address("balancer 1", family)
@@ -173,7 +174,7 @@ def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, fa
     assert segment <= {Family.IPV4: 1440, Family.IPV6: 1400}[family]
 
 
-def test_a_tunnel_from_a_stranger_is_refused(three: Three) -> None:
+def test_tunnelled_packets_from_an_unknown_sender_are_refused(three: Three) -> None:
     three.have(nodes(*NODES), web("r1"))
     address = cluster.address("balancer 1", Family.IPV4)
     three.lab.ip(
@@ -190,8 +191,8 @@ def test_a_tunnel_from_a_stranger_is_refused(three: Three) -> None:
     assert three.lab.probe("client", "TCP", address, 80, count=2, timeout_s=4.0).outcome == "ok", "from a node it is not"
 
 
-def test_open_connections_outlive_the_node_of_entry(three: Three) -> None:
-    """The route of the client moves from a node that dies to another one, neither of which has a pod of the Service."""
+def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) -> None:
+    """The client's route moves from a dead node to another node. Neither node has a pod of the Service."""
     three.have(nodes(*NODES), web("r1", "r2"))
     three.enter_by("third")
     address = cluster.address("balancer 1", Family.IPV4)
@@ -207,10 +208,10 @@ def test_open_connections_outlive_the_node_of_entry(three: Three) -> None:
         one.abort()
 
 
-def test_a_packet_for_an_endpoint_that_has_just_gone_is_refused_and_not_sent_on(three: Three) -> None:
-    """The program of the third node is dead since the test before, so its kernel believes in endpoints that are gone.
+def test_a_packet_for_an_endpoint_that_was_just_removed_is_refused_and_not_forwarded(three: Three) -> None:
+    """The program of the third node is dead since the previous test, so that kernel still has endpoints that no longer exist.
 
-    The other node, which has lost its endpoints, would send clients outside to the first one.
+    The second node has no endpoints left and would send outside clients on to the first node.
     """
     three.lab.ip("third", "link set eth0 up")
     three.have(nodes(*NODES), web("p1"), concerns=["remote"])

@@ -1,6 +1,6 @@
-"""Graceful termination with packets: open connections outlive their endpoint, new ones go elsewhere.
+"""Graceful termination, tested with packets: open connections outlive their endpoint, and new connections go to other endpoints.
 
-Includes a restart meanwhile, a returning endpoint, the end of the connections, and a deadline.
+Also covered: a restart during the drain, an endpoint that returns, the end of the connections, and a deadline.
 """
 
 import urllib.request
@@ -37,7 +37,7 @@ def _weights(running: Cluster, family: Family) -> dict[str, int]:
 
 
 @with_routes
-def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cluster) -> None:
+def test_connections_survive_the_removal_of_their_endpoint_a_restart_and_the_return_of_the_endpoint(running: Cluster) -> None:
     pods = {family: (cluster.address("p1", family), cluster.address("r1", family)) for family in Family}
     running.have(service("web", 1, "p1"))
     connections = {family: running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for family in Family}
@@ -60,7 +60,7 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
     for family, (going, staying) in pods.items():
         assert _weights(running, family) == {going: 1, staying: 1}
         assert connections[family].ask() == going
-        # Reset, not closed: IPVS would remember closed ones for minutes.
+        # Reset, not closed: IPVS would keep closed connections for minutes
         new = [running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for _ in range(2)]
         assert {connection.backend for connection in new} == {going, staying}
         for connection in new:
@@ -76,7 +76,7 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
 
 
 @with_addresses
-def test_connections_end_at_the_deadline_which_a_restart_begins_again(running: Cluster) -> None:
+def test_connections_end_at_the_drain_deadline_which_starts_again_after_a_restart(running: Cluster) -> None:
     address, (going, staying) = cluster.address("cluster 1", Family.IPV4), ("10.244.0.11", "10.244.1.11")
     running.have(service("web", 1, "p1"))
     connection = running.lab.open("p2", "TCP", address, 80)

@@ -1,7 +1,7 @@
-"""A start with the other backend's rules in place while another program holds the lock of iptables, and policies that change.
+"""A start while the other backend still has our rules, another program holds the iptables lock, and policies change.
 
-The old rules of iptables cannot be removed, or the new rules cannot be written. No packet may be decided by entries of former
-policies.
+Because of the lock, old iptables rules cannot be removed, or new iptables rules cannot be written. No packet may be treated
+according to set entries of former policies.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ def wait_until(reached: Callable[[], object], what: str) -> None:
 
 
 def holds(laboratory: lab.Lab, backend: Backend) -> bool:
-    """Whether rules and sets are in this backend, and the other backend has none of our objects."""
+    """Whether this backend has our rules and sets, and the other backend has none of our objects."""
     rules = "".join(laboratory.run("node", f"{program}-save") for program in PROGRAMS)
     in_iptables = (":KUBE-SERVICES" in rules, "KUBE-CLUSTER-IP" in laboratory.run("node", "ipset", "list", "-name"))
     wanted = backend is Backend.IPTABLES
@@ -100,14 +100,14 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
 
 
 def wrong(laboratory: lab.Lab) -> list[str] | bool:
-    """True, or the clients that are still treated by a former policy."""
+    """True, or the clients that are still treated according to a former policy."""
     results = zip((*SERVED, *REFUSED), laboratory.probe_all((*SERVED, *REFUSED)), strict=True)
     return [f"{probe}: {result.outcome}" for probe, result in results if (result.outcome == "ok") is (probe in REFUSED)] or True
 
 
 @pytest.mark.parametrize("changes", ["before the start", "after the start"])
 @pytest.mark.parametrize("former", [Backend.IPTABLES, Backend.NFTABLES])
-def test_no_packet_is_treated_by_a_former_policy_while_the_lock_of_iptables_is_held(
+def test_no_packet_is_treated_according_to_a_former_policy_while_another_program_holds_the_iptables_lock(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, changes: str
 ) -> None:
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)

@@ -1,7 +1,8 @@
-"""UDP datagrams over the MTU, from each kind of client: what docs/running.md says about them, measured.
+"""UDP datagrams larger than the MTU, from each kind of client: measures what docs/running.md says about them.
 
-IPVS does not cut a packet that no router may cut: each one of IPv6, and of IPv4 unless its sender says otherwise. It drops the
-packet, and tells the sender the MTU. The sender has not cut it before if the address of the Service is one of its own host.
+IPVS does not fragment packets that routers must not fragment: all IPv6 packets, and IPv4 packets with DF set, which is the
+default. IPVS drops the packet, and reports the MTU to the sender. The sender's kernel has not fragmented the packet before if the
+address of the Service is local to the sender's host.
 """
 
 import enum
@@ -30,7 +31,7 @@ DISCOVERY = "net/ipv4/ip_no_pmtu_disc"
 
 
 class Arrived(enum.Enum):
-    """Which datagrams of one socket arrive."""
+    """Which datagrams of one socket arrive at the backend."""
 
     ALL = enum.auto()
     ALL_BUT_THE_FIRST = enum.auto()
@@ -43,7 +44,7 @@ def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iter
     with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         for family in Family:
             laboratory.mute("remote", cluster.address("r1", family), POD_PORT)
-        # The kernel remembers the MTU of an address for ten minutes: each test has addresses of its own.
+        # The kernel remembers the MTU of an address for ten minutes, so each test uses different addresses.
         running.have(
             *(service(f"web-{number}", number, "r1", node_port=NODE_PORT + number, protocols=UDP) for number in range(1, 7))
         )
@@ -51,7 +52,7 @@ def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iter
 
 
 def _arrived(running: Cluster, family: Family, from_: str, to: str, *, port: int = 53, size: int = LARGE) -> Arrived:
-    """What becomes of the datagrams of a new socket."""
+    """Which datagrams of a new socket arrive at the backend."""
     pod = cluster.address("r1", family)
     before, _ = running.lab.heard("remote", pod, POD_PORT)
     with running.lab.sending(from_, cluster.address(to, family), port, size=size) as sent:
@@ -65,20 +66,20 @@ def _arrived(running: Cluster, family: Family, from_: str, to: str, *, port: int
 
 
 @by_family
-def test_up_to_the_mtu_all_arrive(running: Cluster, family: Family) -> None:
+def test_datagrams_up_to_the_mtu_arrive(running: Cluster, family: Family) -> None:
     size = MTU - HEADERS[family]
     for from_ in ("host", "p2", "client"):
         to, port = ("node", NODE_PORT + 1) if from_ == "client" else ("cluster 1", 53)
         assert _arrived(running, family, from_, to, port=port, size=size) is Arrived.ALL
 
 
-def test_a_socket_of_the_host_depends_on_the_binding(running: Cluster, binding: Binding) -> None:
+def test_which_large_ipv4_datagrams_of_a_host_socket_arrive_depends_on_the_binding(running: Cluster, binding: Binding) -> None:
     first = Arrived.NONE if binding is Binding.ADDRESSES else Arrived.ALL_BUT_THE_FIRST
     assert _arrived(running, Family.IPV4, "host", "cluster 2") is first
     assert _arrived(running, Family.IPV4, "host", "cluster 2") is Arrived.ALL, "the kernel remembers the MTU of the address"
 
 
-def test_without_discovery_of_the_mtu_all_of_the_host_arrive(running: Cluster) -> None:
+def test_all_large_datagrams_of_the_host_arrive_if_path_mtu_discovery_is_off(running: Cluster) -> None:
     before = running.lab.call("sysctl", namespace="node", values={DISCOVERY: "1"})
     try:
         assert _arrived(running, Family.IPV4, "host", "cluster 3") is Arrived.ALL
@@ -86,12 +87,12 @@ def test_without_discovery_of_the_mtu_all_of_the_host_arrive(running: Cluster) -
         running.lab.call("sysctl", namespace="node", values=before)
 
 
-def test_none_of_the_host_arrive_by_ipv6(running: Cluster) -> None:
+def test_no_large_datagram_sent_by_the_host_arrives_over_ipv6(running: Cluster) -> None:
     for _ in range(2):
         assert _arrived(running, Family.IPV6, "host", "cluster 4") is Arrived.NONE
 
 
-def test_those_of_pods_arrive_unless_they_go_by_ipv6_through_a_bridge_with_netfilter(running: Cluster) -> None:
+def test_large_datagrams_of_pods_arrive_except_over_ipv6_through_a_bridge_with_netfilter(running: Cluster) -> None:
     assert _arrived(running, Family.IPV4, "p2", "cluster 5") is Arrived.ALL
     assert _arrived(running, Family.IPV6, "p2", "cluster 5") is Arrived.NONE
     before = running.lab.call("sysctl", namespace="node", values={BRIDGED: "0"})
@@ -102,5 +103,5 @@ def test_those_of_pods_arrive_unless_they_go_by_ipv6_through_a_bridge_with_netfi
 
 
 @by_family
-def test_all_from_outside_arrive(running: Cluster, family: Family) -> None:
+def test_large_datagrams_of_outside_clients_arrive(running: Cluster, family: Family) -> None:
     assert _arrived(running, family, "client", "node", port=NODE_PORT + 6) is Arrived.ALL

@@ -1,6 +1,6 @@
-"""The scheduler ``mh`` with packets: no client is refused while endpoints are replaced, nor while flags of kube-proxy change.
+"""The scheduler ``mh``, tested with packets: no client is refused while endpoints are replaced or flags of kube-proxy change.
 
-The kernel leaves a real server in the table of ``mh`` when its weight becomes 0.
+The kernel keeps a real server in the lookup table of ``mh`` when its weight becomes 0.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def _shown(family: Family) -> str:
 
 
 def _virtual_server(running: Cluster, family: Family) -> str:
-    """The line of a virtual server in ``ipvsadm --save``."""
+    """The line of a virtual server in the output of ``ipvsadm --save``."""
     saved = running.lab.run("node", "ipvsadm", "--save", "--numeric")
     return next(line for line in saved.splitlines() if line.startswith(f"-A -t {_shown(family)} "))
 
@@ -64,7 +64,9 @@ def test_no_client_is_refused_while_endpoints_are_replaced_one_by_one(running: C
 
 
 @by_family
-def test_flags_of_kube_proxy_change_in_place(running: Cluster, family: Family) -> None:
+def test_changed_flags_of_kube_proxy_for_mh_are_applied_without_removing_the_virtual_server(
+    running: Cluster, family: Family
+) -> None:
     running.have(_web(*PODS))
     to = cluster.address("cluster 1", family)
     running.program.kill()

@@ -1,7 +1,7 @@
-"""The source address that backends observe for cluster IPs, with ``--masquerade-all`` and each way to detect local pods.
+"""The source address that backends see for cluster IPs, with ``--masquerade-all`` and each method to detect local pods.
 
-``test_services.py`` covers all other kinds of address, in one of these modes with each binding. The modes of this module
-alternate between the bindings.
+``test_services.py`` covers all other kinds of address, with one of these methods for each binding. The detection modes of this
+module alternate between the bindings.
 """
 
 import itertools
@@ -30,7 +30,7 @@ SENDERS: Mapping[str, tuple[str, str]] = {
     "p2": ("p2", "cluster 1"),
     "host": ("host", "cluster 1"),
     "client": ("client", "cluster 1"),
-    # Otherwise an answer might bypass this node, and would have the wrong source.
+    # Otherwise an answer might bypass this node, and would then have the wrong source address.
     "r2": ("remote", "cluster 2"),
     "client to here": ("client", "cluster 2"),
 }
@@ -62,7 +62,7 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize(("mode", "binding"), list(zip(MODES, itertools.cycle(Binding), strict=False)), ids=list(MODES))
-def test_backends_observe_the_node_or_the_sender_itself(running: Cluster, mode: str, binding: Binding) -> None:
+def test_backends_see_either_the_address_of_the_node_or_that_of_the_sender(running: Cluster, mode: str, binding: Binding) -> None:
     flags, expected = MODES[mode]
     running.program.kill()
     running.objects = [cluster.node() if mode == NO_NETWORKS else NODE, *SERVICES]

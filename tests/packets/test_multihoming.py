@@ -1,7 +1,7 @@
-"""SCTP clients with several addresses, behind IPVS: an association goes on when its client changes its address.
+"""SCTP clients with several addresses, served by IPVS: an association continues when its client changes its address.
 
-IPVS treats a packet from an unknown address as a new connection, which by default only an INIT may begin. The
-node itself answers anything else with an ABORT, which ends the association (loxilb-io/loxilb #384).
+IPVS treats a packet from an unknown address as a new connection, and by default only an INIT chunk may open one. The node itself
+answers all other packets with an ABORT, which ends the association (loxilb-io/loxilb #384).
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SETTING = Path("/proc/sys/net/ipv4/vs/sloppy_sctp")
 
 @pytest.fixture(name="association")
 def _association(laboratory: lab.Lab) -> Iterator[None]:
-    """The client reaches the Service from its first address, until :func:`_move`."""
+    """The client reaches the Service from its first address until :func:`_move` is called."""
     laboratory.ip("client", f"route add {TO} via 172.18.0.2 src {FIRST}")
     try:
         yield
@@ -32,7 +32,7 @@ def _association(laboratory: lab.Lab) -> Iterator[None]:
 
 
 def _move(running: Cluster) -> lab.Connection:
-    """Open an association, and have its client go on from its second address."""
+    """Open an association, and let its client continue from its second address."""
     running.have(WEB)
     opened = running.lab.open("client", "SCTP", TO, 80, src=f"{FIRST},{SECOND}")
     assert opened.backend == cluster.address("p1", Family.IPV4)
@@ -42,13 +42,13 @@ def _move(running: Cluster) -> lab.Connection:
 
 
 def _clients(running: Cluster) -> set[str]:
-    """The client addresses of IPVS's connections over SCTP."""
+    """The client addresses of the SCTP connections in IPVS."""
     rows = [line.split() for line in running.lab.run("node", "ipvsadm", "-Lnc").splitlines()]
     return {row[3].partition(":")[0] for row in rows if row[0] == "SCTP"}
 
 
 @pytest.mark.usefixtures("association")
-def test_an_association_ends_where_only_an_init_begins_a_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_an_association_ends_if_only_an_init_chunk_may_open_a_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path) as running:
         assert SETTING.read_text() == "0\n"
         opened = _move(running)
@@ -59,7 +59,7 @@ def test_an_association_ends_where_only_an_init_begins_a_connection(laboratory: 
 
 
 @pytest.mark.usefixtures("association")
-def test_an_association_goes_on_from_another_address_of_its_client(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_an_association_continues_when_its_client_uses_another_address(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--ipvs-sysctls=sloppy_sctp=1") as running:
         running.wait_until(lambda: SETTING.read_text() == "1\n", "sloppy")
         opened = _move(running)

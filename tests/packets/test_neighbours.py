@@ -1,6 +1,6 @@
-"""Other programs' rules beside ours, with packets: kube-proxy's nftables mode, Docker, a network plug-in, a real firewalld.
+"""Rules of other programs next to ours, with packets: kube-proxy's nftables mode, Docker, a network plug-in, a real firewalld.
 
-Each test ends with a check that only our own table has changed.
+Each test ends with a check that only our table has changed.
 """
 
 import contextlib
@@ -62,16 +62,16 @@ CLIENTS = [
 
 @pytest.fixture(autouse=True)
 def _clean(laboratory: lab.Lab) -> Iterator[None]:
-    """No test meets the tables of another."""
+    """No test sees the tables that another test created."""
     laboratory.run("node", "nft", "flush", "ruleset")
     yield
     laboratory.run("node", "nft", "flush", "ruleset")
 
 
 def foreign(laboratory: lab.Lab) -> list[Any]:
-    """All tables and chains but ours, without what packets change: counters; and without handles, which the kernel gives.
+    """All tables and chains except ours, without counters, which packets change, and without handles, which the kernel assigns.
 
-    The chains of iptables-nft, which are in tables that others use as well, are ours by their names.
+    In tables of iptables-nft, which other programs use as well, our chains are recognised by their names.
     """
     listing = json.loads(laboratory.run("node", "nft", "-j", "--stateless", "list", "ruleset"))["nftables"]
     return [_lasting(entry) for entry in listing if "metainfo" not in entry and not _is_ours(entry)]
@@ -101,23 +101,23 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 def wrong(laboratory: lab.Lab, rows: list[Row]) -> list[str]:
-    """The questions of these rows without the expected result, each with its result."""
+    """The requests of these rows that did not have the expected result, each with its actual result."""
     answers = questions.ask(laboratory, questions.questions(rows))
     return [f"{question}: {answer}" for question, answer in answers.items() if answer != question.expected]
 
 
 def doctor(running: Cluster, topic: str) -> list[str]:
-    """The findings of ``doctor`` on a topic, without those that are ``ok``."""
+    """The findings of ``doctor`` on a topic, except those that are ``ok``."""
     (ended,) = running.run("doctor --output=json")
     found = json.loads(ended.output)["findings"]
     return [f"{one['text']}; {one['remedy']}" for one in found if one["topic"] == topic and one["remedy"]]
 
 
-# A table that kube-proxy's nftables mode has left behind.
+# A leftover table of kube-proxy's nftables mode.
 
 
 def kube_proxys(pod: str) -> str:
-    """The tables of kube-proxy from the time when ``pod`` was the endpoint of the Service ``web``, and ``late`` had none."""
+    """Tables that kube-proxy wrote when the Service ``web`` had the endpoint ``pod`` and the Service ``late`` had none."""
     return "".join(
         nftables_mode(
             family,
@@ -138,7 +138,7 @@ LATE = [service("web", 1, "r1", balancer=True), service("late", 5, "r1")]
 
 @pytest.mark.distribution
 @BACKENDS
-def test_a_table_left_by_kube_proxy_serves_until_our_rules_do_and_is_removed_without_a_lost_connection(
+def test_a_kube_proxy_table_serves_until_our_rules_do_and_is_removed_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}") as running:
@@ -163,10 +163,10 @@ def test_a_table_left_by_kube_proxy_serves_until_our_rules_do_and_is_removed_wit
 
 
 @BACKENDS
-def test_a_leftover_table_of_kube_proxy_takes_packets_between_two_audits(
+def test_a_leftover_table_of_kube_proxy_gets_the_packets_until_the_next_audit(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
-    """Between two audits nothing examines tables, so this table stays while clients send requests."""
+    """Between two audits no tables are examined, so this table stays while clients send requests."""
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}", "--ipvs-sync-period=300s") as running:
         running.have(*LATE)
         laboratory.run("node", "nft", "-f", "-", stdin=kube_proxys("p1"))
@@ -180,7 +180,9 @@ def test_a_leftover_table_of_kube_proxy_takes_packets_between_two_audits(
         assert "tables of its nftables mode (ip kube-proxy, ip6 kube-proxy)" in doctor(running, "kube-proxy")[0]
 
 
-def test_a_foreign_table_with_kube_proxys_name_is_left_alone(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_table_of_another_program_with_the_name_of_kube_proxys_table_is_not_changed(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
         running.program.__exit__(None, None, None)
         laboratory.run("node", "nft", "add", "table", "ip", "kube-proxy", '{ comment "mine" ; }')
@@ -205,7 +207,7 @@ def test_a_foreign_table_with_kube_proxys_name_is_left_alone(laboratory: lab.Lab
     ],
     ids=["Docker with iptables", "Docker with nftables", "flannel", "kindnet"],
 )
-def test_services_work_beside_a_neighbour_and_nothing_of_it_changes(
+def test_services_work_next_to_rules_of_another_program_which_do_not_change(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
@@ -219,7 +221,9 @@ def test_services_work_beside_a_neighbour_and_nothing_of_it_changes(
     assert foreign(laboratory) == before
 
 
-def test_a_service_wins_its_node_port_against_a_neighbour_that_publishes_the_same(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_service_gets_the_packets_of_its_node_port_although_docker_publishes_the_same_port(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
         running.have(*SERVICES)
         laboratory.run("node", "nft", "-f", "-", stdin=neighbours.DOCKER_NFTABLES.replace("dport 8080", "dport 30001"))
@@ -228,7 +232,7 @@ def test_a_service_wins_its_node_port_against_a_neighbour_that_publishes_the_sam
         assert foreign(laboratory) == before
 
 
-def test_a_forward_policy_of_docker_wins_until_its_own_chain_accepts_and_doctor_reports_it(
+def test_dockers_forward_policy_drops_packets_until_docker_user_accepts_them_and_doctor_reports_it(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     outside = Row("a pod reaches an endpoint of another node", "p2", "cluster 5", 0, ANSWERED, "r1", "p2", ("TCP",))
@@ -240,7 +244,7 @@ def test_a_forward_policy_of_docker_wins_until_its_own_chain_accepts_and_doctor_
         assert dropped == "timeout"
         (told,) = doctor(running, "firewall")
         assert "the chain FORWARD of the table ip filter (hook forward) refuses what pods send" in told
-        # The chain that Docker leaves to operators.
+        # The chain that Docker reserves for rules of operators.
         laboratory.run("node", "iptables-nft", "-I", "DOCKER-USER", "-o", "cni0", "-j", "ACCEPT")
         assert wrong(laboratory, [outside]) == []
 
@@ -256,7 +260,7 @@ def with_host_ports(laboratory: lab.Lab, program: str) -> None:
 
 
 def reached(laboratory: lab.Lab) -> set[str]:
-    """The pods that answer on port 80 of the Service's addresses, or the outcome without an answer."""
+    """The pods that answer on port 80 of the Service's addresses, or the outcome if there is no answer."""
     probes = [laboratory.probe(from_, "TCP", address(to, Family.IPV4), 80) for from_, to in REACHED]
     return {backend for one in probes for backend in one.backends or (one.outcome,)}
 
@@ -272,12 +276,12 @@ def reached(laboratory: lab.Lab) -> set[str]:
         (NFTABLES, "nft", "", False),
     ],
 )
-def test_host_ports_that_our_rules_do_not_see_take_services_and_are_told(
+def test_host_ports_before_our_rules_take_packets_of_services_and_are_reported(
     laboratory: lab.Lab, tmp_path: Path, ours: str, theirs: str, place: str, *, is_first: bool
 ) -> None:
-    """The answers show that the findings of ``doctor`` are right: without a finding, the Service answers.
+    """The answers show that the findings of ``doctor`` are right: if ``doctor`` has no finding, the Service answers.
 
-    ``is_first``: the host ports are there before the program starts.
+    With ``is_first``, the host port rules exist before the program starts.
     """
     backend = NFTABLES if ours == NFTABLES else "--rules-backend=iptables"
     running = Cluster(laboratory, tmp_path, backend, "--ipvs-sync-period=2s")
@@ -307,7 +311,7 @@ def test_host_ports_that_our_rules_do_not_see_take_services_and_are_told(
 
 @pytest.fixture(name="wall")
 def _wall(tmp_path: Path) -> Firewalld:
-    """Not started: a cluster begins with an empty kernel."""
+    """The cluster is not started here, because a start begins with an empty kernel."""
     if missing := firewalld.missing():
         reason = f"not installed: {missing}"
         if "IPVSPROXY_KERNEL_REQUIRED" in os.environ:
@@ -319,14 +323,14 @@ def _wall(tmp_path: Path) -> Firewalld:
 
 
 def trust(wall: Firewalld) -> None:
-    """What docs/running.md asks for: the interfaces of pods, and those by which clients come, are in a zone that accepts."""
+    """What docs/running.md requires: the interfaces of pods, and those through which clients come, are in a zone that accepts."""
     for interface in ("cni0", "eth0"):
         wall.command("--zone=trusted", f"--change-interface={interface}")
         wall.command("--permanent", "--zone=trusted", f"--add-interface={interface}")
 
 
 @pytest.mark.distribution
-def test_firewalld_wins_until_its_zones_accept_and_doctor_reports_it(
+def test_firewalld_drops_packets_until_its_zones_accept_them_and_doctor_reports_it(
     laboratory: lab.Lab, tmp_path: Path, wall: Firewalld
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:
@@ -345,7 +349,7 @@ def test_firewalld_wins_until_its_zones_accept_and_doctor_reports_it(
 
 
 @pytest.mark.parametrize("event", [pytest.param("reload", marks=pytest.mark.distribution), "restart", "flush ruleset"])
-def test_a_reload_of_firewalld_is_repaired_without_a_lost_connection(
+def test_rules_removed_by_a_reload_of_firewalld_are_restored_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, wall: Firewalld, event: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:
@@ -370,7 +374,7 @@ def test_a_reload_of_firewalld_is_repaired_without_a_lost_connection(
 
 
 def ours_listed(laboratory: lab.Lab) -> list[str]:
-    """Our table without its handles, in an order that does not depend on the sets' memory; empty without one."""
+    """Our table without handles, sorted independently of the order of set elements; empty if there is no table."""
     if "table inet ipvsproxy" not in tables(laboratory):
         return []
     text = laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy")

@@ -1,4 +1,4 @@
-"""How many transactions of nf_tables a sync of the whole program is, counted by the kernel's generations."""
+"""How many nf_tables transactions a sync of the whole program needs, counted by the kernel's generation number."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ RANGES = ["172.18.0.50/32", "fc00:f853:ccd::50/128"]
 
 
 def plain(name: str, number: int) -> list[Manifest]:
-    """A Service of all kinds of addresses."""
+    """A Service with all kinds of addresses."""
     return service(name, number, "p1", "r1", balancer=True, external=True, node_port=30000 + number)
 
 
 def special(*numbers: int) -> list[Manifest]:
-    """Services with source ranges and with a second scope, two for each number."""
+    """Services with source ranges and Services with a second scope; two Services for each number."""
     return [
         manifest
         for number in numbers
@@ -43,7 +43,7 @@ def _running(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def transactions(running: Cluster, *manifests: list[Manifest]) -> int:
-    """How many generations a sync with these objects makes: only our program writes, and each transaction is one."""
+    """How many generations a sync with these objects needs. Only our program writes, and each transaction is one generation."""
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         before, syncs = nft.generation(channel), running.synced_services
         running.have(*manifests)
@@ -51,7 +51,7 @@ def transactions(running: Cluster, *manifests: list[Manifest]) -> int:
         return nft.generation(channel) - before
 
 
-def test_a_sync_is_one_transaction_and_two_where_it_both_adds_and_removes(running: Cluster) -> None:
+def test_a_sync_needs_one_transaction_or_two_if_it_both_adds_and_removes_objects(running: Cluster) -> None:
     first = plain("first", 1)
     assert transactions(running, first) == 1
     assert transactions(running, first, *(plain(f"other-{number}", number) for number in range(2, 8))) == 1
@@ -60,8 +60,13 @@ def test_a_sync_is_one_transaction_and_two_where_it_both_adds_and_removes(runnin
     assert running.logged("level=error|Traceback") == []
 
 
-def test_source_ranges_and_second_scopes_take_a_few_more_transactions_whatever_their_number(running: Cluster) -> None:
-    """Clients of other ranges are refused before a virtual server can serve them, and a scope opens behind its own one."""
+def test_a_sync_with_source_ranges_and_second_scopes_needs_a_few_more_transactions_however_many_there_are(
+    running: Cluster,
+) -> None:
+    """Clients outside the source ranges are refused before a virtual server can serve them.
+
+    A scope is opened after its virtual server.
+    """
     running.have(special(1))
     assert transactions(running, special(1, 2)) == 3
     assert transactions(running, special(*range(1, 9))) == 3

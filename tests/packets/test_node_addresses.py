@@ -1,4 +1,4 @@
-"""Addresses of the node that come and go: node ports follow, Service addresses yield and return."""
+"""Addresses are added to the node and removed: node ports follow them, and Service addresses are unbound and bound again."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def _follow(reached: Callable[[], bool], what: str, *, after_s: float = 0) -> No
 
 
 def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
-    """The addresses that serve the node port."""
+    """The addresses on which the node port is served."""
     return {address for name, address, port in running.virtual_servers() if (name, port) == (protocol, NODE_PORT)}
 
 
@@ -54,7 +54,7 @@ OWN = {"172.18.0.2", "10.244.0.1", "fc00:f853:ccd::2", "fd00:10:244::1"}
 
 
 @with_routes
-def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
+def test_node_ports_are_served_on_the_present_addresses_of_the_node(running: Cluster) -> None:
     assert _node_port_addresses(running) == _node_port_addresses(running, "SCTP") == OWN
 
     running.lab.ip("node", *ADDED)
@@ -79,12 +79,12 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
 
 
 @with_routes
-def test_connections_through_a_node_port_outlive_addresses_that_blink(running: Cluster) -> None:
-    """An address may be away for a moment with netplan, a DHCP client or keepalived, and its connections must not end.
+def test_connections_through_a_node_port_survive_a_short_absence_of_the_node_address(running: Cluster) -> None:
+    """With netplan, a DHCP client or keepalived, an address may be missing for a moment, and its connections must not end.
 
-    The client must not send meanwhile: the packet would take another route than when the connection was masqueraded, for which
-    the kernel forgets the connection (``nf_nat_oif_changed``), with or without this program. So the test waits for the last
-    acknowledgement.
+    While the address is missing, the client must not send: the packet would take another route than when the connection was
+    masqueraded, and the kernel would then delete the connection (``nf_nat_oif_changed``), with or without this program. Therefore
+    the test first waits for the last acknowledgement.
     """
     assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
     new = {_bare(text) for text in NEW.values()}
@@ -108,7 +108,7 @@ def test_connections_through_a_node_port_outlive_addresses_that_blink(running: C
     _follow(lambda: _node_port_addresses(running) == OWN, "addresses that went", after_s=GRACE_S)
 
 
-def test_a_service_address_on_another_device_of_the_node_is_not_bound_again(running: Cluster) -> None:
+def test_a_service_address_that_another_device_of_the_node_has_is_not_bound_again(running: Cluster) -> None:
     external = {cluster.address("external 1", family): family.bits for family in Family}
 
     def are_served() -> bool:
@@ -127,7 +127,7 @@ def test_a_service_address_on_another_device_of_the_node_is_not_bound_again(runn
 
 @with_addresses
 def test_node_ports_answer_on_the_configured_addresses(running: Cluster) -> None:
-    """One kernel for all, so that each start must remove the node ports of its predecessor."""
+    """All cases share one kernel, so that each start must remove the node ports of the start before."""
     for choice, addresses in (
         ("10.96.0.0/12,172.18.0.0/16,fc00:f853:ccd::/64", {"172.18.0.2", "fc00:f853:ccd::2"}),
         ("primary", {"172.18.0.2", "fc00:f853:ccd::2"}),

@@ -1,8 +1,9 @@
-"""UDP clients that send from one port and expect no answer, while their Service loses its endpoints, goes, and comes back.
+"""UDP clients that send from one port and expect no answer, while their Service loses its endpoints or is recreated.
 
-In its iptables and nftables modes, connection tracking alone leads such a client on, to a pod that is gone (kubernetes/kubernetes
-#139628, #141371). IPVS decides for each packet, and forgets the connection with its tracked flow. What these tests show is the
-kernel's work, and ours for the first endpoint: packets to an address that is no Service's are tracked as well.
+In the iptables and nftables modes of kube-proxy, connection tracking alone decides for such a client, and may lead it to a
+removed pod (kubernetes/kubernetes #139628, #141371). IPVS decides for each packet, and deletes its connection together with the
+tracked flow. Most of what these tests show is done by the kernel. ipvsproxy itself is needed for the first endpoint, because
+packets to an address that belongs to no Service are tracked as well.
 """
 
 import time
@@ -31,7 +32,7 @@ NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
 def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("one-way")
     with Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
-        # As in a cluster, packets to an address that is nobody's leave the node, and are tracked.
+        # As in a cluster, packets to an address that nobody has leave the node, and are tracked.
         laboratory.ip("node", "route replace default via 172.18.0.50", "route replace default via fc00:f853:ccd::50")
         for pod, namespace in NAMESPACES.items():
             for family in Family:
@@ -44,7 +45,7 @@ def _web(*pods: str) -> list[Manifest]:
 
 
 def _other(*pods: str) -> list[Manifest]:
-    """Another Service with the addresses of web."""
+    """Another Service with the addresses of the Service ``web``."""
     manifests = service("other", 1, *pods, node_port=NODE_PORT, protocols=UDP)
     manifests[0]["metadata"]["uid"] = "other"
     return manifests
@@ -54,13 +55,13 @@ UNRELATED = service("unrelated", 9, "p2", protocols=UDP)
 
 
 class Client:
-    """A sender, and who hears it."""
+    """A sending client, and the pods that may receive its packets."""
 
     def __init__(self, running: Cluster, family: Family, from_: str, sent: Callable[[], Mapping[str, int]]) -> None:
         self._running, self._family, self._from, self._sent = running, family, from_, sent
 
     def heard(self) -> Mapping[str, int]:
-        """The number of packets that each pod has got."""
+        """The number of packets that each pod has received."""
         return {pod: self._ask(pod)[0] for pod in NAMESPACES}
 
     def _ask(self, pod: str) -> tuple[int, str]:
@@ -70,7 +71,7 @@ class Client:
         return sum(self._sent().values())
 
     def _errors(self) -> int:
-        """The number of packets that the kernel refused: because of the answer to one before, or, to this host, at once."""
+        """The number of packets that the kernel refused at once, or because of the answer to an earlier packet."""
         return self._packets() - self._sent().get("sent", 0)
 
     def _wait_until(self, reached: Callable[[], bool], what: str) -> None:
@@ -80,7 +81,7 @@ class Client:
             time.sleep(0.05)
 
     def is_served_by(self, pod: str) -> None:
-        """The client comes to this pod, and from now on to no other."""
+        """The client's packets arrive at this pod, and from now on at no other pod."""
         before = self.heard()
         self._wait_until(lambda: self.heard()[pod] > before[pod], f"served by {pod}")
         first, packets = self.heard(), self._packets()
@@ -91,7 +92,7 @@ class Client:
             assert self._ask(pod)[1] != cluster.address("client", self._family), "masqueraded, or its answers would not come back"
 
     def is_served_by_nobody(self, *, refused: bool) -> None:
-        """No packet from now on comes to any pod; ``refused``: the client gets errors."""
+        """From now on, no packet arrives at any pod. With ``refused``, the client gets errors."""
         before, packets, errors = self.heard(), self._packets(), self._errors()
         self._wait_until(lambda: self._packets() >= packets + 2 * SOME, "sent")
         if refused:
@@ -108,7 +109,7 @@ WAYS = pytest.mark.parametrize(
 
 @by_family
 @WAYS
-def test_no_packet_goes_astray_when_endpoints_or_the_service_go(
+def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_removed(
     running: Cluster, family: Family, from_: str, to: str, port: int
 ) -> None:
     running.have(_web("p1"))
@@ -128,11 +129,13 @@ def test_no_packet_goes_astray_when_endpoints_or_the_service_go(
 
 
 @by_family
-def test_a_kernel_before_5_9_forgets_a_connection_at_its_next_packet(running: Cluster, family: Family) -> None:
-    """Without the setting, the kernel does not look for connections to what is removed, as older kernels never do.
+def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its_next_packet(
+    running: Cluster, family: Family
+) -> None:
+    """Without the setting, the kernel does not search for connections to a removed real server; older kernels never do.
 
-    With it, a packet that finds one is dropped, and ends it (``ip_vs_in_hook`` in net/netfilter/ipvs/ip_vs_core.c). The program
-    would set it again. The function is the same for all clients.
+    With the setting, a packet of such a connection is dropped, and ends the connection (``ip_vs_in_hook`` in
+    net/netfilter/ipvs/ip_vs_core.c). The program would write the setting again. The kernel function is the same for all clients.
     """
     running.have(_web("p1"))
     to = cluster.address("cluster 1", family)

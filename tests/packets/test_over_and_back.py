@@ -1,11 +1,12 @@
-"""The way from kube-proxy to ipvsproxy and back, step by step, on one kernel, with clients throughout.
+"""The migration from kube-proxy to ipvsproxy and back, step by step on one kernel, while clients send requests all the time.
 
-kube-proxy is its recorded state: what it had in the kernel when ipvsproxy came, and the rules and sets that it writes when it is
-back. ipvsproxy has kube-proxy's file, without a field of its own, and its own ways by flags beside it: second scopes, and local
-routes, or nftables. After each step the objects of both proxies are compared with the recording. The way back is the block of
-commands in docs/migration.md, as printed; kubectl is a stand-in that runs the Jobs here.
+kube-proxy is represented by its recorded state: the state of the kernel when ipvsproxy started, and the rules and sets that
+kube-proxy writes after its return. ipvsproxy uses kube-proxy's configuration file, without any field of its own, and gets its own
+features from additional flags: second scopes, and local routes or nftables. After each step the objects of both proxies are
+compared with the recording. The way back is the block of commands in docs/migration.md as printed. The program kubectl is
+replaced by a script that runs the Jobs on this node.
 
-Not tested: kube-proxy itself, and a cluster's part in a DaemonSet's update.
+Not tested are kube-proxy itself and the update of a DaemonSet by a cluster.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ def _node() -> Iterator[lab.Lab]:
 
 
 def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[str, str, str]]:
-    """The rows that differ from what kube-proxy left, except intended differences."""
+    """The rows that differ from those that kube-proxy left, except intended differences."""
     found = golden_state.differences(RECORDED, state, sections)
     return [
         (part, row, kind)
@@ -69,7 +70,7 @@ def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) ->
 
 
 def own_objects() -> dict[str, bool]:
-    """The objects of ipvsproxy in the kernel that kube-proxy does not know."""
+    """The objects of ipvsproxy in the kernel that kube-proxy does not have."""
     marked = [row for row in golden_state.read_state(("virtual_servers",))["virtual_servers"] if row.startswith("FWM")]
     sets = subprocess.run(("ipset", "list", "-name"), check=True, capture_output=True, text=True).stdout
     chains = subprocess.run(("iptables-save",), check=True, capture_output=True, text=True).stdout
@@ -86,7 +87,7 @@ NOTHING = dict.fromkeys(("marks", "sets", "chains", "routes", "table"), False)
 
 
 @pytest.mark.parametrize(("backend", "binding"), WAYS)
-def test_each_proxy_continues_with_the_objects_of_the_other(
+def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
     node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend, binding: Binding
 ) -> None:
     manifests, log, file = tmp_path / "manifests", tmp_path / "log", tmp_path / "config.conf"
@@ -118,13 +119,13 @@ def test_each_proxy_continues_with_the_objects_of_the_other(
             check_held()
         assert own_objects() == own, "a proxy that ends changes nothing"
         check_held()
-        if by_nftables:  # kube-proxy comes, and writes its rules and sets
+        if by_nftables:  # kube-proxy starts, and writes its rules and sets
             golden_state.restore_rules(RECORDED)
         monkeypatch.setenv("CONFIGURATION", str(tmp_path))
         _type_in_the_way_back(tmp_path / "page", monkeypatch)
         check_held()
         assert own_objects() == NOTHING
-        # With routes, two rules in iptables differ until kube-proxy writes them anew.
+        # With the routes binding, two rules in iptables differ until kube-proxy rewrites them.
         sections = (
             SECTIONS if by_nftables or binding is Binding.ADDRESSES else tuple(one for one in SECTIONS if one != "iptables")
         )
@@ -132,7 +133,7 @@ def test_each_proxy_continues_with_the_objects_of_the_other(
 
 
 def _type_in_the_way_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the loop of the page that goes back node by node."""
+    """Run the loop from the migration page that returns to kube-proxy node by node."""
     tools = folder / "tools"
     tools.mkdir(parents=True)
     for name, text in (("kubectl", KUBECTL), ("sleep", "#!/bin/sh\n")):
@@ -149,7 +150,10 @@ def _type_in_the_way_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @contextlib.contextmanager
 def _undisturbed(node: lab.Lab) -> Iterator[Callable[[], None]]:
-    """Fail at the end if a request has failed. The function fails if an open connection is lost."""
+    """Fail at the end of the block if a request has failed.
+
+    The block gets a function that fails if an open connection is lost.
+    """
     held = [node.open(*one) for one in LONG_LIVED]
 
     def check_held() -> None:

@@ -1,4 +1,4 @@
-"""Virtual servers that another program removes come back, whatever the program does meanwhile."""
+"""Virtual servers that another program removes are added again, whatever ipvsproxy does at that time."""
 
 import os
 import signal
@@ -34,10 +34,10 @@ def _of_one_family(name: str, number: int, pod: str, family: Family) -> list[clu
     return service(name, number, pod, clusterIP=address, clusterIPs=[address], ipFamilies=[family.label])
 
 
-def test_a_removed_virtual_server_comes_back_although_the_first_ipv6_service_arrives_before_the_next_poll(
+def test_a_removed_virtual_server_is_restored_even_if_the_first_ipv6_service_is_created_before_the_next_poll(
     running: Cluster,
 ) -> None:
-    """This test comes first, before the program has observed IPv6."""
+    """This test runs first, before the program has observed any IPv6 virtual server."""
     first = _of_one_family("web", 1, "p1", Family.IPV4)
     running.have(first)
     before = set(running.virtual_servers())
@@ -47,7 +47,7 @@ def test_a_removed_virtual_server_comes_back_although_the_first_ipv6_service_arr
 
 
 @pytest.mark.parametrize("removed", ["all", "IPv6"])
-def test_removed_objects_come_back_after_the_process_was_stopped_for_longer_than_the_audit_interval(
+def test_removed_objects_are_restored_after_the_process_was_suspended_for_longer_than_the_audit_interval(
     running: Cluster, removed: str
 ) -> None:
     running.have(service("web", 1, "p1"), service("dns", 2, "p2"))

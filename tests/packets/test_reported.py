@@ -1,4 +1,4 @@
-"""Faults that people report of kube-proxy's IPVS mode: their effect on packets, and the cause that ``doctor`` names."""
+"""Faults that users report about kube-proxy's IPVS mode: their effect on packets, and the cause that ``doctor`` reports."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ Start = Callable[..., cluster.Cluster]
 
 @pytest.fixture(scope="module", name="start")
 def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts the program with these flags, unless it runs with them already."""
+    """Starts the program with these flags, unless it already runs with the same flags."""
     directory = tmp_path_factory.mktemp("reported")
     present: dict[tuple[str, ...], cluster.Cluster] = {}
     with contextlib.ExitStack() as running:
@@ -30,7 +30,7 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
             if flags not in present:
                 running.close()
                 present.clear()
-                laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)  # a program without the flag leaves them as they are
+                laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)  # a program without the flag does not change the settings
                 present[flags] = running.enter_context(cluster.Cluster(laboratory, directory, *flags))
             return present[flags]
 
@@ -43,10 +43,13 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
     [(("--cluster-cidr=10.0.0.0/8,fd00::/8",), "cluster 1", "warn"), ((), "node", "ok")],
     ids=["with the Services' range", "of pods alone"],
 )
-def test_the_host_is_not_masqueraded_where_the_cluster_cidr_has_cluster_ips(
+def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_the_cluster_ips(
     start: Start, flags: tuple[str, ...], source: str, level: str
 ) -> None:
-    """The other node of the lab has a route to this one for all addresses; elsewhere, no answer comes back to a cluster IP."""
+    """In this lab, the other node routes all addresses to this node.
+
+    On other networks, no answer would come back to a cluster IP.
+    """
     running = start(*flags)
     running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"]))
     for family in Family:
@@ -57,8 +60,8 @@ def test_the_host_is_not_masqueraded_where_the_cluster_cidr_has_cluster_ips(
     assert {one["level"] for one in json.loads(doctor.output)["findings"] if one["topic"] == "cluster-cidr"} == {level}
 
 
-def test_doctor_names_each_collision_with_a_node_port_and_who_gets_the_packets(start: Start) -> None:
-    """A process of the host and a NOTRACK rule; hostPort rules are those of ``test_neighbours``."""
+def test_doctor_reports_each_collision_with_a_node_port_and_who_gets_the_packets(start: Start) -> None:
+    """Collisions with a process of the host and with a NOTRACK rule. Rules for a hostPort are tested in ``test_neighbours``."""
     running = start()
     laboratory = running.lab
     rules = "*raw\n-A PREROUTING -d 10.96.0.1/32 -p tcp --dport 80 -j CT --notrack\nCOMMIT\n"
@@ -92,8 +95,8 @@ LINK_LOCAL = "169.254.20.10"
 
 
 @pytest.mark.parametrize("layout", ["with the cluster IP", "for IPVS"])
-def test_nodelocal_dns_needs_its_layout_for_ipvs(start: Start, layout: str) -> None:
-    """The interface, addresses and rules of nodelocaldns.yaml (k8s-dns-node-cache 1.26.4), without the program itself."""
+def test_nodelocal_dns_works_with_ipvs_only_in_its_layout_for_ipvs(start: Start, layout: str) -> None:
+    """The interface, addresses and rules from nodelocaldns.yaml (k8s-dns-node-cache 1.26.4), without the cache program."""
     running = start()
     laboratory, dns = running.lab, cluster.address("cluster 1", Family.IPV4)
     carried = [LINK_LOCAL] if layout == "for IPVS" else [LINK_LOCAL, dns]
@@ -123,11 +126,13 @@ def test_nodelocal_dns_needs_its_layout_for_ipvs(start: Start, layout: str) -> N
 
 
 @pytest.mark.parametrize("flags", [(), REFUSING], ids=["served", "refused"])
-def test_another_nodes_address_as_an_external_ip_hides_that_node(start: Start, flags: tuple[str, ...]) -> None:
+def test_an_external_ip_equal_to_the_address_of_another_node_makes_that_node_unreachable(
+    start: Start, flags: tuple[str, ...]
+) -> None:
     running, refused = start(*flags), flags == REFUSING
     laboratory = running.lab
     agent = service("agent", 2, "r1", protocols=["TCP"])
-    for item in agent[1:]:  # an agent in the host's network
+    for item in agent[1:]:  # an agent in the network namespace of the host
         item["endpoints"] = [
             {"addresses": [cluster.address("remote", Family[item["addressType"].upper()])], "nodeName": "node-b"}
         ]
@@ -159,7 +164,7 @@ WAYS_OUT: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any], Mapping[str, st
 
 
 @pytest.mark.parametrize("way_out", WAYS_OUT)
-def test_k3s_servicelb_hides_nodes_without_a_way_out(start: Start, way_out: str) -> None:
+def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_configured(start: Start, way_out: str) -> None:
     """ServiceLB puts the addresses of all nodes into the status of each load balancer (k3s#2804, k3s#5000)."""
     flags, ingress, annotations = WAYS_OUT[way_out]
     running = start(*flags)
@@ -180,8 +185,8 @@ def test_k3s_servicelb_hides_nodes_without_a_way_out(start: Start, way_out: str)
 
 
 @pytest.mark.parametrize(("strict", "announced"), [(False, False), (True, False), (True, True)])
-def test_strict_arp_leaves_the_answer_to_the_node_that_announces(start: Start, *, strict: bool, announced: bool) -> None:
-    """MetalLB in layer 2 answers by itself, kube-vip has the address on an interface of its leader: here on ``eth0``."""
+def test_with_strict_arp_only_the_announcing_node_answers_arp_requests(start: Start, *, strict: bool, announced: bool) -> None:
+    """In layer 2 mode, MetalLB answers ARP itself. kube-vip adds the address to an interface of its leader: here, ``eth0``."""
     running = start(*["--ipvs-strict-arp=true"] * strict)
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
     running.have([cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
@@ -200,8 +205,11 @@ def test_strict_arp_leaves_the_answer_to_the_node_that_announces(start: Start, *
 
 
 @pytest.mark.parametrize("scopes", ["kube-proxy", "api"])
-def test_calico_changes_nothing_but_the_second_scope_of_pods(start: Start, scopes: str) -> None:
-    """IPVS compares whole marks, and Felix marks packets of pods before it. Packets of the host keep theirs."""
+def test_calico_affects_only_the_second_scope_for_pods(start: Start, scopes: str) -> None:
+    """IPVS compares whole firewall marks, and Felix marks packets of pods before IPVS sees them.
+
+    Packets of the host keep their marks.
+    """
     flags = [f"--ipvs-traffic-scopes={scopes}", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni"]
     running = start(*flags)
     laboratory = running.lab

@@ -1,4 +1,4 @@
-"""Second scopes with each way to recognise local pods, beside marks of other programs, and while scopes change."""
+"""Second scopes with each method to recognise local pods, with marks of other programs, and while scopes change."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ def backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
 
 
 def traces(running: cluster.Cluster) -> list[str]:
-    """Objects of scopes that are left in the kernel."""
+    """Objects of second scopes that remain in the kernel."""
     rules = [line for program in ("iptables-save", "ip6tables-save") for line in running.lab.run("node", program).splitlines()]
     rules += [line for chain in nft_state.read_rules().items() for line in (chain[0], *chain[1])]
     sets = [*running.lab.run("node", "ipset", "list", "-name").splitlines(), *nft_state.read_sets()]
@@ -49,12 +49,14 @@ def traces(running: cluster.Cluster) -> list[str]:
         pytest.param(
             ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni"),
             id="prefix of interfaces",
-            marks=patience.THOROUGH,  # its rule differs from that of a bridge in the wildcard
+            marks=patience.THOROUGH,  # the rule of an interface prefix differs from that of a bridge in its wildcard
         ),
         pytest.param(("--masquerade-all",), id="masquerade all"),
     ],
 )
-def test_scopes_follow_every_way_to_recognise_local_pods(laboratory: lab.Lab, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_second_scopes_work_with_every_method_to_recognise_local_pods(
+    laboratory: lab.Lab, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     node = cluster.node()
     node["spec"] = {"podCIDRs": ["10.244.0.0/24", "fd00:10:244::/64"]}
     with cluster.Cluster(laboratory, tmp_path, *API, *flags) as running:
@@ -69,7 +71,7 @@ def test_scopes_follow_every_way_to_recognise_local_pods(laboratory: lab.Lab, tm
             assert ask(running, "r2", "node", 30002, family).outcome == "timeout"
 
 
-def test_no_client_is_dropped_where_pods_cannot_be_told_from_other_clients(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_no_client_is_dropped_if_pods_cannot_be_told_from_other_clients(laboratory: lab.Lab, tmp_path: Path) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API, "--detect-local-mode=NodeCIDR") as running:
         running.have(SERVICES)
         assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
@@ -77,10 +79,10 @@ def test_no_client_is_dropped_where_pods_cannot_be_told_from_other_clients(labor
         assert ask(running, "p2", "balancer 2").backends == backends("r1")
 
 
-def test_pods_outside_of_local_ranges_are_treated_as_by_kube_proxy_and_clients_outside_are_dropped(
+def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_outside_clients_are_dropped(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
-    """A node without ``podCIDRs`` and without a bridge with a network, as with Calico's own address management."""
+    """A node without ``podCIDRs`` and without a bridge that has a network, as with Calico's own address management."""
     routed = (("-4", "10.244.0.1", "/24", "/32", "10.244.0.0/24"), ("-6", "fd00:10:244::1", "/64", "/128", "fd00:10:244::/64"))
     for option, address, whole, alone, route in routed:
         laboratory.run("node", "ip", option, "address", "del", f"{address}{whole}", "dev", "cni0")
@@ -105,10 +107,13 @@ def test_pods_outside_of_local_ranges_are_treated_as_by_kube_proxy_and_clients_o
             laboratory.run("node", "ip", option, "address", "add", f"{address}{whole}", "dev", "cni0")
 
 
-def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_interface(
+def test_a_host_process_reaches_all_endpoints_through_a_balancer_address_on_another_interface(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
-    """The node has the balancer's address, as with kube-vip. The other node takes this source address for its own."""
+    """The node has the address of the load balancer, as with kube-vip.
+
+    The other node would treat this source address as its own.
+    """
     balancer = f"{cluster.address('balancer 1', Family.IPV4)}/32"
     laboratory.run("node", "ip", "addr", "add", balancer, "dev", "eth0")
     laboratory.run("remote", "ip", "link", "add", "kube-ipvs0", "type", "dummy")
@@ -147,7 +152,7 @@ def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
         running.wait_until(lambda: bool(running.logged("operation_failed.*mangle")), "the rules of mangle refused")
 
         def all_served() -> bool:
-            """The client outside is not asked for balancer 2, which has no endpoint for it."""
+            """The outside client does not use the load-balancer address 2, which has no endpoint for outside clients."""
             return all(ask(running, one, "balancer 1").backends == backends("p1") for one in ("client", "p2", "host")) and all(
                 ask(running, one, "balancer 2").backends == backends("r1") for one in ("p2", "host")
             )
@@ -155,7 +160,9 @@ def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
         running.wait_until(all_served, "everybody served")
 
 
-def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_trace(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_connections_survive_a_restart_and_the_removal_of_second_scopes_which_leaves_no_objects(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have(SERVICES)
         held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
@@ -183,9 +190,9 @@ def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_tra
 
 @pytest.fixture(name="running", scope="module")
 def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    """One program for the tests that do not choose its flags; each begins with its own objects only.
+    """One run of the program for all tests that need no special flags. Each test starts with its own objects only.
 
-    These tests come last, because the other tests start programs of their own.
+    These tests run last, because the other tests start the program themselves.
     """
     with cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API) as running:
         yield running
@@ -197,7 +204,7 @@ THIRD_NODE = {Family.IPV4: ("10.244.2.11", "10.244.2.0/24"), Family.IPV6: ("fd00
 
 @contextlib.contextmanager
 def _third_node(laboratory: lab.Lab) -> Iterator[None]:
-    """A node beside the remote one, with a pod: the answers of remote pods to it do not come by this node."""
+    """A third node with a pod, next to the remote one: answers of remote pods to that pod do not pass this node."""
     with contextlib.ExitStack() as undo:
         for family, (address, pods) in THIRD_NODE.items():
             route = f"{pods} via {cluster.address('client', family)}"
@@ -208,10 +215,13 @@ def _third_node(laboratory: lab.Lab) -> Iterator[None]:
         yield
 
 
-def test_a_pod_of_a_third_node_gets_no_answer_at_a_node_port_without_a_local_endpoint(
+def test_a_pod_of_a_third_node_gets_no_answer_at_a_node_port_if_the_node_has_no_local_endpoint(
     running: cluster.Cluster,
 ) -> None:
-    """Its packets keep its address, and the endpoint answers it past this node (Kubernetes' test is named in conformance.md)."""
+    """Packets of that pod keep their source address, and the endpoint answers them without passing this node.
+
+    Kubernetes' test of this is named in conformance.md.
+    """
     running.have()
     running.have(SERVICES)
     with _third_node(running.lab):
@@ -238,8 +248,8 @@ def test_a_packet_whose_mark_another_program_changed_is_treated_as_by_kube_proxy
         running.lab.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
 
 
-def test_a_process_that_marks_its_own_packets_reaches_its_destination(running: cluster.Cluster) -> None:
-    """IPVS takes a packet by its mark, wherever it is bound for; many programs use the mark 1."""
+def test_a_packet_that_a_process_marked_itself_reaches_its_destination(running: cluster.Cluster) -> None:
+    """IPVS accepts a packet with a matching mark whatever its destination, and many programs use the mark 1."""
     running.have()
     with socket.socket() as client:
         running.have(service("web", 1, "p1", balancer=True, **LOCAL))
@@ -251,7 +261,7 @@ def test_a_process_that_marks_its_own_packets_reaches_its_destination(running: c
         assert f'"backend": "{p2}"' in client.recv(200).decode()
 
 
-def test_a_service_that_turns_to_policy_cluster_keeps_its_connections(running: cluster.Cluster) -> None:
+def test_connections_survive_a_change_of_the_traffic_policy_to_cluster(running: cluster.Cluster) -> None:
     running.have()
     running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
     held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
@@ -272,7 +282,7 @@ def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[clu
 
 
 def marks(running: cluster.Cluster) -> list[str]:
-    """Wait for set entries that give marks, and return them."""
+    """Wait for set entries that assign marks, and return them."""
     entries: list[str] = []
 
     def are_there() -> bool:
@@ -285,7 +295,10 @@ def marks(running: cluster.Cluster) -> list[str]:
 
 
 def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:
-    """Restart the program while a pod asks balancers, each by its number, and expect answers of one pod for each."""
+    """Restart the program while a pod sends requests to load-balancer addresses, given by number.
+
+    One pod must answer each address.
+    """
     loads = []
     with contextlib.ExitStack() as asking:
         for number, _ in questions:
@@ -337,7 +350,7 @@ def test_a_service_whose_balancer_is_its_cluster_ip_or_a_node_port_of_its_own_se
     crossed[0]["spec"]["ports"][0]["nodePort"] = 30080
     crossed[0]["spec"]["ports"].append({"name": "other", "protocol": "TCP", "port": 30080, "nodePort": 30081})
     running.have(same, crossed)
-    # Without a local endpoint, clients outside reach only addresses in the cluster's own range.
+    # Without a local endpoint, outside clients reach only addresses in the cluster's own range.
     assert ask(running, "client", "cluster 1").backends == backends("r1")
     for client in ("p2", "host"):
         assert ask(running, client, "cluster 1").backends == backends("r1")

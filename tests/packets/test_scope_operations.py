@@ -1,4 +1,4 @@
-"""Second scopes as operators meet them: switched by a reload, and in plan, verify and cleanup."""
+"""Second scopes as operators use them: switched by a reload, and shown or removed by plan, verify and cleanup."""
 
 import functools
 import json
@@ -38,7 +38,7 @@ def _configure(path: Path, scopes: str, drain_deadline: str = "0s") -> None:
     draft.rename(path)
 
 
-def test_a_reload_switches_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     _configure(path, "api")
     with cluster.Cluster(laboratory, tmp_path, f"--config={path}") as running:
@@ -59,7 +59,7 @@ def test_a_reload_switches_scopes_off_and_on_without_a_lost_connection(laborator
         (load,) = loads
         assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
         held[0].abort()
-        _configure(path, "kube-proxy", "1s")  # else closed connections remain for two minutes
+        _configure(path, "kube-proxy", "1s")  # otherwise closed connections remain for two minutes
         running.wait_until(lambda: traces(running) == [], "without a trace")
         assert running.program.process_id == process
         assert running.program.is_alive
@@ -70,7 +70,7 @@ def _differences(verified: Ended) -> list[str]:
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_plan_and_verify_know_scopes_and_their_drift_and_cleanup_removes_no_mark_of_others(
+def test_plan_and_verify_show_scopes_and_their_drift_and_cleanup_removes_only_our_marks(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
@@ -121,7 +121,7 @@ def test_drift_of_scopes_is_repaired(laboratory: lab.Lab, tmp_path: Path) -> Non
 
 
 def _is_repaired(running: cluster.Cluster, found: int, state: golden_state.State) -> bool:
-    """Whether more drift was found than before, and the state is as it was."""
+    """Whether more drift was found than before, and the state is the same as before."""
     return len(running.logged("event=drift_found")) > found and _all_scopes() == state
 
 

@@ -1,4 +1,4 @@
-"""Two scopes for one address: who answers clients of this node, and who answers all others, with externalTrafficPolicy Local."""
+"""Two scopes for one address with externalTrafficPolicy Local: who answers clients on this node, and who answers all others."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -100,14 +100,16 @@ def _answers(running: cluster.Cluster, binding: Binding) -> Mapping[Question, la
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
-def test_each_client_reaches_its_own_scope(answers: Mapping[Question, lab.Result], question: Question) -> None:
+def test_clients_on_this_node_and_outside_clients_are_answered_by_the_endpoints_of_their_scope(
+    answers: Mapping[Question, lab.Result], question: Question
+) -> None:
     assert answers[question] == question.expected
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 @pytest.mark.parametrize("protocol", cluster.PORTS)
 @pytest.mark.parametrize(("name", "to"), [("p2", "balancer 4"), ("p2", "node"), ("host", "balancer 4")])
-def test_a_client_of_this_node_with_affinity_stays_with_one_endpoint(
+def test_a_client_on_this_node_with_session_affinity_is_always_answered_by_one_endpoint(
     running: cluster.Cluster, name: str, to: str, protocol: str, family: Family
 ) -> None:
     port = 30004 if to == "node" else cluster.PORTS[protocol][0]

@@ -1,6 +1,6 @@
-"""Every feature of the Service API, with packets: answering endpoints, the source address that they observe, refusals, drops.
+"""Every feature of the Service API, tested with packets: who answers, which source address is seen, what is refused or dropped.
 
-Each question is sent over TCP, UDP and SCTP, in IPv4 and IPv6, to one run of the program that serves all of these Services.
+Each request is sent over TCP, UDP and SCTP and over IPv4 and IPv6, to one run of the program that serves all of these Services.
 ``test_changes.py`` covers changes.
 """
 
@@ -165,14 +165,16 @@ def _answers(request: pytest.FixtureRequest, running: cluster.Cluster, binding: 
         for one in QUESTIONS
     ],
 )
-def test_packets_have_the_result_that_the_api_defines(answers: Mapping[Question, lab.Result], question: Question) -> None:
+def test_requests_have_the_result_that_the_service_api_defines(
+    answers: Mapping[Question, lab.Result], question: Question
+) -> None:
     assert answers[question] == question.expected
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 @pytest.mark.parametrize("protocol", cluster.PORTS)
 @pytest.mark.parametrize("name", ["client", "client2"])
-def test_a_client_with_affinity_stays_with_one_endpoint(
+def test_a_client_with_session_affinity_is_always_answered_by_one_endpoint(
     running: cluster.Cluster, name: str, protocol: str, family: Family
 ) -> None:
     node, source = cluster.address("node", family), cluster.address(name, family)
@@ -188,7 +190,7 @@ def test_a_client_with_affinity_stays_with_one_endpoint(
         pytest.param(32006, "503", id="without a local endpoint", marks=pytest.mark.distribution),
     ],
 )
-def test_a_health_check_port_tells_a_load_balancer_whether_an_endpoint_is_here(
+def test_the_health_check_node_port_reports_whether_this_node_has_an_endpoint(
     running: cluster.Cluster, port: int, status: str, family: Family
 ) -> None:
     url = f"http://{host_port(parse_address(cluster.address('node', family)), port)}/"
@@ -196,13 +198,13 @@ def test_a_health_check_port_tells_a_load_balancer_whether_an_endpoint_is_here(
     assert running.lab.run("client", *asked, url) == status
 
 
-def test_a_load_balancer_address_in_mode_proxy_is_not_served(running: cluster.Cluster) -> None:
+def test_a_load_balancer_address_with_ip_mode_proxy_is_not_served(running: cluster.Cluster) -> None:
     addresses = {family: cluster.address("balancer 23", family) for family in Family}
     assert not {address for _, address, _ in running.virtual_servers()} & set(addresses.values())
     assert not any(address in running.local_addresses() for address in addresses.values())
 
 
-def test_service_addresses_are_local_only_by_the_chosen_binding(running: cluster.Cluster, binding: Binding) -> None:
+def test_service_addresses_are_made_local_only_by_the_chosen_binding(running: cluster.Cluster, binding: Binding) -> None:
     served = {
         cluster.address(f"{kind} {number}", family) for kind, number in (("cluster", 1), ("external", 2)) for family in Family
     }

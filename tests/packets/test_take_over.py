@@ -1,11 +1,11 @@
-"""Take-over from kube-proxy and hand-back: its recorded state in the kernel, the same API objects, and permanent clients.
+"""Take-over from kube-proxy and hand-back, with kube-proxy's recorded kernel state, the same API objects, and permanent clients.
 
-No object that kube-proxy left may be written again, and no client may notice. After ipvsproxy has stopped, the kernel has the
-state that kube-proxy left. Rows in ``golden/accepted.txt``, which differ on purpose, may be written. Second scopes of addresses,
-where they are on, are added beside that state; before the hand-back they are switched off, which removes them.
+No object left by kube-proxy may be rewritten, and no client may notice the take-over. After ipvsproxy has stopped, the kernel
+must have the state that kube-proxy left. Rows in ``golden/accepted.txt`` differ on purpose, and may be rewritten. Second scopes,
+if enabled, are added to that state; before the hand-back they are disabled, which removes them.
 
-With rules in nftables, the take-over moves kube-proxy's rules and sets there, and a program with rules in iptables moves them
-back before the hand-back, under the same load.
+With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, a program with the
+iptables backend moves them back, under the same load.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ MOVES = cluster.BACKEND is Backend.NFTABLES
 
 
 class Passage(NamedTuple):
-    """The results: operations by verb and kind, the kernel's state at the end, the clients' loads, and the open connection."""
+    """The results: operations by verb and kind, the final kernel state, the clients' loads, and the open connection."""
 
     operations: Mapping[tuple[str, str], int]
     state: golden_state.State
@@ -111,7 +111,7 @@ def _left(node: lab.Lab) -> list[str]:
 
 
 def _operations() -> Iterator[tuple[tuple[str, str], int]]:
-    """The operations since the start, by the metrics."""
+    """The operations since the start, read from the metrics."""
     with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(10)) as answer:
         text = answer.read().decode()
     for labels, value in re.findall(r"^ipvsproxy_operations_total\{(.*)\} ([\d.e+]+)$", text, re.MULTILINE):
@@ -121,7 +121,7 @@ def _operations() -> Iterator[tuple[tuple[str, str], int]]:
 
 
 @pytest.mark.skipif(MOVES, reason="rules and sets move to nftables")
-def test_nothing_is_written_again(passage: Passage) -> None:
+def test_no_object_of_kube_proxy_is_written_again(passage: Passage) -> None:
     written = {(verb, kind): count for (verb, kind), count in passage.operations.items() if kind not in LOOKED_THROUGH}
     added = SCOPED if passage.scopes is TrafficScopes.API else frozenset[tuple[str, str]]()
     assert set(written) <= WRITTEN | added, passage.log
@@ -130,25 +130,25 @@ def test_nothing_is_written_again(passage: Passage) -> None:
 
 
 @pytest.mark.skipif(not MOVES, reason="kube-proxy's rules and sets are taken over")
-def test_rules_and_sets_move_to_nftables_and_virtual_servers_are_not_written(passage: Passage) -> None:
+def test_rules_and_sets_are_moved_to_nftables_and_virtual_servers_are_not_rewritten(passage: Passage) -> None:
     servers = {one: count for one, count in passage.operations.items() if one[1] in ("virtual_server", "real_server")}
     added = SCOPED if passage.scopes is TrafficScopes.API else frozenset[tuple[str, str]]()
     assert set(servers) <= added, passage.log
     assert bool(passage.traces) is bool(added)
 
 
-def test_no_client_notices(passage: Passage) -> None:
+def test_no_request_fails_during_take_over_and_hand_back(passage: Passage) -> None:
     unlucky = {client: load.failures for client, load in zip(CLIENTS, passage.loads, strict=True) if load.failed}
     assert unlucky == {}, passage.log
     assert all(load.outcomes["ok"] > 10 for load in passage.loads), "clients have sent requests throughout"
 
 
-def test_an_open_connection_stays_with_its_endpoint(passage: Passage) -> None:
+def test_an_open_connection_keeps_its_endpoint_during_take_over_and_hand_back(passage: Passage) -> None:
     before, after = passage.backends
     assert before == after
 
 
-def test_the_state_handed_back_is_the_one_that_kube_proxy_left(passage: Passage) -> None:
+def test_the_state_after_the_hand_back_equals_the_state_that_kube_proxy_left(passage: Passage) -> None:
     differing = golden_state.differences(RECORDED, passage.state, golden_state.KERNEL_SECTIONS)
     report = [
         (part, row, kind, old, new)
@@ -159,7 +159,7 @@ def test_the_state_handed_back_is_the_one_that_kube_proxy_left(passage: Passage)
     assert report == []
 
 
-def test_clients_of_one_address_share_no_endpoint() -> None:
+def test_clients_with_the_same_address_do_not_share_an_endpoint() -> None:
     reached = {
         (client.from_, client.src, real_server.rpartition(" -> ")[2])
         for client in CLIENTS

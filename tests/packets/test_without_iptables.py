@@ -1,4 +1,4 @@
-"""Rules in nftables need no iptables and no ipset: neither their programs nor their kernel modules, which nothing loads."""
+"""Rules in nftables need no iptables and no ipset: the programs are not needed, and their kernel modules are never loaded."""
 
 import re
 import shutil
@@ -35,7 +35,7 @@ def loaded() -> set[str]:
 
 @pytest.fixture(name="laboratory")
 def _laboratory() -> Iterator[lab.Lab]:
-    """The lab on a kernel without modules of iptables and ipset; other tests get them back."""
+    """The lab on a kernel without modules of iptables and ipset. The modules are loaded again for other tests."""
     built_in = [name for name in ("ip_set", "x_tables") if Path(f"/sys/module/{name}").exists() and name not in loaded()]
     if built_in:
         pytest.skip(f"built into this kernel: {', '.join(built_in)}")
@@ -43,7 +43,7 @@ def _laboratory() -> Iterator[lab.Lab]:
         cluster.clear()
         before = loaded()
         remaining = before
-        while remaining:  # a module goes after those that use it
+        while remaining:  # a module is removed after the modules that use it
             for name in remaining:
                 subprocess.run(("rmmod", name), capture_output=True, check=False)
             if loaded() == remaining:
@@ -62,7 +62,7 @@ def _laboratory() -> Iterator[lab.Lab]:
     [("nftables", True), ("nftables", False), ("auto", False)],
     ids=["with the programs in PATH", "without the programs", "chosen because the programs are missing"],
 )
-def test_services_are_served_and_inspected_without_a_module_of_iptables(
+def test_services_are_served_and_inspected_without_any_iptables_module(
     laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, *, has_programs: bool
 ) -> None:
     if not has_programs:
@@ -114,7 +114,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """Runs the program, and notes each process that it starts in its log."""
 
 
-def test_a_start_whose_modules_are_loaded_starts_no_process(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_start_runs_no_process_if_the_needed_modules_are_loaded(laboratory: lab.Lab, tmp_path: Path) -> None:
     running = Cluster(laboratory, tmp_path, "--rules-backend=nftables", starter=("-c", NOTING))
     for is_first in (True, False):
         before = len(running.logged("event=process_started")) if not is_first else 0

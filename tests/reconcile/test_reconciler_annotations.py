@@ -115,7 +115,7 @@ def test_a_draining_endpoint_that_returns_with_a_chosen_weight_of_zero_no_longer
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
 
 
-def test_a_drain_ends_at_the_deadline_of_its_service() -> None:
+def test_a_drain_ends_at_the_deadline_set_on_its_service() -> None:
     node = running(web(drain_deadline_s=60), drain_deadline_s=600)
     node.kernel.connection_counts[KEY, TWO] = BUSY
     node.put(web(drain_deadline_s=60), pods(far=False))
