@@ -38,7 +38,7 @@ def _report(pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> Ca
     return report
 
 
-def test_a_test_counts_once_for_each_of_its_cases(report: Callable[[str], str]) -> None:
+def test_a_test_counts_once_for_each_of_its_checklist_cases(report: Callable[[str], str]) -> None:
     printed = report("13, 14")
     assert "2 of 104 cases have a test" in printed
     assert printed.count("::test_of_a_case") == 2

@@ -1,8 +1,8 @@
 """kustomize builds manifests/, and every object has the fields and types of the API's schema.
 
 The schema consists of the models of kubernetes_asyncio, which are generated from the API. kustomize is the one in kubectl; if
-kubectl is missing, only the files themselves are checked against the schema. Not tested: CustomResourceDefinitions of the
-Prometheus operator.
+kubectl is missing, only the files themselves are checked against the schema. The CustomResourceDefinitions of the Prometheus
+operator are not tested.
 """
 
 import json

@@ -203,7 +203,7 @@ def test_every_query_of_the_dashboard_is_limited_by_the_dashboards_variables() -
         for target in panel["targets"]:
             for name, chosen in SERIES.findall(target["expr"]):
                 used = {"cluster", "job", "node"} | ({"namespace", "service"} if "namespace" in target["expr"] else set())
-                if name != "ipvsproxy_build_info":  # the series beside it in the expression is limited
+                if name != "ipvsproxy_build_info":  # the other series of its expression is limited
                     assert set(re.findall(r'(\w+)=~"\$\1"', chosen)) == used, panel["title"]
 
 

@@ -160,7 +160,7 @@ def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     """The same objects as manifest files, for tests that work with any source.
 
-    Without the API client, the program starts faster.
+    The program starts faster without the client library of the API.
     """
     folder = tmp_path / "manifests"
     folder.mkdir()
@@ -181,7 +181,7 @@ def read_state() -> State:
 
 
 def virtual_servers() -> State:
-    """The virtual servers of the kernel: to read them takes the fewest external programs, which are slow on user-mode Linux."""
+    """The virtual servers of the kernel: reading them needs the fewest external programs, which are slow on user-mode Linux."""
     rows: State = golden_state.read_state(("virtual_servers",))["virtual_servers"]
     return rows
 

@@ -199,7 +199,8 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_and_after_the_program
 
 
 def test_init_only_reports_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
-    pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("0")  # inherited from the first namespace, where it may be 1
+    # A new network namespace inherits the value of the first namespace, which may be 1.
+    pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
     command = (*UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
     output = run(*command, status=1)
     assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in output

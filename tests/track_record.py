@@ -1,8 +1,8 @@
 """The faults of docs/track-record.md: today's tests must still find each fault in the last program that has it.
 
-``scripts/track-record`` unpacks the package of that commit into build/track-record, and runs the command of the row. The old
-package is the program under test if the command is one of ``scripts/``; otherwise pytest imports the old package. The command
-must fail with the symptom of the row.
+``scripts/track-record`` unpacks the package of the row's commit into build/track-record, and then runs the command of the row.
+The old package is the program under test if the command is one of ``scripts/``; otherwise pytest imports the old package. The
+command must fail with the symptom of the row.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Most tests use an in-memory kernel. On a real kernel, a test shows that nothing of kube-proxy remains.
 
-The command line is in ``tests/test_cli.py``.
+The tests of the command line are in ``tests/test_cli.py``.
 """
 
 import contextlib
@@ -267,7 +267,7 @@ def test_a_cleanup_whose_removed_objects_come_back_names_the_program_that_still_
     assert result.problems == ["kube-ipvs0 is back: is a kube-proxy or ipvsproxy still running here?"]
 
 
-# These tests use a real kernel.
+# Tests on a real kernel.
 
 
 def run_program(*arguments: str) -> Ended:
@@ -311,7 +311,7 @@ def test_sets_with_our_names_are_removed_whatever_their_type(kernel: FakeKernel,
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_unreadable_sets_are_a_problem(kernel: FakeKernel, *, dry_run: bool) -> None:
+def test_sets_that_cannot_be_read_are_reported_as_a_problem(kernel: FakeKernel, *, dry_run: bool) -> None:
     def unread() -> list[IpSet]:
         raise KernelError(action="list the set KUBE-CLUSTER-IP", errno=errno.EIO)
 

@@ -66,7 +66,7 @@ def _node(network_namespace: None) -> None:
 
 
 def _state() -> list[str]:
-    """All kernel objects that one of the commands might have changed."""
+    """All kernel objects that an inspecting command might have changed."""
     shown = [_shown(*command.split()) for command in ("ipvsadm -Sn", "ipset save", "ip -o addr", "ip -o link")]
     rules = [line for line in _shown("iptables-save").splitlines() if line.startswith(("-A", ":KUBE"))]
     return [*shown, *rules, SYSCTL.read_text()]

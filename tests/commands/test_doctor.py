@@ -90,7 +90,7 @@ def _reminds(finding: Finding) -> bool:
     return (finding.level, finding.topic) == (Level.NOTE, "mtu")
 
 
-def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
+def test_doctor_reports_ok_for_every_topic_on_a_complete_node() -> None:
     found = list(doctor.judge(FINE, WANTED, _config("--ipvs-traffic-scopes=api")))
     assert {one.level for one in found if not _reminds(one)} == {Level.OK}
     assert {one.topic for one in found} == {

@@ -36,7 +36,7 @@ class Shadowed:
         self.dry_run = DryRun(Comparison(self.node), self.status, self.metrics, node_name=builders.THIS_NODE, interval_s=30)
 
     async def differences(self) -> Mapping[str, float]:
-        """The exported counts of differences, by kind."""
+        """The exported number of differences of each kind."""
         lines = (await self.metrics.expose()).whole.decode().splitlines()
         found = [line for line in lines if line.startswith("ipvsproxy_dry_run_differences{")]
         return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}

@@ -57,7 +57,7 @@ async def _text(kernel: FakeKernel, subject: str, *objects: ApiObject, targets: 
         ("fd00::1", "fd00::1"),
     ],
 )
-def test_a_subject_of_explain_is_a_service_or_an_address(text: str, shown: str) -> None:
+def test_explain_accepts_a_service_or_an_address_as_its_subject(text: str, shown: str) -> None:
     assert str(explain.parse_subject(text)) == shown
 
 
@@ -282,7 +282,7 @@ async def test_explain_shows_a_virtual_server_that_is_missing_from_the_kernel() 
     assert "      kernel: NOT THERE" in await _text(memory_node.new_kernel(), "default/web", *WEB)
 
 
-async def test_missing_and_draining_real_servers_are_shown() -> None:
+async def test_explain_shows_missing_and_draining_real_servers() -> None:
     kernel = await synced_kernel(*WEB)
     weights = kernel.virtual_servers[CLUSTER].real_servers
     del weights[builders.backend("10.244.1.1")]

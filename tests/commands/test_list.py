@@ -98,7 +98,7 @@ async def test_a_node_port_with_the_number_of_another_port_is_not_shown_as_that_
 
 
 async def test_a_node_port_on_an_address_that_the_load_balancer_also_has_is_shown_with_its_port_name() -> None:
-    """This is the Service that k3s ServiceLB produces: the load balancer's status has the node's own address."""
+    """As with k3s ServiceLB, the status of the load balancer has the node's own address."""
     port = builders.service_port(80, name="http", node_port=30080)
     objects = (builders.node(), builders.service("web", port, load_balancer=[builders.NODE_ADDRESS]))
     document = await _list(await synced_kernel(*objects), *objects)
@@ -128,7 +128,7 @@ async def test_a_row_that_vanishes_during_the_reading_has_no_owner() -> None:
     assert {line[72:] for line in listing.render(document) if line.startswith("TCP")} == {"(gone meanwhile)"}
 
 
-async def test_list_shows_a_remark_beside_a_real_server_that_differs() -> None:
+async def test_list_shows_a_remark_beside_a_real_server_that_differs_from_the_desired_state() -> None:
     kernel = await synced_kernel(*WEB)
     weights = kernel.virtual_servers[CLUSTER].real_servers
     weights[builders.backend("10.244.0.1")] = 0
@@ -176,7 +176,7 @@ async def test_list_shows_only_rows_of_services_that_match_the_filter(text: str,
     assert sorted(map(str, names)) == sorted(map(str, found))
 
 
-async def test_list_says_which_endpoints_are_missing() -> None:
+async def test_list_shows_which_endpoints_are_missing_from_the_kernel() -> None:
     kernel = await synced_kernel(*WEB)
     del kernel.virtual_servers[CLUSTER].real_servers[builders.backend("10.244.1.1")]
     document = await _list(kernel, *WEB)
@@ -220,7 +220,7 @@ async def test_list_without_service_names_prints_the_bare_table_and_json_says_th
     ]
 
 
-def test_a_kernel_that_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_reports_a_kernel_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logs, "set_up", lambda **_: None)  # other tests have set up their own log
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())

@@ -89,7 +89,7 @@ async def test_plan_sets_weight_0_for_a_real_server_with_connections_and_does_no
     assert about[0]["weight"] == 0
 
 
-async def test_plan_refuses_to_plan_from_an_incomplete_reading() -> None:
+async def test_plan_fails_if_the_kernel_cannot_be_read_completely() -> None:
     kernel = memory_node.new_kernel()
     kernel.unreadable.add("sets")
     with pytest.raises(UnknownStateError, match="sets cannot be read"):

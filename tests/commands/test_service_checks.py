@@ -41,7 +41,7 @@ def test_doctor_reports_a_service_range_inside_the_cluster_cidr() -> None:
 
 
 @pytest.mark.parametrize("ranges", [("10.245.0.0/16", "fd00:244::/56"), ("192.168.0.0/16",)])
-def test_a_cluster_cidr_that_contains_only_pods_is_accepted(ranges: tuple[str, ...]) -> None:
+def test_doctor_accepts_a_cluster_cidr_that_contains_only_pods(ranges: tuple[str, ...]) -> None:
     (found,) = _judge(SERVICES, _settings(*ranges))
     assert found.level is Level.OK
 
@@ -101,7 +101,7 @@ def _collisions(*services: Service, addresses: Collection[InterfaceAddress] = AD
     return [f"{one.service.name}: {one.text}" for one in found]
 
 
-def test_rules_of_other_programs_are_read_with_their_ports_and_destinations() -> None:
+def test_foreign_rules_are_read_with_their_ports_and_destinations() -> None:
     notrack, portmap, docker = port_rules(SAVED)
     assert notrack == PortRule(
         "-t raw -A PREROUTING -d 10.96.0.53/32 -p udp -m udp --dport 53 -j CT --notrack",

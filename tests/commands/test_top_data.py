@@ -198,7 +198,7 @@ async def test_a_picture_has_the_node_and_the_rows_in_the_requested_order(node: 
     assert web.texts[:6] == ["default/web", "", "NodePort", "10.96.0.10", "80:30080/TCP", "2-1"]
 
 
-async def test_a_node_that_never_synced_has_no_last_sync(node: PageNode) -> None:
+async def test_a_node_that_never_synced_shows_no_last_sync(node: PageNode) -> None:
     document = {**await node.ask("node"), "syncs": [], "inForce": False, "reasons": ["the first list of Service is not complete"]}
     services = {"services": [], "matching": 0, "page": 1, "pages": 1}
     shown = list(top_data.node_lines(top_data.picture(document, services), 200))
@@ -233,7 +233,7 @@ async def test_the_figures_of_an_endpoint_are_sums_over_all_its_virtual_servers(
     assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "out: it is not ready"}
 
 
-async def test_draining_and_missing_real_servers_are_shown() -> None:
+async def test_top_shows_draining_and_missing_real_servers() -> None:
     document = await _document(*WEB)
     kernel = document["service"]["ports"][0]["virtualServers"][0]["kernel"]
     kernel["realServers"] = [one for one in kernel["realServers"] if one["realServer"] != str(THERE)]

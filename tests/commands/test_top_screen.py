@@ -83,7 +83,7 @@ async def test_the_first_picture_needs_only_one_reading() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_keys_sort_filter_open_and_quit(size: tuple[int, int]) -> None:
+async def test_keys_of_the_screen_sort_filter_open_and_quit(size: tuple[int, int]) -> None:
     daemon = Daemon("demo/web", "demo/dns")
     app = _app(daemon)
     async with app.run_test(size=size) as pilot:

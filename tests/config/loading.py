@@ -1,4 +1,4 @@
-"""Configurations for tests: a command line, and at most one file in memory."""
+"""Builds configurations for tests from a command line and at most one in-memory file."""
 
 import textwrap
 

@@ -20,7 +20,7 @@ READING = {"bash": ("-n",), "zsh": ("-n",), "fish": ("--no-execute",)}
 
 
 def _complete(*words: str) -> list[str]:
-    """The completions that bash offers for the last word."""
+    """The completions that bash offers for the last word of a command line."""
     typed = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _ipvsproxy; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     script = commands.render_completion("bash") + ask
@@ -112,7 +112,7 @@ def test_every_command_accepts_its_options_and_the_last_value_applies(arguments:
     assert (config.dry_run, config.as_json) == choices
 
 
-def test_wrong_values_are_reported() -> None:
+def test_wrong_values_of_options_are_reported() -> None:
     assert loading.problems_of_flags("--dry-run=", "--output") == [
         "--dry-run: '' must be true or false",
         "--output: needs a value, such as --output=text",
@@ -120,7 +120,7 @@ def test_wrong_values_are_reported() -> None:
     assert loading.problems_of_flags("-o", "xml") == ["--output: 'xml' must be one of text, json"]
 
 
-def test_a_wrong_value_of_an_enumeration_comes_with_the_nearest_one() -> None:
+def test_a_wrong_value_of_an_enumeration_is_reported_with_the_most_similar_value() -> None:
     (problem,) = loading.problems_of_flags("--detect-local-mode=nodecidr")
     assert problem.endswith(", InterfaceNamePrefix; did you mean NodeCIDR?")
     (problem,) = loading.problems_of_flags("--only=owm", command="cleanup")
@@ -152,7 +152,7 @@ def test_only_top_accepts_the_options_of_top() -> None:
         (["--server", "http://[::1]:10249"], TopOptions(server="http://[::1]:10249")),
     ],
 )
-def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
+def test_each_option_of_a_command_is_read(arguments: list[str], options: TopOptions) -> None:
     assert loading.load_with(["--proxy-mode=ipvs", *arguments], command="top").top == options
 
 

@@ -72,7 +72,7 @@ def test_every_field_of_the_wrong_type_is_refused_with_its_line_number(option: O
 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
-def test_every_field_may_be_null(option: Option) -> None:
+def test_every_field_of_the_file_may_be_null(option: Option) -> None:
     assert file.read(nested(option, "null").encode(), "f") == file.Content("f")
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_field_of_our_own_section_is_refused() -> None:
     assert problems_of_file("ipvsproxy:\n  manifest: /m\n") == ["5: ipvsproxy.manifest: unknown field; did you mean manifests?"]
 
 
-def test_anchors_may_be_used_but_merge_keys_may_not() -> None:
+def test_yaml_anchors_are_accepted_and_merge_keys_are_refused() -> None:
     assert from_file("ipvs:\n  syncPeriod: &p 40s\n  tcpTimeout: *p\n").engine.timeouts == Timeouts(40, 0, 0)
     assert problems_of_file("ipvs: &i {scheduler: lc}\niptables:\n  <<: *i\n") == [
         "6: iptables: every key must be the name of a field"
@@ -206,7 +206,7 @@ def test_any_value_of_any_field_is_read_or_refused(fields: list[tuple[Option, st
 
 
 @given(strategies.binary())
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_of_a_file_are_read_or_refused(data: bytes) -> None:
     assert file.read(data, "f").problems
 
 
@@ -306,7 +306,7 @@ def test_the_head_of_a_written_file_and_a_few_values_are_as_kube_proxy_writes_th
     assert document["configSyncPeriod"] == "15m0s"
 
 
-def test_the_digest_is_equal_on_nodes_that_differ_only_in_name_and_address() -> None:
+def test_the_digest_of_the_configuration_is_equal_on_nodes_that_differ_only_in_name_and_address() -> None:
     digest = file.digest(from_flags("--hostname-override=n1", "--bind-address=192.0.2.1"))
     assert digest == file.digest(from_flags("--hostname-override=n2", "--bind-address=192.0.2.2"))
     assert len(digest) == 12

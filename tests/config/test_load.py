@@ -88,7 +88,7 @@ _CONTENTS = strategies.text().map(lambda text: (HEAD + text).encode("utf-8", "su
 
 
 @given(arguments=strategies.lists(_ARGUMENTS, max_size=4), content=strategies.none() | _CONTENTS)
-def test_arbitrary_arguments_give_a_configuration_or_problems(arguments: list[str], content: bytes | None) -> None:
+def test_arbitrary_arguments_result_in_a_configuration_or_in_problems(arguments: list[str], content: bytes | None) -> None:
     try:
         load_with(arguments if content is None else ["--config", PATH, *arguments], content or b"")
     except ConfigError as error:
@@ -231,7 +231,7 @@ def test_a_value_of_the_wrong_type_is_reported_with_flag_value_and_rule() -> Non
     assert problem("-v=-1") == "--v: '-1' must be a whole number in 0..2147483647"
 
 
-def test_every_problem_is_reported_not_only_the_first() -> None:
+def test_all_problems_are_reported_and_not_only_the_first() -> None:
     given, problems, _ = load.parse(["--foo", "--oom-score-adj=x", "-v=2", "word", "--config"])
     assert [str(problem).partition(":")[0] for problem in problems] == ["'--foo'", "--oom-score-adj", "'word'", "--config"]
     assert given["logging.verbosity"].value == 2

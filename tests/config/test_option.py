@@ -44,7 +44,7 @@ def test_a_duration_has_the_same_meaning_as_in_go(text: str, seconds: float) -> 
         *("٣s", "2562048h", "9" * 300 + "s"),
     ],
 )
-def test_duration_that_go_refuses_is_refused(text: str) -> None:
+def test_a_duration_that_go_refuses_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a duration such as 30s, 1m30s or 1h"):
         option.parse_duration(text)
 
@@ -67,7 +67,7 @@ def test_duration_that_go_refuses_is_refused(text: str) -> None:
         (3660.001, "1h1m0.001s"),
     ],
 )
-def test_duration_prints_as_go_prints_it(seconds: float, text: str) -> None:
+def test_a_duration_is_printed_as_in_go(seconds: float, text: str) -> None:
     assert option.render_duration(seconds) == text
 
 
@@ -139,7 +139,7 @@ def test_a_pattern_without_a_file_name_or_level_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "512", "1k", "2Ki", "1.5M", "1e3"])
-def test_quantity_keeps_its_text(text: str) -> None:
+def test_a_quantity_keeps_its_original_text(text: str) -> None:
     assert option.parse_quantity(text) == text
 
 
@@ -150,7 +150,7 @@ def test_a_quantity_that_is_not_a_number_of_bytes_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nan", "inf", "-Infinity", "1e999", "x", "٣"])
-def test_number_that_is_not_finite_is_refused(text: str) -> None:
+def test_a_number_that_is_not_finite_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a number"):
         option.parse_number(text)
 

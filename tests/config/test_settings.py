@@ -54,7 +54,7 @@ def test_the_scheduler_of_translation_is_the_scheduler_that_the_kernel_has() -> 
     assert choices("--ipvs-scheduler=nosuch", scheduler="rr").translation.scheduler == "rr"
 
 
-def test_options_reach_translation() -> None:
+def test_options_reach_the_settings_of_translation() -> None:
     settings = translation(
         "--ipvs-scheduler=mh",
         "--masquerade-all",
@@ -79,7 +79,7 @@ def test_options_reach_translation() -> None:
     )
 
 
-def test_primary_node_ports_reach_translation() -> None:
+def test_primary_node_port_addresses_reach_the_settings_of_translation() -> None:
     assert translation("--nodeport-addresses=primary").node_port_primary
 
 
@@ -108,7 +108,7 @@ def test_excluded_ranges_and_the_drain_deadline_reach_the_reconciler() -> None:
     )
 
 
-def test_periods_and_timeouts_reach_the_loop() -> None:
+def test_sync_periods_and_connection_timeouts_reach_the_loop() -> None:
     settings = engine(
         "--hostname-override=node-a",
         "--ipvs-sync-period=20s",
@@ -135,7 +135,7 @@ def test_the_kernel_settings_that_ipvs_needs_are_written() -> None:
     assert values_by_path(engine("--ipvs-strict-arp"))["net/ipv4/conf/all/arp_ignore"] == "1"
 
 
-def test_connection_tracking_follows_options_and_the_size_of_the_host() -> None:
+def test_connection_tracking_limits_depend_on_options_and_the_size_of_the_host() -> None:
     settings = values_by_path(
         engine(
             "--conntrack-max-per-core=50000",
@@ -160,7 +160,7 @@ def test_connection_tracking_follows_options_and_the_size_of_the_host() -> None:
     }
 
 
-def test_connection_tracking_has_a_minimum_size_on_a_small_host() -> None:
+def test_the_connection_tracking_table_has_a_minimum_size_on_a_small_host() -> None:
     settings = values_by_path(engine(processors=2))
     assert settings["net/netfilter/nf_conntrack_max"] == "131072"
     assert settings["/sys/module/nf_conntrack/parameters/hashsize"] == "32768"

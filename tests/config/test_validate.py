@@ -275,7 +275,7 @@ def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_one(mode: str) -> N
         ),
     ],
 )
-def test_value_that_breaks_a_rule_is_refused_in_one_sentence(flag: str, problem: str) -> None:
+def test_a_value_that_breaks_a_validation_rule_is_refused_in_one_sentence(flag: str, problem: str) -> None:
     assert problems_of_flags(flag) == [f"{flag.partition('=')[0]}: {problem}"]
 
 
@@ -333,7 +333,7 @@ def test_a_value_that_cannot_be_parsed_is_not_compared_with_other_values() -> No
     ]
 
 
-def test_port_zero_turns_a_server_off() -> None:
+def test_port_zero_turns_the_health_or_metrics_server_off() -> None:
     servers = from_flags("--healthz-port=0", "--metrics-port=0").servers
     assert (servers.health, servers.metrics) == (None, None)
 

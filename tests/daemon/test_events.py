@@ -158,7 +158,7 @@ async def test_an_event_shared_by_all_nodes_is_posted_later_under_one_name_and_a
     assert desk.outcomes == ["posted", "posted"]
 
 
-async def test_an_event_that_cannot_be_written_is_dropped() -> None:
+async def test_an_event_is_dropped_if_it_cannot_be_written() -> None:
     desk = Desk()
     desk.error = ApiError.of_status(403, "no")
     desk.record()
@@ -204,7 +204,7 @@ async def test_an_api_server_accepts_the_events(tmp_path: pathlib.Path) -> None:
 
 
 class Stage:
-    """An announcer together with its recorder."""
+    """An event announcer with the recorder that it uses."""
 
     def __init__(self) -> None:
         self.desk = Desk()

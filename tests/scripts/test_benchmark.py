@@ -90,7 +90,7 @@ def test_rows_of_several_cases_are_shown_relative_to_the_main_case() -> None:
     assert (row.case, round(row.value, 3), row.target, row.ok) == ("change 100x10", 1.1, 1.3, True)
 
 
-def test_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> None:
+def test_benchmark_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> None:
     rows = [
         figures.Row("idle", "processor %", 0.3, 0.2),
         figures.Row("scrape", "bytes", 48899),

@@ -162,7 +162,7 @@ def is_running(process: int) -> bool:
 
 @contextlib.contextmanager
 def compiling(machine: Machine) -> Iterator[tuple[multiprocessing.process.BaseProcess, int, int]]:
-    """A build in another process whose compiler has started; yields it, and the process numbers of make and the compiler."""
+    """A build, in another process, whose compiler has started; yields the build and the process numbers of make and compiler."""
     machine.compiles_for_long()
     build = multiprocessing.get_context("fork").Process(target=of_setup)
     build.start()

@@ -117,7 +117,7 @@ def test_a_change_during_a_sync_counts_as_waiting_from_its_arrival() -> None:
     assert not node.is_healthy()
 
 
-def test_a_sync_that_does_not_end_makes_the_node_unhealthy_without_any_change() -> None:
+def test_a_sync_that_never_ends_makes_the_node_unhealthy_even_without_changes() -> None:
     node = Node()
     node.sync()
     node.status.syncing(node.clock.now)

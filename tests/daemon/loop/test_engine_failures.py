@@ -128,7 +128,7 @@ async def test_pauses_between_readings_are_short_again_after_a_successful_readin
 
 
 @in_virtual_time
-async def test_addresses_that_cannot_be_read_are_read_again_soon() -> None:
+async def test_unreadable_addresses_of_the_host_are_read_again_soon() -> None:
     node = MemoryNode()
     async with node.running():
         service = builders.service("web", builders.service_port(node_port=30080))

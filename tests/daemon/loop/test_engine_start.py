@@ -118,7 +118,7 @@ def real_servers(node: MemoryNode) -> set[str]:
 
 @in_virtual_time
 async def test_zone_hints_are_followed_from_the_first_sync_even_if_the_node_object_arrives_late() -> None:
-    """kube-proxy may start without the zone of its Node, and ignores hints if the first event of the Node is lost."""
+    """For example, keepalived serves its own address of eth0, while node ports use only the primary address."""
     node = MemoryNode()
     hinted = builders.endpoint_slice(HERE, ELSEWHERE)
     async with node.running():
@@ -317,7 +317,7 @@ async def test_a_set_copy_that_appears_at_run_time_is_found_by_an_audit_and_coun
 
 @in_virtual_time
 async def test_a_foreign_virtual_server_stays_on_an_address_without_node_ports() -> None:
-    """An example is keepalived on its own address of eth0, while node ports are on the primary address only."""
+    """For example, keepalived has a virtual server on its own address of eth0, while node ports use only the primary address."""
     kernel = memory_node.new_kernel()
     kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))
     foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)

@@ -10,7 +10,7 @@ from ipvsproxy.daemon.loop import garbage
 
 
 class Knot:
-    """An object that refers to itself, so that only the collector frees it."""
+    """An object that refers to itself, so that only the garbage collector can free it."""
 
     def __init__(self) -> None:
         self.itself = self

@@ -1,6 +1,6 @@
 """How long one very large Service occupies the event loop, counted in steps of Python.
 
-During that time no request is answered and no signal is handled.
+While a very large Service occupies the loop, no request is answered and no signal is handled.
 """
 
 import asyncio

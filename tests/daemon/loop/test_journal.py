@@ -1,4 +1,4 @@
-"""Covers the log lines of the loop and their rates. ``test_engine`` covers when the loop logs."""
+"""Covers the lines that the loop logs, and how their rate is limited. ``test_engine`` covers when the loop logs."""
 
 import pytest
 import structlog.testing

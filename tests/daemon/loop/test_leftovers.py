@@ -247,7 +247,7 @@ async def test_a_hidden_table_does_not_count_as_clean_and_all_other_tables_are_c
 
 
 @in_virtual_time
-async def test_a_hidden_table_without_effect_on_packets_of_services_is_ignored() -> None:
+async def test_a_hidden_table_that_does_not_affect_packets_of_services_is_ignored() -> None:
     async with scene(used=LeftRules(hidden=frozenset({"raw"}))) as node:
         await node.sync()
         assert not node.logged

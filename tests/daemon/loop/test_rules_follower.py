@@ -109,7 +109,7 @@ async def test_a_broken_notification_socket_is_logged_once_and_everything_is_rea
     assert [(line["event"], line["error"]) for line in logged] == [("nftables_notifications_lost", "Bad file descriptor")]
 
 
-async def test_a_kernel_without_notifications_is_logged(pipe: Pipe) -> None:
+async def test_a_kernel_without_change_notifications_is_logged(pipe: Pipe) -> None:
     pipe.is_broken = True
     with structlog.testing.capture_logs() as logged:
         async with following(Engine(), pipe):
@@ -117,7 +117,7 @@ async def test_a_kernel_without_notifications_is_logged(pipe: Pipe) -> None:
     assert [line["event"] for line in logged] == ["nftables_notifications_lost"]
 
 
-async def test_a_backend_without_notifications_is_not_followed() -> None:
+async def test_a_rules_backend_without_change_notifications_is_not_followed() -> None:
     with structlog.testing.capture_logs() as logged:
         async with following(Engine(), None) as task:
             assert task.done()

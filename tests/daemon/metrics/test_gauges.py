@@ -183,7 +183,7 @@ def test_metrics_show_whether_each_watch_is_open_and_the_age_of_its_last_contact
     assert values["ipvsproxy_watch_contact_age_seconds"] == {("Service",): 10}
 
 
-def test_drift_is_counted_by_kind() -> None:
+def test_drift_is_counted_by_object_kind() -> None:
     figures = Figures()
     address = parse_address("10.96.0.10")
     at_once(figures.reconciler.putting(OWNER.service, ServiceState(owner=OWNER, addresses=(address,))))
@@ -193,7 +193,7 @@ def test_drift_is_counted_by_kind() -> None:
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
 
-def test_counting_many_objects_lets_other_tasks_run_in_between() -> None:
+def test_counting_many_objects_for_a_scrape_lets_other_tasks_run_in_between() -> None:
     figures, many = Figures(), 3 * OBJECTS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
     at_once(

@@ -55,7 +55,7 @@ async def _rows(metrics: Metrics) -> Mapping[str, float]:
 
 
 def _as_recorded(page: str) -> Mapping[str, Any]:
-    """Type, labels and buckets of each series, in the form of the recordings."""
+    """The type, the labels and the buckets of each series, in the format of the recordings."""
     types = dict(line.split()[2:4] for line in page.splitlines() if line.startswith("# TYPE"))
     series: dict[str, dict[str, Any]] = {}
     for line in page.splitlines():

@@ -318,7 +318,7 @@ async def test_a_reading_that_began_too_long_ago_is_restarted(monkeypatch: pytes
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
-async def test_a_failed_reading_is_not_continued() -> None:
+async def test_a_failed_reading_of_counters_is_not_continued_by_the_next_scrape() -> None:
     scene = Scene(WEB)
     scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
     await scene.scrape()

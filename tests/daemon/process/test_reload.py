@@ -105,7 +105,7 @@ def rename(path: pathlib.Path, *lines: str) -> None:
 def swap(path: pathlib.Path, *lines: str) -> None:
     """Replace the file as the kubelet does in a ConfigMap volume.
 
-    The file is a link through another link to a directory, and the directory is replaced.
+    The configuration file is a link through another link to a directory, and the directory is replaced.
     """
     folder = path.parent
     old = (folder / "..data").readlink() if (folder / "..data").is_symlink() else None

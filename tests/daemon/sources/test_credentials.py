@@ -74,7 +74,7 @@ async def test_a_server_whose_certificate_has_another_authority_receives_no_requ
         assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
 
 
-async def test_a_pod_uses_its_service_account(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inside_a_pod_the_service_account_is_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates = api_server.Certificates(tmp_path)
     (tmp_path / "token").write_text("pod-token")
     async with ApiServer(tls=certificates, token="pod-token") as server:
@@ -118,7 +118,7 @@ def _kubeconfig_with_proxy(path: pathlib.Path, url: str, proxy: str) -> str:
     return written
 
 
-async def test_the_password_of_a_proxy_is_not_logged_when_its_url_is_wrong(tmp_path: pathlib.Path) -> None:
+async def test_the_password_in_a_proxy_url_is_not_logged_when_the_url_is_wrong(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         kubeconfig = _kubeconfig_with_proxy(tmp_path / "kubeconfig", server.url, "http://me:very-secret@127.0.0.1:99999")
         with structlog.testing.capture_logs() as logs:

@@ -106,7 +106,7 @@ def test_a_service_without_traffic_uses_no_memory_after_a_while() -> None:
     assert scene.rates.line(WEB) == ([], [])
 
 
-def test_all_rates_can_be_forgotten() -> None:
+def test_the_rates_of_all_services_can_be_forgotten() -> None:
     scene = Scene()
     for connections in (1, 2):
         scene.read({CLUSTER: connections})
