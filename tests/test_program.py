@@ -36,7 +36,7 @@ LARGE = 20_000
 FLAGS = (
     "--hostname-override=node-a",
     "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
-    "--conntrack-max-per-core=0",  # writable only in the host's own namespace
+    "--conntrack-max-per-core=0",  # the limit is writable only in the host's own network namespace
 )
 XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
 BETWEEN_LOOKS_S = 0.5

@@ -27,7 +27,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
 HEALTH = "http://127.0.0.1:10256/healthz"
 STOPPED_WITHIN_S = patience.seconds(30.0)
-FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")  # writable only in the host's own namespace
+FLAGS = (
+    "--hostname-override=node-a",
+    "--conntrack-max-per-core=0",
+)  # the limit is writable only in the host's own network namespace
 CAPABILITIES = (
     "+net_admin" if iptables_process.LIBRARY.exists() else "+net_admin,+net_raw"
 )  # as after an installation without a compiler

@@ -13,7 +13,7 @@ from tests.track_record import ROOT, Row
 ROWS = track_record.rows(track_record.PAGE.read_text())
 
 
-def test_a_row_of_the_track_record_is_read_with_its_code() -> None:
+def test_the_code_cells_of_a_row_of_the_track_record_are_read() -> None:
     page = "| fault | found by |\n| --- | --- |\n| one | chaos | `scripts/x --y` | `abc1234` | `a\\|b` |\n"
     page += "| two | review | `t.py::a` | `abc` |\n"
     assert track_record.rows(page) == [

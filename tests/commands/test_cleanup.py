@@ -292,13 +292,15 @@ def shown(command: str) -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if not line.startswith("#")]
 
 
-def test_sets_with_our_names_are_removed_whatever_their_type(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_with_our_names_are_removed_even_if_their_definition_differs_from_ours(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = IpSet(SetKind.LOAD_BALANCER, Family.IPV6)
     kernel.apply([Operation(Verb.ADD, there)])
     observe = kernel.observe
 
     def without(names: Sequence[str], *others: Any) -> Observation:
-        """The sets that a node observes, without the set whose type differs from ours."""
+        """The sets that a node observes, without the set whose definition differs from ours."""
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)

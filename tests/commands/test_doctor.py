@@ -388,7 +388,7 @@ def test_doctor_does_not_report_ports_that_our_own_process_holds() -> None:
     assert _judge(listeners={10256: "ipvsproxy (process 7)", 10249: "ipvsproxy (process 7)"}) == []
 
 
-def test_text_shows_faults_with_remedies_then_notes_and_only_the_topics_of_all_other_findings() -> None:
+def test_doctor_prints_faults_with_remedies_then_notes_and_only_the_topics_of_all_other_findings() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),
@@ -408,7 +408,7 @@ def test_text_shows_faults_with_remedies_then_notes_and_only_the_topics_of_all_o
     ]
 
 
-def test_many_missing_modules_or_wrong_settings_are_one_finding_for_each_kind() -> None:
+def test_doctor_reports_many_unknown_modules_in_one_finding_and_many_wrong_settings_in_one() -> None:
     names = [f"ip_set_{number}" for number in range(33)]
     (found,) = _judge(modules=dict.fromkeys(names, ModuleState.UNKNOWN))
     assert found.text == "it is unknown whether this kernel has 33 modules (ip_set_0, ip_set_1, ip_set_2, …)"

@@ -118,7 +118,7 @@ def real_servers(node: MemoryNode) -> set[str]:
 
 @in_virtual_time
 async def test_zone_hints_are_followed_from_the_first_sync_even_if_the_node_object_arrives_late() -> None:
-    """For example, keepalived serves its own address of eth0, while node ports use only the primary address."""
+    """kube-proxy may start without its Node's zone, and ignores topology hints if the first event of the Node is lost."""
     node = MemoryNode()
     hinted = builders.endpoint_slice(HERE, ELSEWHERE)
     async with node.running():

@@ -84,7 +84,7 @@ async def test_every_recorded_series_exists_with_its_type_labels_and_buckets(pro
     assert {series: present.get(series) for series in expected} == expected
 
 
-async def test_recorded_series_that_we_do_not_have_at_the_start_are_those_that_kube_proxy_adds_later() -> None:
+async def test_series_missing_from_the_recording_are_those_that_kube_proxy_adds_after_its_start() -> None:
     recorded = golden_fixtures.recording("default", "P0")["metrics"]
     present = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
     assert sorted(set(present) - set(recorded)) == [

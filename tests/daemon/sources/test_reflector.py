@@ -211,7 +211,7 @@ async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_v
     assert versions(world) == ["0", "0"]
 
 
-async def test_a_list_that_follows_an_incomplete_paged_list_accepts_no_older_version_than_its_first_page() -> None:
+async def test_after_a_paged_list_that_broke_off_the_next_list_names_the_version_of_its_first_page() -> None:
     world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(version=200), [])
     await world.run()
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
@@ -221,14 +221,14 @@ def long_page(version: int) -> bytes:
     return page(*[service(f"s{number}", version) for number in range(reflector.PAGE_ITEMS + 200)], version=version)
 
 
-async def test_a_list_that_follows_one_that_broke_off_is_not_older_than_the_delivered_objects() -> None:
+async def test_after_a_later_list_that_broke_off_the_next_list_names_its_resource_version() -> None:
     world = World(page(version=100), [GONE_LINE], long_page(200)[:-500], page(version=210), [])
     await world.run()
     assert "Put s0" in names(world.delivered)
     assert versions(world) == ["0", "100", "200"]
 
 
-async def test_a_list_that_follows_a_first_list_that_broke_off_is_not_older() -> None:
+async def test_after_a_first_list_that_broke_off_the_next_list_names_its_resource_version() -> None:
     world = World(long_page(200)[:-500], page(version=210), [])
     await world.run()
     assert versions(world) == ["0", "200"]
