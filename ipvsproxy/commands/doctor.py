@@ -121,7 +121,9 @@ def _few(names: Sequence[str], noun: str) -> str:
 
 
 def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
-    settings = {item.path: item for item in desired if not (facts.features and item.path.startswith(_OF_IPVS))}
+    shared = view.shared_tunnel(facts.observation.interface_addresses or ())
+    written = (item for item in desired if not (item.for_tunnels and shared))
+    settings = {item.path: item for item in written if not (facts.features and item.path.startswith(_OF_IPVS))}
     observed = {path: facts.sysctls[path] for path in settings if path in facts.sysctls}
     differing = [
         f"{path} is {value}, desired {settings[path].value}"

@@ -495,3 +495,13 @@ def test_doctor_notes_which_large_datagrams_of_the_hosts_own_programs_are_lost(
     found = [one for one in doctor.judge(facts, WANTED, _config(*flags)) if one.topic == "mtu"]
     assert {one.level for one in found} <= {Level.NOTE}
     assert [text in one.text for one in found] == ([True] if text else [])
+
+
+@pytest.mark.parametrize(("interface", "expected"), [("eth1", ["sysctl"]), ("tunl0", [])])
+def test_settings_of_direct_return_are_not_missed_where_another_program_has_the_tunnel(
+    interface: str, expected: list[str]
+) -> None:
+    seen = dataclasses.replace(SEEN, interface_addresses=(builders.interface_address(interface, "10.244.3.0"),))
+    desired = [Sysctl("net/ipv4/vs/conn_reuse_mode", "0", for_tunnels=True)]
+    found = doctor.judge(dataclasses.replace(FINE, observation=seen), desired, _config())
+    assert [one.topic for one in found if one.topic == "sysctl" and one.level is not Level.OK] == expected
