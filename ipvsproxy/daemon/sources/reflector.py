@@ -157,11 +157,15 @@ Connect = Callable[[], contextlib.AbstractAsyncContextManager[ApiConnection]]
 
 
 class Resource(NamedTuple):
-    """The URL path of the objects of one kind, and the selectors for the objects that this node needs."""
+    """The URL path of the objects of one kind, and the selectors for the objects that this node needs.
+
+    ``cluster_object`` is set if the kind has no namespaces: the name of an object, which does not have to exist.
+    """
 
     path: str
     label_selector: str = ""
     field_selector: str = ""
+    cluster_object: str = ""
 
     def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
         """The query for one page of a list; a ``limit`` of 0 means all objects.
@@ -184,8 +188,9 @@ class Resource(NamedTuple):
         object does not have to exist.
         """
         parent, _, plural = self.path.rpartition("/")
-        in_namespace = Resource(f"{parent}/namespaces/default/{plural}", field_selector="metadata.name=kubernetes")
-        return (self if self.field_selector.startswith("metadata.name=") else in_namespace).list_query(version, limit=0)
+        path = self.path if self.cluster_object else f"{parent}/namespaces/default/{plural}"
+        selector = f"metadata.name={self.cluster_object or 'kubernetes'}"
+        return Resource(path, field_selector=selector).list_query(version, limit=0)
 
     def watch_query(self, version: str, timeout_s: float) -> str:
         """The query for all changes after this version. The query requests that the server end the watch after ``timeout_s``."""

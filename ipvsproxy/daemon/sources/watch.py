@@ -89,7 +89,9 @@ def watched(node_name: str, *, all_nodes: bool = False) -> Mapping[ObjectKind, r
         ObjectKind.ENDPOINT_SLICE: reflector.Resource(
             "/apis/discovery.k8s.io/v1/endpointslices", "!service.kubernetes.io/headless"
         ),
-        ObjectKind.NODE: reflector.Resource("/api/v1/nodes", field_selector="" if all_nodes else f"metadata.name={node_name}"),
+        ObjectKind.NODE: reflector.Resource(
+            "/api/v1/nodes", field_selector="" if all_nodes else f"metadata.name={node_name}", cluster_object=node_name
+        ),
     }
 
 

@@ -262,8 +262,9 @@ async def test_the_latest_list_is_requested_from_a_restored_server() -> None:
     assert versions(world) == ["0", "latest"]
 
 
-async def test_the_resource_version_of_the_server_is_read_by_listing_one_object_from_the_watch_cache() -> None:
-    resources = watch.watched("node-1")
+@pytest.mark.parametrize("all_nodes", [False, True])
+async def test_the_resource_version_of_the_server_is_read_by_listing_one_object_from_the_watch_cache(*, all_nodes: bool) -> None:
+    resources = watch.watched("node-1", all_nodes=all_nodes)
     assert resources[ObjectKind.SERVICE].probe_query("7") == (
         "/api/v1/namespaces/default/services?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
     )
