@@ -399,7 +399,7 @@ def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Find
 
 async def _source(config: Config) -> tuple[Finding, Store]:
     """Check the source of Services; also returns the objects that the source has."""
-    store = Store(started_s=0)
+    store = Store(started_s=0, here=config.node_name)
     try:
         source = await sources.make(config)
         async with inspection.following(source, store):

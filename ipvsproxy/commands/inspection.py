@@ -211,7 +211,8 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sour
     """
     programs = await kernel.call(readable_programs)
     choices = requirements.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.translation.scheduler))
-    store = Store(started_s=time.time(), guard=Guard(config.guard_percent))
+    guard = Guard(config.guard_percent, all_nodes=config.takes_direct_return)
+    store = Store(started_s=time.time(), guard=guard, here=config.node_name)
     return Inspected(config=config, store=store, kernel=kernel, choices=choices, source=source)
 
 

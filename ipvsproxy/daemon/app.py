@@ -93,7 +93,8 @@ class _Node:
 
     def __post_init__(self) -> None:
         self._node_trouble = ""
-        self._store = Store(started_s=time.time(), guard=Guard(self.config.guard_percent))
+        guard = Guard(self.config.guard_percent, all_nodes=self.config.takes_direct_return)
+        self._store = Store(started_s=time.time(), guard=guard, here=self.config.node_name)
         self._engine = Engine(
             choices=self.choices,
             store=self._store,

@@ -53,8 +53,8 @@ class NodeAddresses:
             if item and not self._services.keys().isdisjoint(item.each_address):
                 self._count(_of_slice(item), step)
 
-    def note_node(self, before: Node | None, after: Node) -> None:
-        """Take in a change of a Node; None means that the Node did not exist before."""
+    def note_node(self, before: Node | None, after: Node | None) -> None:
+        """Take in a change of a Node; None means that the Node did not exist before, or does not exist any more."""
         for node, step in ((before, -1), (after, 1)):
             self._count(((address, node.name) for address in node.addresses) if node else (), step)
 

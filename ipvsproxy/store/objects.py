@@ -12,6 +12,8 @@ share.
 Rule 6: an empty first list is doubted, since every API server has at least the Service of its own address. Until a doubted list
 is confirmed, kernel objects of the missing objects stay.
 Rule 7: deletions that a watch reports one at a time are always accepted.
+Rule 8: lists of Nodes are doubted only if all Nodes are watched. If only the Node of this process is watched, an empty list means
+that the Node has not been registered yet, or has been deleted.
 """
 
 import dataclasses
@@ -46,7 +48,7 @@ from ipvsproxy.model.service import (
 from ipvsproxy.store.node_addresses import NodeAddresses
 
 LEAST = 10
-"""Fewer missing objects than this are always removed at once."""
+"""Fewer missing objects than this are always removed at once, except Nodes, of which a cluster may have few."""
 CONFIRMED_AFTER_S = 60.0
 
 
@@ -72,15 +74,17 @@ class Guard:
     """Judges lists.
 
     ``percent`` is the largest share of the objects that one list may remove, 0..100; 0 means that every list is accepted.
+    ``all_nodes``: all Nodes are watched, so lists of Nodes are judged too.
     """
 
-    def __init__(self, percent: int) -> None:
+    def __init__(self, percent: int, *, all_nodes: bool = False) -> None:
         self.percent = percent
+        self.all_nodes = all_nodes
         self.doubts: dict[ObjectKind, Doubt] = {}
 
     def accepts(self, kind: ObjectKind, *, missing: int, known: int, now: float) -> bool:
         """Whether the objects that are missing from a complete list may be removed."""
-        is_much = missing >= LEAST and missing * 100 > self.percent * known
+        is_much = missing >= (1 if kind is ObjectKind.NODE else LEAST) and missing * 100 > self.percent * known
         return self._weigh(kind, Doubt(since_s=now, missing=missing, known=known), is_doubtful=is_much)
 
     def accepts_first(self, kind: ObjectKind, *, is_empty: bool, now: float) -> bool:
@@ -136,11 +140,13 @@ class Store:
     """The known objects.
 
     ``started_s`` (since the epoch): trigger times before this time do not count for this process. ``guard`` judges complete
-    lists; without a guard, every list is accepted.
+    lists; without a guard, every list is accepted. ``here`` is the name of the Node of this process, which is kept when it is
+    deleted.
     """
 
-    def __init__(self, started_s: float, guard: Guard | None = None) -> None:
+    def __init__(self, started_s: float, guard: Guard | None = None, *, here: str = "") -> None:
         self._started_s = started_s
+        self._here = here
         self._guard = guard or Guard(0)
         self.services: dict[ServiceName, Service] = {}
         """Every known Service. Only ``deliver`` changes it."""
@@ -245,7 +251,7 @@ class Store:
         shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
         if kind is ObjectKind.ENDPOINT_SLICE:
             shrunk, self._shrunk = self._shrunk or {}, None
-        if kind is not ObjectKind.NODE:
+        if kind is not ObjectKind.NODE or self._guard.all_nodes:
             lost, of = self._size(kind, missing), self._size(kind, self._keys(kind))
             lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
             is_accepted = self._accepts(event, lost, of, now)
@@ -272,8 +278,8 @@ class Store:
         return self._guard.accepts(event.kind, missing=lost, known=of, now=now)
 
     def _size(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
-        """The number of Services with these keys, or, for EndpointSlices, the number of their endpoints."""
-        if kind is ObjectKind.SERVICE:
+        """The number of Services or Nodes with these keys, or, for EndpointSlices, the number of their endpoints."""
+        if kind is not ObjectKind.ENDPOINT_SLICE:
             return len(keys)
         return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
 
@@ -408,7 +414,11 @@ class Store:
                     self._note_change(kind, gone.service, now)
             case ObjectKind.NODE:
                 node = self._nodes.get(key.name)
-                if node and not node.leaving:
+                if node and key.name != self._here:
+                    del self._nodes[key.name]
+                    self._node_addresses.note_node(node, None)
+                    self._note_change(kind, None, now)
+                elif node and not node.leaving:
                     # The last known addresses and zone of the Node still apply. Load balancers must learn that the Node is
                     # leaving.
                     self._nodes[key.name] = msgspec.structs.replace(node, leaving=True, takes_direct_return=False)

@@ -87,6 +87,14 @@ def test_a_nodes_address_stays_known_while_another_endpoint_slice_or_node_object
     assert _others(store) == {}
 
 
+def test_an_address_of_a_deleted_node_is_no_longer_known() -> None:
+    other = builders.node(TAKEN, name=OTHER_NODE)
+    store = _store(_service(TAKEN), other)
+    assert _others(store) == {TAKEN: OTHER_NODE}
+    store.deliver([Gone(ObjectKind.NODE, memory_node.key_of(other))], 0)
+    assert _others(store) == {}
+
+
 def test_an_endpoint_slice_that_arrived_before_the_look_up_of_a_new_address_is_counted_once() -> None:
     store = _store(_slice())
     store.deliver([memory_node.put(_service(TAKEN)), memory_node.put(_slice(suffix="2"))], 0)

@@ -32,6 +32,7 @@ from tests.support import builders, memory_node
 WEB = builders.service("web")
 SLICE = builders.endpoint_slice(builders.endpoint("10.244.0.5"))
 NODE = builders.node()
+OTHER = msgspec.structs.replace(builders.node("192.168.0.11", name=builders.OTHER_NODE), takes_direct_return=True)
 STARTED_S = 1_700_000_000.0
 BAD = ServiceName("default", "bad")
 
@@ -39,7 +40,7 @@ BAD = ServiceName("default", "bad")
 @pytest.fixture
 def store() -> Store:
     """A store that knows one Service with its EndpointSlice, and the Node, and all of whose changes have been taken."""
-    store = Store(STARTED_S)
+    store = Store(STARTED_S, here=NODE.name)
     deliver(store, WEB, SLICE, NODE)
     store.take()
     return store
@@ -47,6 +48,10 @@ def store() -> Store:
 
 def deliver(store: Store, *objects: ApiObject, now: float = 1) -> None:
     store.deliver([memory_node.put(item) for item in objects], now)
+
+
+def listed(*items: ApiObject, kind: ObjectKind = ObjectKind.SERVICE) -> Event:
+    return memory_node.listed(kind, items)
 
 
 def gone(item: ApiObject) -> Event:
@@ -224,6 +229,17 @@ def test_a_deleted_node_keeps_its_addresses_but_is_leaving(store: Store, event: 
     assert store.take().counts[ObjectKind.NODE] == 1
 
 
+@pytest.mark.parametrize("event", [gone(OTHER), listed(NODE, kind=ObjectKind.NODE)], ids=["deleted", "not listed"])
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_deleted_node_of_another_process_is_removed(store: Store, event: Event, *, leaving: bool) -> None:
+    deliver(store, msgspec.structs.replace(OTHER, leaving=leaving))
+    assert store.tunnel_ends(NODE.name) == {OTHER.name: OTHER.addresses}
+    store.take()
+    store.deliver([event], 2)
+    assert (store.node(OTHER.name), store.node(NODE.name), store.tunnel_ends(NODE.name)) == (None, NODE, {})
+    assert store.take().counts == {ObjectKind.NODE: 1}
+
+
 def test_the_absence_of_a_node_that_was_never_known_is_not_a_deletion() -> None:
     store = Store(STARTED_S)
     store.deliver([gone(NODE)], 1)
@@ -337,10 +353,6 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
     store.deliver([rejected, nameless], 1)
     reported = [(one.name, one.where) for one in store.take().complaints]
     assert reported == [("default/bad", "web.yaml, document 2"), ("", "web.yaml")] * 2
-
-
-def listed(*items: ApiObject, kind: ObjectKind = ObjectKind.SERVICE) -> Event:
-    return memory_node.listed(kind, items)
 
 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
@@ -459,9 +471,43 @@ def test_a_list_may_empty_some_endpoint_slices_and_a_watch_may_empty_any_number(
     assert (len(store.take().services), dict(store.doubts)) == (15, {})
 
 
-@pytest.mark.parametrize("kind", [ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE])
+@pytest.mark.parametrize("others", [2, 20])
+def test_a_list_without_most_nodes_removes_none_until_another_confirms_it(others: int) -> None:
+    store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
+    nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(others)]
+    deliver(store, NODE, *nodes)
+    store.deliver([listed(NODE, *nodes, kind=ObjectKind.NODE)], 2)
+    store.take()
+    for items in ([], [NODE]):
+        store.deliver([listed(*items, kind=ObjectKind.NODE)], 10)
+        assert (len(store.tunnel_ends(NODE.name)), store.node(NODE.name)) == (others, NODE)
+        assert (store.take(), store.may_lack_all) == (Changes(), False)
+    store.deliver([listed(NODE, kind=ObjectKind.NODE)], 10 + CONFIRMED_AFTER_S)
+    assert (store.tunnel_ends(NODE.name), store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
+
+
+def test_half_of_the_nodes_may_be_removed_by_a_list_and_any_number_by_a_watch() -> None:
+    store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
+    nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(3)]
+    deliver(store, NODE, *nodes)
+    store.deliver([listed(NODE, *nodes, kind=ObjectKind.NODE), listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
+    assert store.tunnel_ends(NODE.name).keys() == {"node-0"}
+    store.deliver([gone(nodes[0])], 3)
+    assert (store.tunnel_ends(NODE.name), dict(store.doubts)) == ({}, {})
+
+
+def test_the_only_node_that_is_watched_is_never_doubted() -> None:
+    store = Store(STARTED_S, Guard(50), here=NODE.name)
+    store.deliver([listed(kind=ObjectKind.NODE)], 1)
+    assert not store.doubts
+    deliver(store, NODE)
+    store.deliver([listed(kind=ObjectKind.NODE)], 2)
+    assert (store.node(NODE.name), dict(store.doubts)) == (msgspec.structs.replace(NODE, leaving=True), {})
+
+
+@pytest.mark.parametrize("kind", list(ObjectKind))
 def test_an_empty_first_list_is_doubted_until_another_list_confirms_it(kind: ObjectKind) -> None:
-    store = Store(STARTED_S, Guard(50))
+    store = Store(STARTED_S, Guard(50, all_nodes=True))
     store.deliver([Listed(kind, frozenset())], 1)
     assert kind not in store.missing
     assert store.may_lack_all

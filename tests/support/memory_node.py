@@ -117,7 +117,7 @@ class MemoryNode:
     ) -> None:
         self.kernel = kernel or new_kernel()
         self.settings = settings or Settings()
-        self.store = Store(started_s=0, guard=Guard(guard_percent))
+        self.store = Store(started_s=0, guard=Guard(guard_percent), here=builders.THIS_NODE)
         self.watcher = watcher or Watcher()
         self.executor = executor or InlineExecutor()
         thread = KernelThread(self.executor, self.kernel)

@@ -208,7 +208,8 @@ class Journal:
         for kind in doubts.keys() - self._doubted:
             doubt = doubts[kind]
             if doubt.is_first:
-                hint = f"an API server has default/kubernetes at least; nothing is removed from the kernel {confirmed}"
+                known = "this Node" if kind is ObjectKind.NODE else "default/kubernetes"
+                hint = f"an API server has {known} at least; nothing is removed from the kernel {confirmed}"
                 log.error("first_list_not_believed", kind=kind.value, hint=hint)
             else:
                 log.error(
