@@ -21,7 +21,7 @@ from ipvsproxy.daemon.ui.counters import CounterFollower, keys_of
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import Clients, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
@@ -182,7 +182,7 @@ class Board:
                 matching.discard(name)
             return True
         slices, state = self._store.slices_of(name), self._survey.states.get(name)
-        endpoints = count_endpoints(slices, state, self._survey.draining_of, keys_of(self._survey, name))
+        endpoints = count_endpoints(slices, state, self._survey.draining_of, keys_of(self._survey, name, outside=False))
         problems = problems_of(service, state, endpoints, self._troubles.of(name))
         known = self._rows.get(name)
         if known is None:
@@ -390,10 +390,14 @@ def count_endpoints(
 
 
 def _weights(state: ServiceState | None) -> Collection[Weights]:
-    """The different weights of a Service's virtual servers; many virtual servers share one ``Weights`` object."""
+    """The different weights of a Service's virtual servers; many virtual servers share one ``Weights`` object.
+
+    Clients outside are left out: their other real servers are the ends of tunnels to other nodes.
+    """
     if state is None:
         return ()
-    every: tuple[Weights, ...] = (*(one.weights for one in state.served), *(one.weights for one in state.rare.scopes))
+    scopes = (one.weights for one in state.rare.scopes if one.clients is not Clients.OUTSIDE)
+    every: tuple[Weights, ...] = (*(one.weights for one in state.served), *scopes)
     return {id(weights): weights for weights in every}.values()
 
 

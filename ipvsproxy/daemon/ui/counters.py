@@ -35,6 +35,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.state import Clients
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
@@ -255,12 +256,19 @@ def _places(number: int) -> tuple[int, int, int]:
     return number % REMEMBERED, 2 * REMEMBERED + number % 2, REMEMBERED + number % REMEMBERED
 
 
-def keys_of(survey: Survey, name: ServiceName) -> list[VirtualServerKey]:
-    """The virtual servers that a Service desires, including those of second scopes."""
+def keys_of(survey: Survey, name: ServiceName, *, outside: bool = True) -> list[VirtualServerKey]:
+    """The virtual servers that a Service desires, including those of second scopes.
+
+    ``outside``: including those of clients outside, among whose real servers are the ends of tunnels to other nodes.
+    """
     state = survey.states.get(name)
     if state is None:
         return []
-    scopes = (survey.scope(MarkedPort(name, one.protocol, one.port, one.clients), one.family) for one in state.rare.scopes)
+    scopes = (
+        survey.scope(MarkedPort(name, one.protocol, one.port, one.clients), one.family)
+        for one in state.rare.scopes
+        if outside or one.clients is not Clients.OUTSIDE
+    )
     return [*(one.key for one in state.served), *(key for key in scopes if key)]
 
 

@@ -1,13 +1,19 @@
-"""Covers which Services a search finds."""
+"""Covers which Services a search finds, and how many endpoints a Service has."""
 
+import dataclasses
+import types
 from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.ui import board
+from ipvsproxy.daemon.ui import board, counters
+from ipvsproxy.model.annotations import ServiceAnnotations, WeightRules
 from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.state import Clients
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
-from tests.support.builders import endpoint
+from tests.support.builders import OTHER_NODE, endpoint
+from tests.translate.reading import state_of
 
 WEB = builders.service(
     "web",
@@ -98,3 +104,19 @@ def test_filters_select_services_by_namespace_type_node_and_problems() -> None:
     assert not found(only_problems=True)
     assert found(text="web", namespace="shop")
     assert not found(text="other", namespace="shop")
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_the_ends_of_tunnels_to_other_nodes_are_not_counted_as_endpoints(weight: int) -> None:
+    web = builders.service("web", kind=ServiceType.LOAD_BALANCER, load_balancer=["203.0.113.9"])
+    annotations = ServiceAnnotations(direct_return=True, weights=WeightRules({OTHER_NODE: weight}))
+    item = builders.endpoint_slice(endpoint("10.244.0.5"), endpoint("10.244.1.5", OTHER_NODE))
+    view = dataclasses.replace(builders.node_view(), tunnel_ends={OTHER_NODE: builders.addresses("172.18.0.3")})
+    settings = Settings(direct_return=True, cluster_networks=builders.networks("10.244.0.0/16"))
+    state = state_of(builders.with_options(web, annotations=annotations), item, view=view, settings=settings)
+    assert state.rare.scopes
+    assert board.count_endpoints([item], state, lambda _: (), ()) == (1 + weight, 0, 1 - weight)
+    survey: Any = types.SimpleNamespace(states={web.name: state}, scope=lambda port, _family: port.clients)
+    without = counters.keys_of(survey, web.name, outside=False)
+    left_out: list[Any] = [key for key in counters.keys_of(survey, web.name) if key not in without]
+    assert left_out == [Clients.OUTSIDE], "draining ends of tunnels are not counted, either"
