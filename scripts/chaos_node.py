@@ -1,4 +1,7 @@
-"""Runs histories, one after the other, in one lab; started by ``scripts/chaos``. Exit status 1 after a violation."""
+"""Runs histories of random steps, one after the other, in one network lab; started by ``scripts/chaos``.
+
+The exit status is 1 after a violation.
+"""
 
 import argparse
 import itertools
@@ -17,7 +20,7 @@ from tests.support.program import ProgramError
 
 
 def main() -> int:
-    """Run the histories and print the figures."""
+    """Run the histories, and print the figures of all histories."""
     arguments = _parse()
     figures = Figures()
     deadline_s = time.monotonic() + (arguments.seconds or float("inf"))
@@ -27,7 +30,7 @@ def main() -> int:
             if time.monotonic() > deadline_s:
                 break
             _run(f"{arguments.seed}:{number}", number, node, figures, arguments)
-            if arguments.json:  # after each history, so that a stopped run has figures, too
+            if arguments.json:  # written after each history, so that an interrupted run has figures as well
                 arguments.json.write_text(json.dumps(figures.report(), indent=2) + "\n")
     print(*figures.lines(), sep="\n")
     return 1 if figures.violations else 0

@@ -1,10 +1,10 @@
-"""Hands requests for the page into the demo's node, and the answers out, through files.
+"""Passes requests for the page into the demo's node, and the answers back, through files.
 
-The node may be on a kernel of its own, user-mode Linux, which shares nothing with the host but a directory. For
+The node may run on user-mode Linux, a separate kernel that shares only a directory with the host. For
 ``scripts/demo --stay``, this program runs on the host with that directory as its argument: it listens on 127.0.0.1, writes the
-page's address to the file ``address``, and each request to a file of its own. ``scripts.demo_node`` runs ``answer_all``. A file
-is written under another name first, so nobody reads half of one. The commands of ``scripts/demo --shell`` and their outputs
-are files, too.
+page's address to the file ``address``, and each request to a separate file. ``scripts.demo_node`` runs ``answer_all``. Each file
+is first written under another name and then renamed, so that no incomplete file is read. The commands of ``scripts/demo --shell``
+and their outputs are files, too.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     directory = pathlib.Path()
 
     def do_GET(self) -> None:
-        """Hand in the request, and wait for its answer."""
+        """Write the request to a file, and wait for the file with its answer."""
         name = f"{next(self.numbers):09}"
         headers = {"Host": self.headers.get("Host", "")}
         _write(self.directory / f"{name}.request", json.dumps([self.path[:MOST_BYTES], headers]).encode())
@@ -56,7 +56,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def serve(directory: pathlib.Path, port: int = PORT) -> None:
-    """Answer on this port of 127.0.0.1, or on another if it is in use; never returns."""
+    """Serve the page on this port of 127.0.0.1, or on another port if it is in use; never returns."""
     _Handler.directory = directory
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
@@ -68,7 +68,7 @@ def serve(directory: pathlib.Path, port: int = PORT) -> None:
 
 
 def answer_all(directory: pathlib.Path, is_over: Callable[[], bool]) -> None:
-    """Send the requests in the files to this node's metrics server, and write the answers, until the demo ends."""
+    """Send the requests in the files to this node's metrics server, and write the answers to files, until the demo ends."""
     while not is_over():
         for path in sorted(directory.glob("*.request")):
             threading.Thread(target=_answer, args=(path, path.read_bytes()), daemon=True).start()
@@ -77,7 +77,7 @@ def answer_all(directory: pathlib.Path, is_over: Callable[[], bool]) -> None:
 
 
 def run_commands(directory: pathlib.Path, run: Callable[[str], str]) -> None:
-    """Run the commands in the files, and write their outputs."""
+    """Run the commands in the files, and write their outputs to files."""
     for path in sorted(directory.glob("*.command")):
         line = path.read_text()
         path.unlink()

@@ -1,8 +1,10 @@
 """Runs the demo on a kernel with ip_vs: builds a node, runs ipvsproxy on manifests/demo, sends packets, prints a summary.
 
-Every line of the summary comes from the kernel or from a backend in this run. Exit status 0 if all is as expected, else 1.
+Every line of the summary is based on the kernel's state, or on answers of backend pods, in this run. The exit status is 0 if all
+results are as expected, and 1 otherwise.
 
-With ``--stay DIRECTORY`` the node stays, with traffic, until there is a file ``stop`` in that directory; see ``demo_mailbox``.
+With ``--stay DIRECTORY`` the node continues to run, with traffic, until a file ``stop`` appears in that directory; see
+``demo_mailbox``.
 """
 
 import argparse
@@ -57,7 +59,7 @@ PAGE = """
 class Question(NamedTuple):
     """Requests to send, their explanation, and the expected result.
 
-    The answering pods, and the client addresses that they observe.
+    The pods that have answered, and the client addresses that these pods have observed.
     """
 
     title: str
@@ -136,7 +138,7 @@ QUESTIONS = (
 
 
 class Screen:
-    """The printed output. Colours only on a terminal."""
+    """The printed output. Colours are used only on a terminal."""
 
     def __init__(self) -> None:
         self._colours = sys.stdout.isatty()
@@ -157,12 +159,12 @@ class Screen:
             self.print(why)
 
     def command(self, command: str, output: str = "") -> None:
-        """Print a command as at a prompt, and its output."""
+        """Print a command as if typed at a prompt, and its output."""
         self.print(self._paint("1", f"$ {command}"))
         if output:
             self.print(output.rstrip())
 
-    def mark(self, good: bool) -> str:  # noqa: FBT001 - its only argument
+    def mark(self, good: bool) -> str:  # noqa: FBT001 - the only argument of this function
         """``ok`` or ``NO``, coloured."""
         return self._paint("32", "ok") if good else self._paint("1;31", "NO")
 
@@ -185,7 +187,7 @@ class Screen:
 
 
 def _describe(seen: lab.Result) -> str:
-    """The whole result: outcome, backends, sources."""
+    """The complete result: outcome, backends, and source addresses."""
     if not seen.backends:
         return seen.outcome
     prefix = "" if seen.outcome == "ok" else f"{seen.outcome}; "
@@ -201,7 +203,10 @@ def _abridge(seen: lab.Result) -> str:
 
 
 def main(mailbox: pathlib.Path | None = None) -> int:
-    """Run the demo; returns the exit status. With a directory for requests of its page, the node stays before the demo ends."""
+    """Run the demo, and return the exit status.
+
+    If a directory for requests for the page is given, the node continues to run before the demo ends.
+    """
     begin = time.monotonic()
     screen = Screen()
     kernel = "user-mode Linux" if _is_user_mode() else "the host's kernel"
@@ -301,7 +306,7 @@ def _scale_down(screen: Screen, node: lab.Lab, running: program.Program, path: p
 
 
 def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Path) -> None:
-    """Let clients use the node, and change it now and then, until the user ends the wait."""
+    """Let clients send requests to the node, and change its Services from time to time, until the user ends the demo."""
     ends_s = time.monotonic() + LONGEST_STAY_S
     stop = mailbox / "stop"
     answering = threading.Thread(target=demo_mailbox.answer_all, args=(mailbox, stop.exists), daemon=True)
@@ -331,7 +336,7 @@ def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Pa
 
 
 def _run_in(node: lab.Lab, line: str) -> str:
-    """The output of a command line in the node, which ends after a minute at the latest."""
+    """Returns the output of a command line run in the node, which is stopped after one minute."""
     path = f"{pathlib.Path('.venv/bin').absolute()}:{os.environ['PATH']}"
     argv = ("env", f"PATH={path}", "timeout", "60", "bash", "-c", f"exec 2>&1; {line}")
     _, output, errors = node.call("run", namespace="node", argv=argv, stdin=None)
@@ -353,7 +358,7 @@ def _remove_endpoint(path: pathlib.Path) -> None:
 
 
 def _is_chosen(node: lab.Lab) -> bool:
-    """Whether the leaving endpoint still gets new connections: it is listed with a weight above 0."""
+    """Says whether the removed endpoint still gets new connections, that is, whether it is listed with a weight above 0."""
     listing = node.run("node", "ipvsadm", "-Ln", "-t", "10.96.0.80:80")
     rows = [line.split() for line in listing.splitlines() if f"{LEAVING}:" in line]
     return any(row[3] != "0" for row in rows)

@@ -1,4 +1,7 @@
-"""Fails each act of a start, in a start of its own; started by ``scripts/faults``. Exit status 1 if anything was wrong."""
+"""Starts ipvsproxy many times, and lets another operation of the start fail each time; started by ``scripts/faults``.
+
+The exit status is 1 if anything was wrong.
+"""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Runs one target of tests/fuzz under atheris; started by ``scripts/fuzz``. All other arguments are libFuzzer's."""
+"""Runs one target of tests/fuzz under atheris; started by ``scripts/fuzz``. All other arguments are passed to libFuzzer."""
 
 import pathlib
 import sys

@@ -1,6 +1,6 @@
-"""Runs the program with a cluster that always changes, and clients.
+"""Runs the program with a cluster whose objects change all the time, and with clients.
 
-Started by ``scripts/soak``. Exit status 1 if anything was wrong.
+Started by ``scripts/soak``. The exit status is 1 if anything was wrong.
 """
 
 import argparse
@@ -36,12 +36,12 @@ REQUESTS_S = 0.05
 
 
 class Soak:
-    """One run. ``wrong`` has a sentence for each fault."""
+    """One run. ``wrong`` contains a sentence for each fault."""
 
     def __init__(self, node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> None:
         self.wrong: list[str] = []
         self._arguments = arguments
-        dice = random.Random(arguments.seed)  # noqa: S311 - seeded, not for secrets
+        dice = random.Random(arguments.seed)  # noqa: S311 - the random numbers are seeded, and not used for secrets
         self._world = world.World(dice)
         self._churn = soak.Churn(dice, arguments.services, arguments.endpoints)
         self._figures = Figures()
@@ -55,7 +55,7 @@ class Soak:
         self._began_s = 0.0
 
     def run(self) -> None:
-        """Run the program, and print each sample."""
+        """Run the program, and print each sample of its resources."""
         self._server.apply([*self._world.objects.values(), *self._churn.objects()], ())
         try:
             with self._running:
@@ -73,7 +73,7 @@ class Soak:
         print(json.dumps(self._summary()), flush=True)
 
     def _live(self) -> None:
-        """Change objects, sample and send requests until the time is over."""
+        """Change objects, take samples and send requests until the time is over."""
         ends_s = self._began_s + self._arguments.minutes * 60
         sample_s = cut_s = self._began_s
         for number in itertools.count(1):
@@ -147,7 +147,10 @@ class Soak:
 
 
 def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> int:
-    """Take over repeatedly, and print a line per round; returns the number of unanswered requests and differences."""
+    """Take over from kube-proxy repeatedly, and print a line per round.
+
+    Returns the number of unanswered requests and differences.
+    """
     run = take_overs.TakeOvers(node, directory, interval_s=REQUESTS_S)
     remaining = arguments.take_overs
     while remaining:
@@ -176,7 +179,7 @@ def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) ->
 
 
 def main() -> int:
-    """Run the soak in a lab of its own."""
+    """Run the soak test in a separate network lab."""
     arguments = _parse()
     if arguments.take_overs:
         with tempfile.TemporaryDirectory() as name, lab.Lab() as node:

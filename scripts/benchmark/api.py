@@ -1,4 +1,4 @@
-"""An in-memory API server: the program runs its own lists and watches; only HTTP is left out."""
+"""An in-memory API server: the program runs its real lists and watches, and only HTTP is not part of the measurement."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ CHUNK_BYTES = 1 << 16
 
 
 class MemoryApi:
-    """Answers lists with pages from a directory, and watches with what ``send`` is given.
+    """It answers lists with pages from a directory, and watches with the lines passed to ``send``.
 
-    All pages are read into one buffer, piece by piece: the fresh memory of each page belongs to the HTTP client, which is left
-    out.
+    All pages are read into the same buffer, chunk by chunk, because the memory of a page would belong to the HTTP client, which
+    is not measured.
 
     ``first_byte_s`` is the time of the first page; ``sent_lines`` counts the lines sent to watches.
     """
@@ -41,22 +41,22 @@ class MemoryApi:
         self._watches[kind].put_nowait((chunk, lines))
 
     def feed(self, kind: str, lines: asyncio.StreamReader) -> None:
-        """Send everything from a stream to the watch of this kind, until the stream ends."""
+        """Send all data of a stream to the watch of this kind, until the stream ends."""
         self._watches[kind].put_nowait(lines)
 
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
-        """One page of a list, in pieces of ``CHUNK_BYTES``."""
+        """Yields one page of a list in chunks of ``CHUNK_BYTES``."""
         asked = urllib.parse.urlsplit(path)
         page = dict(urllib.parse.parse_qsl(asked.query)).get("continue", "0")
         self.first_byte_s = self.first_byte_s or time.perf_counter()
         with (self._pages / f"{_kind(asked.path)}-{page}").open("rb", buffering=0) as file:
             while size := file.readinto(self._buffer):
-                # All kinds share the buffer: no other task may run before the caller has read this piece.
+                # All kinds share the buffer, so no other task may run before the caller has read this chunk.
                 yield cast("bytes", memoryview(self._buffer)[:size])
-                await asyncio.sleep(0)  # like a socket, lets other tasks run
+                await asyncio.sleep(0)  # lets other tasks run, as reading from a socket does
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """A watch; it never ends."""
+        """Yields the chunks of a watch, which never ends."""
         del idle_s
         queue = self._watches[_kind(urllib.parse.urlsplit(path).path)]
         yield b""
@@ -73,12 +73,12 @@ class MemoryApi:
 
     @property
     def waiting(self) -> int:
-        """How many chunks are not sent yet."""
+        """The number of chunks that are not sent yet."""
         return sum(queue.qsize() for queue in self._watches.values())
 
 
 class Source:
-    """The program's reflectors, connected to a ``MemoryApi``."""
+    """The program's reflectors (list and watch clients), connected to a ``MemoryApi``."""
 
     problem = ""
 
@@ -87,7 +87,7 @@ class Source:
         async def connect() -> AsyncIterator[reflector.ApiConnection]:
             yield api
 
-        watch = importlib.import_module("ipvsproxy.daemon.sources.watch")  # in service by now, so its memory counts
+        watch = importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has it in memory, too
         pace = reflector.WatchPace(shortest_watch_s=86400, longest_watch_s=86400)
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, connect, _Silent(), pace)
@@ -95,17 +95,17 @@ class Source:
         }
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Deliver events until it is cancelled."""
+        """Deliver events until this task is cancelled."""
         async with asyncio.TaskGroup() as group:
             for each in self._reflectors.values():
                 group.create_task(each.list_and_watch(deliver))
 
     def describe(self) -> str:
-        """A name for the log."""
+        """The name of this source in the log."""
         return "API server in memory"
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """None: nobody looks at the page."""
+        """Returns None, because no viewer has opened the page."""
         del service
         return {}
 

@@ -1,6 +1,9 @@
-"""Measures kube-proxy and ipvsproxy in the same way: a process of its own, against the tests' API server, observed from outside.
+"""Measures kube-proxy and ipvsproxy in the same way, observed from outside.
 
-Only the kernel's table counts (``/proc/net/ip_vs``), which is read as rarely as the figures allow.
+Each proxy runs as a separate process with the tests' API server.
+
+The only criterion is the kernel's IPVS table (``/proc/net/ip_vs``), which is read as rarely as the precision of the figures
+allows.
 """
 
 import asyncio
@@ -60,16 +63,18 @@ def run(command: str, services: int, endpoints: int, places: outside.Places | No
     """Measure ``command`` (empty: ipvsproxy) with a cluster of this size; ``others`` are fields of ``Size``.
 
     Raises:
-        RuntimeError: the process has ended, or a phase did not end in time.
+        RuntimeError: the process has ended, or a phase was not finished in time.
     """
     size = Size(services, endpoints, **others)  # type: ignore[arg-type]  # callers know which are whole numbers
     return asyncio.run(_run(command or f"{sys.executable} -m ipvsproxy", size, places or outside.Places()))
 
 
 def launch(services: int, endpoints: int, places: outside.Places | None = None) -> Figures:
-    """Measure ipvsproxy's way from ``execve`` until everything is in force, and its parts, in seconds since ``execve``.
+    """Measure ipvsproxy's start from ``execve`` until everything is programmed, and its phases.
 
-    Python with all modules is measured by itself, as the shortest of ``LAUNCHES``.
+    All times are in seconds since ``execve``.
+
+    The import of Python and all modules is measured separately, as the shortest of ``LAUNCHES`` runs.
 
     Raises:
         RuntimeError: as ``run``.
@@ -109,7 +114,7 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
             figures = await measured.start()
             figures |= await measured.change()
             figures |= await measured.scrape()
-            figures |= await measured.idle()  # before the storms, whose removals may take minutes
+            figures |= await measured.idle()  # before the bursts of changes, whose removals may take minutes
             figures |= await measured.churn()
             figures |= await measured.rolling()
         async with outside.running(command, server.url, places) as proxy:
@@ -125,14 +130,14 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
 
 
 class _Replaced(NamedTuple):
-    """Removed addresses and their replacements, as the kernel writes them."""
+    """Removed addresses and their replacements, in the kernel's notation."""
 
     gone: set[str]
     come: set[str]
 
 
 class _Cluster:
-    """The objects of the API server: Services of one slice each, and later one of many slices."""
+    """The objects of the API server: Services with one EndpointSlice each, and later one Service with many slices."""
 
     def __init__(self, server: ApiServer, size: Size) -> None:
         self._server = server
@@ -170,7 +175,7 @@ class _Cluster:
 
 
 class _Measured:
-    """One process, measured phase by phase."""
+    """One proxy process that is measured in several phases."""
 
     def __init__(self, proxy: outside.Proxy, cluster: _Cluster, size: Size) -> None:
         self._proxy = proxy
@@ -190,7 +195,7 @@ class _Measured:
         }
 
     async def change(self) -> Figures:
-        """One endpoint is replaced repeatedly, with a pause between two changes."""
+        """Replace one endpoint repeatedly, with a pause between two changes."""
         before, changes_s = self._proxy.spent(), []
         for change in range(self._size.changes):
             await asyncio.sleep(self._size.change_pause_s)
@@ -228,13 +233,13 @@ class _Measured:
         return {"idle_percent": spent.processor_s / spent.at_s * 100, "idle_started": spent.started / spent.at_s * 60}
 
     async def churn(self) -> Figures:
-        """Endpoints of many Services are replaced at a fixed rate."""
+        """Replace endpoints of many Services at a fixed rate."""
         numbers = (number * 7 % self._size.services for number in range(self._size.churn_changes))
         seen = await self._storm(((number, 0, 1) for number in numbers), self._size.churn_per_s)
         return {f"churn_{key}": value for key, value in seen.items()} | {"churn_resident_mb": self._proxy.resident_mb()}
 
     async def rolling(self) -> Figures:
-        """All endpoints of a large Service are replaced, a few of one slice at a time."""
+        """Replace all endpoints of a large Service, a few endpoints of one slice at a time."""
         number = self._size.services
         parts = self._cluster.add(number, self._size.rolling_endpoints)
         pod_addresses = self._cluster.pod_addresses()
@@ -245,7 +250,7 @@ class _Measured:
         return {f"rolling_{key}": value for key, value in seen.items()}
 
     async def _storm(self, changes: Iterator[tuple[int, int, int]], per_s: float) -> Figures:
-        """Make these changes, and wait until all new endpoints serve in the kernel, and no old one."""
+        """Make these changes, and wait until the kernel has all new endpoints and no replaced endpoint."""
         before, began_s = self._proxy.spent(), time.perf_counter()
         made_s: dict[str, float] = {}
         gone: set[str] = set()
@@ -257,7 +262,7 @@ class _Measured:
                 replaced = self._cluster.replace(service, part, count)
                 gone.update(replaced.gone)
                 for address in replaced.gone:
-                    made_s.pop(address, None)  # replaced before it was observed: no longer awaited
+                    made_s.pop(address, None)  # this endpoint was replaced before it was observed, so it is no longer awaited
                 made_s.update(dict.fromkeys(replaced.come, time.perf_counter()))
             return time.perf_counter()
 

@@ -1,6 +1,8 @@
-"""Counts the program's system calls: each one on netlink sockets; reads and writes of files by the kernel's own counts.
+"""Counts the program's system calls.
 
-No figure includes other system calls, such as waiting for input.
+Each call on a netlink socket is counted; reads and writes of files come from the kernel's counters.
+
+Other system calls, such as waiting for input, are not included in any figure.
 """
 
 import functools
@@ -27,7 +29,7 @@ class Make(Protocol):
 
 
 class CountedSocket:
-    """A socket that makes its calls through ``make``; has the methods that ``netlink.Channel`` uses."""
+    """A socket that makes its system calls through ``make``, and has the methods that ``netlink.Channel`` uses."""
 
     def __init__(self, opened: netlink.Socket, make: Make) -> None:
         self._opened = opened
@@ -54,7 +56,7 @@ class CountedSocket:
 
 
 class _ListeningSocket:
-    """A listening socket, with a counter of its own, because another thread owns it."""
+    """A listening socket with a separate counter, because another thread owns the socket."""
 
     def __init__(self, opened: Any, counts: Counter[str]) -> None:
         self._opened = opened
@@ -73,16 +75,16 @@ class _ListeningSocket:
 
 
 def cover(make: Make, counts: Counter[str]) -> None:
-    """Route the calls of each new channel, and each question, through ``make``; count those of listening sockets."""
+    """Route the calls of each new channel, and each query, through ``make``, and count the calls of listening sockets."""
     netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to observe its calls
     notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # likewise
     sockets._libc.getsockopt = functools.partial(make, QUESTIONS, sockets._libc.getsockopt)
 
 
 def file_calls() -> Mapping[str, int]:
-    """Reads and writes of this process and its finished children; empty if the kernel keeps no count.
+    """The numbers of reads and writes of this process and its finished children; empty if the kernel does not count them.
 
-    This function's own calls are subtracted.
+    The calls made by this function itself are subtracted.
     """
     try:
         with _IO.open("rb", buffering=0) as file:
@@ -107,7 +109,7 @@ def _listening(make_listener: Callable[..., None], counts: Counter[str]) -> Call
     @functools.wraps(make_listener)
     def made(listener: notify.ChangeListener, **named: Any) -> None:
         make_listener(listener, **named)
-        counts[HEARD] += 1  # the new socket requests the names of interfaces
+        counts[HEARD] += 1  # a new socket requests the names of interfaces from the kernel
         listener._socket = _ListeningSocket(listener._socket, counts)  # type: ignore[assignment]  # alike as far as it is used
 
     return made

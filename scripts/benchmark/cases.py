@@ -1,4 +1,4 @@
-"""The cases: which measurements each has, and the figures and targets that follow."""
+"""The benchmark cases: the measurements of each case, and the figures and targets computed from their results."""
 
 import dataclasses
 import functools
@@ -69,9 +69,11 @@ _PHASES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Measurements on one boot of the kernel, and the rows made of their results. ``--quick`` runs only ``quick`` cases.
+    """A case: measurements on one boot of the kernel, and the rows computed from their results.
 
-    ``timeout_s`` is for all of them together.
+    ``--quick`` runs only ``quick`` cases.
+
+    ``timeout_s`` limits the time of all measurements together.
     """
 
     name: str
@@ -91,13 +93,16 @@ class Side(NamedTuple):
 
 
 def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
-    """All cases; ``quick`` shortens some and leaves out others. ``kube_proxy`` is another program to measure beside ipvsproxy."""
+    """Returns all cases; ``quick`` shortens some cases and omits others.
+
+    ``kube_proxy`` is another program to measure beside ipvsproxy.
+    """
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
-    churn = "churn of 10 s" if quick else "churn"  # another name, because memory and backlog have less time to grow
+    churn = "churn of 10 s" if quick else "churn"  # two names, because memory and backlog have less time to grow
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
-        *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # short, so many: one is a coin toss
+        *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # repeated, as a single short run says little
         *(_start(size, repeats=times, target=None, quick=False) for size, times in OTHERS.items()),
         *(_change(*size) for size in ((100, 10), MAIN)),
         _change(*LARGEST, quick=False),
@@ -135,7 +140,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
 
 
 def related(rows: Sequence[Row]) -> Iterator[Row]:
-    """Rows that need the results of several cases."""
+    """Returns the rows that need the results of several cases."""
     values = {(row.case, row.figure): row.value for row in rows}
     middle = values.get((_change_name(*MAIN), "p50 ms"))
     for size in ((100, 10), LARGEST):
@@ -166,8 +171,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
     most_relative = None if size == CROWDED else 1.2
 
     def rows(found: Sequence[Found]) -> Iterator[Row]:
-        # Starts and replays take turns, because the machine's load changes from minute to minute. Only the first start, which
-        # counts for the phases alone, records the messages and reads clocks.
+        # Starts and replays take turns, because the machine's load changes from minute to minute. Only the first start, whose
+        # result is used only for the phases, records the messages and reads clocks.
         first, starts, replays = found[0], found[1::2], found[2::2]
         start, replay = _typical(starts), _typical(replays)
         least_start, least_replay = _typical(starts, min), _typical(replays, min)
@@ -192,8 +197,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
             yield Row(name, "resident MB before the lists", first["imported_mb"])
 
     def rows_beside_main(found: Sequence[Found]) -> Iterator[Row]:
-        # In turn with pairs of the main size, in one boot: the speed of the machine changes by a third within minutes, and
-        # differently for each part of a start.
+        # These measurements alternate with pairs of the main size in one boot, because the speed of the machine changes by a
+        # third within minutes, and differently for each phase of a start.
         firsts, rounds = found[:2], [found[at : at + 4] for at in range(2, len(found), 4)]
         yield from rows([firsts[1], *(one for of_round in rounds for one in of_round[2:])])
         sides = list(zip(*rounds, strict=True))
@@ -223,9 +228,10 @@ def _recording(size: Sequence[int | str]) -> str:
 
 
 def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
-    """Combine repeated measurements: the median of each figure by itself, or another pick.
+    """Combine repeated measurements: takes the median of each figure separately, or another selection.
 
-    Not the median of ratios: a machine that is slow for a second slows only one of a pair, and a slow replay makes a good ratio.
+    The median of ratios is not used: if the machine is slow for a second, it slows only one measurement of a pair, and a slow
+    replay results in a good ratio.
     """
     return {name: pick([one[name] for one in found]) for name in found[0].keys() & {"wall_s", "addresses"}}
 
@@ -245,7 +251,10 @@ def _most_resident_mb(size: tuple[int, ...]) -> float | None:
 
 
 def _without_addresses(start: Found, replay: Found) -> float:
-    """The ratio without the kernel's time for addresses, which is quadratic and the same on both sides."""
+    """The ratio without the kernel's time for addresses.
+
+    This time grows quadratically, and is the same for the start and the replay.
+    """
     return float((start["wall_s"] - replay["addresses"]) / (replay["wall_s"] - replay["addresses"]))
 
 
@@ -295,7 +304,10 @@ def _one_more_name(size: tuple[int, int]) -> str:
 
 
 def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
-    """One endpoint, one Service, one restart and one audit on a node that has so many Services, with local routes."""
+    """Measures one more endpoint, one more Service, one restart and one audit.
+
+    The node has this number of Services, and local routes.
+    """
     services, endpoints = size
     name, flags = _one_more_name(size), ["--ipvs-vip-binding=routes"]
     given = {"pages": size, "services": services, "endpoints": endpoints, "churn_s": 0, "changes": 100, "flags": flags}
@@ -320,7 +332,7 @@ def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
 
 
 def _scopes(repeats: int) -> Case:
-    """Load balancers with second scopes and without, in turn: a start, and single changes of endpoints."""
+    """Measures load balancers alternately with and without second scopes: a start, and single changes of endpoints."""
     flags = [[f"--ipvs-traffic-scopes={name}"] for name in ("kube-proxy", "api")]
     services, endpoints, *_ = BALANCED
     starts = [("cold", {"pages": BALANCED, "times": False, "flags": one}) for one in flags]
@@ -347,7 +359,10 @@ def _scopes_rows(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _annotations(repeats: int) -> Case:
-    """Starts of Services without annotations, which count or do not, and of Services that have some, in turn."""
+    """Measures starts with and without annotations alternately.
+
+    The Services have no annotations, with the feature turned off and on, or have annotations.
+    """
     ignored, counted = ["--service-annotations=none"], ["--service-annotations=all"]
     sides = ((MAIN, ignored), (MAIN, counted), (ANNOTATED, counted))
     starts = [("cold", {"pages": pages, "times": False, "flags": flags}) for pages, flags in sides]
@@ -368,16 +383,16 @@ def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -> Case:
-    """Starts with addresses on the device and with local routes, each with its replay, in turn."""
+    """Measures starts alternately with addresses on the device and with local routes, each followed by its replay."""
     sides = {way: Side([f"--ipvs-vip-binding={way}"], *BINDING_TARGETS[size].get(way, ())) for way in BINDINGS}
     pages = (*size, 0, 3 if family == "IPv6" else 0)
     return _in_turn(f"binding {size[0]}x{size[1]} {family}", pages, sides, repeats=repeats, quick=quick)
 
 
 def _backend(size: tuple[int, int], *, repeats: int, quick: bool) -> Case:
-    """Starts with rules and sets in iptables and ipset, and in nftables, each with its replay, in turn.
+    """Measures starts alternately with rules and sets in iptables and ipset, and in nftables, each followed by its replay.
 
-    Service addresses are local routes: the kernel's cost of addresses would hide what a backend costs.
+    Service addresses are local routes, because the kernel's time for addresses would hide the cost of a backend.
     """
     sides = {
         backend: Side(
@@ -395,10 +410,10 @@ def _backend_flags(backend: str) -> list[str]:
 
 
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
-    """Starts of each side with its replay, in turn: the speed of the machine changes from minute to minute.
+    """Measures the starts and replays of both sides alternately, because the speed of the machine changes from minute to minute.
 
-    With one pair of each, the sides come one after the other, the first one last: in ``binding`` it has the addresses, and the
-    kernel goes on working on addresses that are gone.
+    With only one pair per side, the first side is measured last: in ``binding``, the first side uses addresses, and the kernel is
+    still busy with removed addresses afterwards.
     """
     firsts, rounds = dict[str, list[Measurement]](), dict[str, list[Measurement]]()
     for side, chosen in sides.items():
@@ -416,7 +431,7 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 
 
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
-    """``measured`` has the side of each measurement. The first start of a side is recorded."""
+    """``measured`` contains the side that each measurement belongs to. The first start of a side is recorded."""
     walls = dict[str, float]()
     for side, given in sides.items():
         first, *rounds = (one for one, its_side in zip(found, measured, strict=True) if its_side == side)
@@ -462,7 +477,10 @@ def _own(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _own_backends(repeats: int) -> Case:
-    """Starts with each backend, in turn, without a kernel: what its messages cost the program. The kernel must have nf_tables."""
+    """Measures starts without a kernel, alternately with each backend, to get the program's own time for each backend's messages.
+
+    The kernel must have nf_tables.
+    """
     sides = {name: {"pages": MAIN, "times": False, "flags": _backend_flags(name)} for name in BACKENDS}
 
     def rows(found: Sequence[Found]) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Feeds a watch on time from a process of its own, so that its work does not count as the program's.
+"""Feeds a watch on time from a separate process, so that the work of feeding does not count as the program's work.
 
 python -m scripts.benchmark.feeder DESCRIPTOR BEGINS_S PER_S < LINES
 """
@@ -17,7 +17,7 @@ BUFFER_BYTES = 4 << 20
 
 
 def start(lines: BinaryIO, *, begins_s: float, per_s: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """Feed these lines; the socket ends after the last one. ``begins_s`` is a time of ``time.perf_counter``."""
+    """Send these lines to the socket, which is closed after the last line. ``begins_s`` is a time of ``time.perf_counter``."""
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setsockopt(socket.SOL_SOCKET, 32, BUFFER_BYTES)  # SO_SNDBUFFORCE
@@ -28,7 +28,7 @@ def start(lines: BinaryIO, *, begins_s: float, per_s: int) -> tuple[socket.socke
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Feed as the command line says."""
+    """Run the feeder with the arguments of the command line."""
     begins_s, per_s = float(arguments[1]), int(arguments[2])
     with socket.socket(fileno=int(arguments[0])) as reader:
         fed = 0

@@ -16,9 +16,9 @@ COUNTED = (
 
 
 class Row(NamedTuple):
-    """One figure. It must not be greater than ``target``; None: no target.
+    """One figure. The value must not be greater than ``target``; a target of None means that there is no target.
 
-    ``value`` is None if it could not be measured, which is never ``ok``.
+    A ``value`` of None means that the figure could not be measured, and then ``ok`` is false.
     """
 
     case: str
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the target is met."""
+        """Says whether the target is met."""
         return self.value is not None and (self.target is None or self.value <= self.target)
 
 
@@ -40,7 +40,10 @@ def unmeasured(case: str) -> Row:
 def counted(
     name: str, counts: Mapping[str, float], *, of: int = 1, before: str = "", after: str = "", most_processes: int | None = None
 ) -> Iterator[Row]:
-    """Counts of messages, calls and processes, divided by ``of``. File calls are included if the kernel counts them."""
+    """The numbers of messages, calls and processes, each divided by ``of``.
+
+    System calls on files are included if the kernel counts them.
+    """
     for figure, key in COUNTED:
         target = most_processes if key == "processes" else None
         if key in counts or key not in ("reads", "writes"):
@@ -48,7 +51,7 @@ def counted(
 
 
 def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of single changes. Counts are medians per change."""
+    """Rows of single changes. The counts are medians per change."""
     seen = found[0]["change"]
     yield Row(name, "p50 ms", seen["p50_ms"])
     yield Row(name, "p99 ms", seen["p99_ms"])
@@ -101,7 +104,7 @@ def idle(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def audit(found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of audits and polls. Counts are per audit or poll."""
+    """Rows of audits and polls. The counts are per audit or poll."""
     seen = found[0]["audit"]
     yield Row("audit", "wall s", seen["wall_s"], 2)
     yield Row("audit", "processor s", seen["cpu_s"])
@@ -119,7 +122,7 @@ def audit(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def scrape(found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of scrapes. Counts are per scrape."""
+    """Rows of scrapes. The counts are per scrape."""
     seen = found[0]["scrape"]
     yield Row("scrape", "wall s", seen["wall_s"], 1)
     yield Row("scrape", "loop held ms, longest of all", seen["held_most_ms"], 20)

@@ -1,7 +1,7 @@
-"""Cleans the flows of one UDP endpoint among very many tracked flows, on a kernel that lists all of them.
+"""Measures the deletion of one UDP endpoint's flows among very many tracked flows, on a kernel that lists all flows.
 
-A socket plays the kernel: it answers with recorded parts of a listing again and again, like a kernel before 5.8, which has no
-filter. Its own time is subtracted: the figures are the driver's alone.
+A fake socket acts as the kernel: it repeatedly answers with recorded messages of a listing, like a kernel before 5.8, which
+cannot filter flows. The time of the fake socket is subtracted, so that the figures are only those of the driver.
 """
 
 import itertools
@@ -45,7 +45,10 @@ def clean(flows: int) -> dict[str, float]:
 
 
 class _Socket:
-    """Plays a listing of at least this many flows, and acknowledges each deletion; ``spent_s`` is its own time."""
+    """A fake socket that answers with a listing of at least this many flows, and acknowledges each deletion.
+
+    ``spent_s`` is the time spent in this class.
+    """
 
     def __init__(self, flows: int) -> None:
         self.listed = 0
@@ -89,7 +92,10 @@ class _Socket:
 
 
 def _part(number: int, sequence: int) -> tuple[int, bytes]:
-    """Some flows and their number. The first goes through the cleaned frontend to a removed real server."""
+    """Returns a message with some flows, and their number.
+
+    The first flow goes through the cleaned frontend to a removed real server.
+    """
     flows: list[bytes] = []
     size = 0
     for at in itertools.count():

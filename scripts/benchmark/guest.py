@@ -1,11 +1,12 @@
-"""Runs measurements on this kernel, each in a fresh network namespace, and prints each result.
+"""Runs measurements on the present kernel, each in a new network namespace, and prints each result.
 
     scripts/kernel .venv/bin/python -m scripts.benchmark.guest '[["cold", {"pages": [10000, 10]}], …]'
 
-A measurement is a name of ``measure`` and its arguments. ``pages`` there is a number of Services, one of endpoints each, and
-perhaps one of nodes; ``recording`` is the name of a file. A measurement ``restart`` runs in the namespace of the one before, in
-the state that it left. ``limit_s`` stops a measurement that takes longer; measurements like it, or which need its recording,
-are not begun then. Each line of output is JSON: a result, ``error``, or ``stopped_s``, the time after which it was stopped.
+A measurement is a name of ``measure`` and its arguments. The argument ``pages`` is the number of Services, the number of
+endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a file. A measurement ``restart`` runs
+in the namespace of the previous measurement, in the state that the previous measurement left. A measurement that takes longer
+than ``limit_s`` is stopped. Then similar measurements, and those that need its recording, are not started. Each line of output is
+JSON: a result, ``error``, or ``stopped_s``, the time after which it was stopped.
 """
 
 import json
@@ -32,7 +33,7 @@ def main() -> None:
 
 
 def run(directory: pathlib.Path) -> None:
-    """As ``main``, with a directory for intermediate files."""
+    """The same as ``main``, with a directory for intermediate files."""
     quiet("ip", "link", "set", "lo", "up")
     stopped: dict[str, dict[str, Any]] = {}
     for what, arguments in json.loads(sys.argv[1]):
@@ -58,13 +59,13 @@ def run(directory: pathlib.Path) -> None:
 
 
 def same_names(arguments: Mapping[str, Any]) -> list[str]:
-    """What a measurement has in common with others that are as slow: size and flags, and the recording."""
+    """Returns the properties that a measurement shares with similarly slow measurements: size and flags, and the recording."""
     alike = [json.dumps([arguments["pages"], arguments.get("flags")])] if "pages" in arguments else []
     return alike + ([arguments["recording"]] if "recording" in arguments else [])
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """Print one line at once."""
+    """Print one line, and flush the output at once."""
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
@@ -73,7 +74,7 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
     """Run one measurement in the namespace."""
     log = directory / "log"
     limit_s = arguments.pop("limit_s", None)
-    # Measurements without a kernel run in a namespace already, and leave nothing in it.
+    # Measurements without a kernel already run in a namespace, and leave no objects in it.
     inside = [] if what in cases.WITHOUT_KERNEL else ["ip", "netns", "exec", NAMESPACE]
     command = [*inside, sys.executable, "-m", "scripts.benchmark.measure", what, json.dumps(arguments)]
     if profile := os.environ.get("IPVSPROXY_PROFILE"):
@@ -90,7 +91,7 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
 
 
 def pages(directory: pathlib.Path, *size: int) -> pathlib.Path:
-    """The pages of a cluster of this size, made at the first call."""
+    """Returns the pages of a cluster of this size, which are made at the first call."""
     numbers = list(map(str, size))
     folder = directory / "-".join(["pages", *numbers])
     if not folder.exists():
@@ -106,7 +107,7 @@ def quiet(*command: str) -> None:
 
 
 def rest() -> None:
-    """Wait until the kernel's threads have cleaned up the last namespace."""
+    """Wait until the kernel's threads have cleaned up the previous namespace."""
     deadline_s = time.monotonic() + LONGEST_REST_S
     calm = 0
     while calm < 2 and time.monotonic() < deadline_s:  # noqa: PLR2004 - once may be a coincidence
@@ -117,7 +118,7 @@ def rest() -> None:
 
 
 def processor_times() -> list[int]:
-    """User, nice, system, idle, and so on, in ticks, of all processors together."""
+    """Returns the processor times (user, nice, system, idle, and so on) in ticks, summed over all processors."""
     return [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
 
 

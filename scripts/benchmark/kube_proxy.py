@@ -1,4 +1,4 @@
-"""Finds the kube-proxy to measure beside ipvsproxy, and names the figures of both.
+"""Finds the kube-proxy to measure beside ipvsproxy, and defines the names of the figures of both.
 
 Imports the standard library only, because scripts/bench imports it before .venv is needed.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EMPTY = tuple(pathlib.Path(name) for name in ("/tmp", "/run", "/dev/shm"))  # noqa: S108 - compared, not used
+EMPTY = tuple(pathlib.Path(name) for name in ("/tmp", "/run", "/dev/shm"))  # noqa: S108 - the path is only compared, not used
 """scripts/kernel replaces these directories by empty ones; only this directory tree is kept."""
 FIGURES = (
     ("programmed_s", "s from its start until all is programmed"),
@@ -49,9 +49,9 @@ class UnusableError(Exception):
 
 
 def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path] = EMPTY) -> str:
-    """Return the command with the absolute path of its program; an empty command stays empty.
+    """Return the command with the absolute path of its program; an empty command is returned unchanged.
 
-    The program is found relative to ``directory``, or in PATH.
+    The program is searched for relative to ``directory``, and in PATH.
 
     Raises:
         UnusableError: the command is malformed, or the program is missing, not executable, or not visible on the test kernel.

@@ -1,4 +1,4 @@
-"""The measurements. Each runs in a process and a network namespace of its own, and prints one line of JSON.
+"""The measurements. Each measurement runs in a separate process and network namespace, and prints one line of JSON.
 
 python -m scripts.benchmark.measure WHAT '{"argument": …}'
 """
@@ -25,9 +25,9 @@ FEW_FLOWS = 10_000
 
 
 def cold(pages: str, recording: str = "", *, times: bool = True, flags: Sequence[str] = ()) -> Figures:
-    """From the first byte of the lists until everything is programmed.
+    """Measures the time from the first byte of the lists until everything is programmed.
 
-    ``recording`` and ``times`` each cost a tenth of a second. ``flags`` are additional ones of the program.
+    ``recording`` and ``times`` each cost a tenth of a second. ``flags`` are additional flags of the program.
     """
     measured = meter.Meter()
     measured.times = times
@@ -61,19 +61,22 @@ def cold(pages: str, recording: str = "", *, times: bool = True, flags: Sequence
 
 
 def restart(pages: str, flags: Sequence[str] = ()) -> Figures:
-    """Like ``cold``, but on a kernel that already holds everything."""
+    """The same as ``cold``, but on a kernel that already holds all objects."""
     return cold(pages, flags=flags)
 
 
 def own(what: str, arguments: Figures) -> Figures:
-    """Another measurement without a kernel, for the program's own time."""
+    """Runs another measurement without a kernel, to get the program's own time."""
     with pretence.kernel():
         found: Figures = MEASUREMENTS[what](**arguments)
     return found
 
 
 def replay(recording: str) -> Figures:
-    """The kernel's own share: a minimal loop sends recorded messages from a file, and runs one iptables-restore."""
+    """Measures the kernel's own share of the time.
+
+    A minimal loop sends recorded messages from a file, and runs one iptables-restore.
+    """
     chunks, rules = recordings.read(pathlib.Path(recording))
     sockets = {}
     for protocol in sorted({protocol for protocol, _ in chunks}):
@@ -105,7 +108,7 @@ def replay(recording: str) -> Figures:
 
 
 def tools(services: int, endpoints: int) -> Figures:
-    """``ipvsadm -R`` and ``ipset restore`` with the same virtual and real servers and set entries."""
+    """Measures ``ipvsadm -R`` and ``ipset restore`` with the same virtual servers, real servers and set entries."""
     rules, entries = [], ["create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 1024 maxelem 65536"]
     for number in range(services):
         address = workload.cluster_address(number)
@@ -123,7 +126,10 @@ def tools(services: int, endpoints: int) -> Figures:
 
 
 def flows(flows: int) -> Figures:
-    """Clean with a tenth of ``flows`` tracked, then with all of them; memory is the most by which the process grew."""
+    """Clean up with a tenth of ``flows`` tracked, then with all of them.
+
+    The memory figure is the largest growth of the process.
+    """
     tracked.clean(FEW_FLOWS)
     first_mb = meter.resident_mb("VmHWM")
     tenth = tracked.clean(flows // 10)

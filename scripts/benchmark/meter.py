@@ -1,4 +1,4 @@
-"""Measures from inside the process where its time goes, and what it sends to the kernel.
+"""Measures from inside the process how it spends its time, and what it sends to the kernel.
 
 A phase is a function of the program whose calls are timed, by wall-clock time and by the processor time of its thread. Phases run
 once per page, chunk or sync, never once per object.
@@ -30,7 +30,7 @@ PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
 
 @dataclasses.dataclass
 class Phase:
-    """The calls of one function, and their seconds."""
+    """The number of calls of one function, and their time in seconds."""
 
     calls: int = 0
     wall_s: float = 0.0
@@ -38,11 +38,11 @@ class Phase:
 
 
 class Meter:
-    """Counts from its creation, or from the last ``reset``. One per process.
+    """All counts begin at the creation of the object, or at the last ``reset``. One per process.
 
     Without ``times``, only the kernel's part is timed: the system calls that send changes and receive answers. For single
-    changes, the other clocks would cost a tenth of the figure, and a quarter on the test kernel, where reading a clock is a
-    system call of 17 µs. ``acknowledged_s`` has the end of the last of these calls, for each batch.
+    changes, reading further clocks would add a tenth to the figure, and a quarter on the test kernel, on which reading a clock is
+    a system call of 17 µs. ``acknowledged_s`` contains, for each batch, the time at which the last of these calls ended.
     """
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class Meter:
         self._file_calls = calls.file_calls()
 
     def kernel_s(self) -> float:
-        """Wall-clock time of the system calls that sent changes to the kernel."""
+        """The wall-clock time of the system calls that sent changes to the kernel."""
         return sum(phase.wall_s for name, phase in self.phases.items() if name.startswith("kernel"))
 
     def figures(self) -> dict[str, Any]:
-        """All figures, as a value for JSON."""
+        """Returns all figures as a JSON-serializable value."""
         return {
             "phases": {name: dataclasses.asdict(phase) for name, phase in self.phases.items()},
             "counts": self.all_counts(),
@@ -80,7 +80,7 @@ class Meter:
     def all_counts(self) -> dict[str, int]:
         """All counts, with ``calls`` on netlink sockets, and ``reads`` and ``writes`` of files if the kernel counts them.
 
-        ``system calls`` is the sum of both.
+        ``system calls`` is the sum of the calls on sockets and on files.
         """
         before, now = self._file_calls, calls.file_calls()
         files = {name: now[name] - before.get(name, 0) for name in now}
@@ -168,7 +168,7 @@ class Meter:
             self.acknowledged_s.append(self._answered_s or time.perf_counter())  # without a kernel there are no calls
             self.counts["messages"] += len(messages)
             self.counts["refused"] += len(failed)
-            # A refused message has written nothing: by some, the kernel is asked which features it has.
+            # A refused message has written nothing; some of the refused messages only test which features the kernel has.
             self.counts["written"] += 0 if self._asks else len(messages) - len(failed)
             self.counts["bytes"] += sum(map(len, messages))
             return failed
@@ -176,7 +176,10 @@ class Meter:
         return measured
 
     def _made(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a system call, on the thread that owns the channels. Reads the clock twice for calls of a batch of changes."""
+        """Make a system call, and count it, on the thread that owns the channels.
+
+        For calls that belong to a batch of changes, the clock is read twice.
+        """
         self.counts[name] += 1
         phase = self._handling
         if phase is None:
@@ -226,7 +229,7 @@ class Meter:
 
 
 class Heartbeat:
-    """Measures how long the loop was held: the longest delay of a beat due every two milliseconds."""
+    """Measures how long the event loop was blocked: the longest delay of a timer that should fire every two milliseconds."""
 
     PERIOD_S = 0.002
 
@@ -241,7 +244,7 @@ class Heartbeat:
             self.delays_s.append(max(0.0, time.perf_counter() - due_s))
 
     def longest_s(self) -> float:
-        """The longest hold since the last call."""
+        """Returns the longest time that the loop was blocked since the last call of this method."""
         longest = max(self.delays_s, default=0.0)
         self.delays_s.clear()
         return longest

@@ -1,6 +1,6 @@
 """Observes a proxy from outside: the kernel's table, its HTTP servers, and ``/proc``.
 
-Not visible from there: operations, netlink messages, and waiting times inside the process.
+Operations, netlink messages, and waiting times inside the process are not visible from outside.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Places(NamedTuple):
-    """Where to observe a proxy: a file like ``/proc/net/ip_vs``, and its ports on 127.0.0.1."""
+    """The places at which a proxy is observed: a file like ``/proc/net/ip_vs``, and the proxy's ports on 127.0.0.1."""
 
     table: pathlib.Path = pathlib.Path("/proc/net/ip_vs")
     metrics_port: int = 10249
@@ -41,10 +41,10 @@ class Places(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Resources used up to a moment; only differences are meaningful.
+    """The resources used up to a certain moment; only differences between two moments are meaningful.
 
-    ``processor_s`` is that of the process and of its finished children. ``started`` counts processes and threads of the whole
-    machine, including the kernel's own, because their owner is not known afterwards.
+    ``processor_s`` is the processor time of the process and of its finished children. ``started`` counts processes and threads of
+    the whole machine, including the kernel's own, because the parent of a finished process or thread is not known.
     """
 
     at_s: float
@@ -52,7 +52,7 @@ class Spent(NamedTuple):
     started: int
 
     def since(self, before: Self) -> "Spent":
-        """The difference to an earlier moment."""
+        """Returns the difference to an earlier moment."""
         return Spent(self.at_s - before.at_s, self.processor_s - before.processor_s, self.started - before.started)
 
 
@@ -67,7 +67,7 @@ class Proxy:
         self._places = places
 
     def logged_s(self, event: str) -> list[float]:
-        """When ipvsproxy logged this event, in seconds since its start."""
+        """The time at which ipvsproxy logged this event, in seconds since its start."""
         stamps = re.findall(rf"^timestamp=(\S+) level=\w+ event={event}\b", self._log.read_text(), re.MULTILINE)
         return [dt.datetime.fromisoformat(stamp).timestamp() - self._began_wall_s for stamp in stamps]
 
@@ -95,10 +95,10 @@ class Proxy:
             raise RuntimeError(f"it has ended: {self._last_words()}") from error
 
     async def until(self, holds: Callable[[str], bool], poll_s: float) -> None:
-        """Read the kernel's table until the condition holds. Each reading costs time, so choose a long ``poll_s``.
+        """Read the kernel's IPVS table until the condition is true. Each reading costs time, so choose a long ``poll_s``.
 
         Raises:
-            RuntimeError: the proxy has ended, or it takes longer than ``LONGEST_S``.
+            RuntimeError: the proxy has ended, or the condition is not true after ``LONGEST_S``.
         """
         deadline_s = time.perf_counter() + LONGEST_S
         while not holds(self._places.table.read_text() if self._places.table.exists() else ""):
@@ -106,7 +106,7 @@ class Proxy:
             await asyncio.sleep(poll_s)
 
     async def until_in_sync(self, poll_s: float) -> None:
-        """Poll until its metrics show a finished IPv4 sync, and ``/healthz`` is healthy.
+        """Poll until the proxy's metrics show a finished IPv4 sync, and ``/healthz`` answers that it is healthy.
 
         Raises:
             RuntimeError: as ``until``.
@@ -118,15 +118,15 @@ class Proxy:
 
     async def _is_in_sync(self) -> bool:
         try:
-            # kube-proxy is healthy before its first sync, too, so health alone proves nothing.
+            # kube-proxy reports that it is healthy even before its first sync, so health alone is not sufficient.
             synced = has_synced(await self.scrape())
             await self._ask(self._places.health_port, "/healthz")
         except RuntimeError:
-            return False  # its servers do not listen yet, or it is not healthy
+            return False  # the proxy's servers do not listen yet, or the proxy is not healthy
         return synced
 
     async def scrape(self) -> str:
-        """Scrape its metrics as Prometheus does.
+        """Scrape the proxy's metrics as Prometheus does.
 
         Raises:
             RuntimeError: no answer, or not status 200.
@@ -156,7 +156,7 @@ class Proxy:
 
 
 def serving(table: str) -> set[str]:
-    """The addresses of real servers that get new connections, in hexadecimal digits as the kernel writes them."""
+    """The addresses of real servers that get new connections, in the kernel's hexadecimal notation."""
     return set(_SERVING.findall(table))
 
 
@@ -166,9 +166,9 @@ def has_synced(metrics: str) -> bool:
 
 
 async def start_once(command: str) -> None:
-    """Load its files into the page cache, so that the first measurement does not pay for that.
+    """Load the proxy's files into the page cache, so that the first measurement does not include this time.
 
-    ipvsproxy's modules are compiled, as pip does at an installation: a checkout may lack this.
+    ipvsproxy's modules are compiled, as pip does at an installation, because a checkout may have no compiled modules.
     """
     compileall.compile_dir(PACKAGE, quiet=1)
     first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)
@@ -177,7 +177,7 @@ async def start_once(command: str) -> None:
 
 @contextlib.asynccontextmanager
 async def running(command: str, url: str, places: Places) -> AsyncIterator[Proxy]:
-    """Start it by this command (a program, and words before kube-proxy's flags); stop it at the end."""
+    """Start the proxy with this command (a program, and words before kube-proxy's flags), and stop it at the end of the block."""
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory)
         flags = (
@@ -185,7 +185,7 @@ async def running(command: str, url: str, places: Places) -> AsyncIterator[Proxy
             f"--kubeconfig={write_kubeconfig(folder / 'kubeconfig', url)}",
             f"--hostname-override={workload.NODE}",
             "--cluster-cidr=10.128.0.0/10",
-            "--conntrack-max-per-core=0",  # writable only in the host's first network namespace
+            "--conntrack-max-per-core=0",  # this sysctl is writable only in the host's first network namespace
             "--kube-api-content-type=application/json",
             f"--healthz-bind-address=127.0.0.1:{places.health_port}",
             f"--metrics-bind-address=127.0.0.1:{places.metrics_port}",

@@ -1,7 +1,7 @@
-"""Runs the program without a kernel: every message is encoded, and counts as acknowledged when it should be sent.
+"""Runs the program without a kernel: every message is encoded, and counts as acknowledged instead of being sent.
 
-Only the program's own time remains, on a machine with usual costs of memory and system calls. The machine is neither read nor
-written. Also invents traffic, on any kernel.
+So only the program's own time is measured, with the host's usual costs of memory and system calls. The state of the machine is
+neither read nor changed. This module can also simulate traffic, on any kernel.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ SAVED = "".join(f"*{table}\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n" for table in ("n
 
 @contextlib.contextmanager
 def kernel() -> Iterator[None]:
-    """Pretend inside the block that there is an empty kernel."""
+    """Inside the block, replace the kernel by a simulated empty kernel."""
 
     def run(command: str, *arguments: str, stdin: str = "") -> str:
         del stdin
@@ -59,7 +59,7 @@ def kernel() -> Iterator[None]:
 
 @contextlib.contextmanager
 def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
-    """Let the counters of these virtual servers grow with each reading inside the block; the kernel is read, too."""
+    """Inside the block, let the counters of these virtual servers grow with each reading; the real kernel is still read."""
     read, numbers, every = ipvs_rows.TrafficReader.services, itertools.count(1), frozenset(virtual_servers)
 
     def counted(reader: ipvs_rows.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:

@@ -26,7 +26,7 @@ CLUSTER_CIDR = "10.128.0.0/10,fd00:128::/32"
 
 
 class Sync(NamedTuple):
-    """A finished sync. ``sent_lines`` counts the lines sent to watches before it began."""
+    """A finished sync. ``sent_lines`` counts the lines that were sent to watches before the sync began."""
 
     began_s: float
     ended_s: float
@@ -35,7 +35,7 @@ class Sync(NamedTuple):
 
 
 class Watching:
-    """The program's own observer, and a list of its syncs."""
+    """The program's own observer of syncs, which also keeps a list of the syncs."""
 
     def __init__(self, watcher: Watcher, api: MemoryApi) -> None:
         self.syncs: list[Sync] = []
@@ -55,9 +55,9 @@ class Watching:
         self._watcher.syncing(now)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has finished."""
+        """Called when a sync has finished."""
         self._watcher.synced(summary)
-        # Without the parts that the program drops, too: of a hundred thousand Services they are five megabytes.
+        # Fields that the program drops as well are removed; with a hundred thousand Services they take five megabytes.
         kept = dataclasses.replace(summary, changes=Changes())
         self.syncs.append(Sync(self._began_s, time.perf_counter(), self._sent_lines, kept))
         self.synced_event.set()
@@ -79,7 +79,7 @@ class Running(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
-    """Start it; the block begins after its first sync."""
+    """Start the program; the block begins after the program's first sync."""
     made: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
 
     class MeasuredEngine(Engine):
@@ -91,7 +91,7 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
     async def make_source(*_: object) -> Source:
         return Source(api)
 
-    importlib.import_module("ipvsproxy.daemon.sources.watch")  # imported in service, so its memory counts
+    importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has it in memory, too
     with (
         mock.patch.object(app, "Engine", MeasuredEngine),
         mock.patch.object(sources, "make", make_source),
@@ -117,13 +117,13 @@ async def _first(event: asyncio.Future[Any], task: "asyncio.Task[int]") -> None:
 
 
 def configuration(*flags: str) -> Config:
-    """The configuration of a command line with these flags."""
+    """Returns the configuration for a command line with these flags."""
     arguments = [
         "--proxy-mode=ipvs",
         f"--hostname-override={workload.NODE}",
         f"--cluster-cidr={CLUSTER_CIDR}",
         "--ipvs-min-sync-period=0s",
-        "--ipvs-sync-period=24h",  # audits are measured by themselves
+        "--ipvs-sync-period=24h",  # audits are measured separately
         "--conntrack-max-per-core=0",  # writable only in the host's first network namespace
         *flags,
     ]

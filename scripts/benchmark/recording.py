@@ -1,6 +1,7 @@
 """The netlink messages of a run, in a file, for ``replay``.
 
-They are written as they go: in memory, they would count as the program's in each figure of memory, page faults and time.
+The messages are written to the file at once, because in memory they would count as the program's in each figure of memory, page
+faults and time.
 """
 
 import os
@@ -20,14 +21,17 @@ _PLAIN_BEGIN_SIZE = 20  # of one without attributes: the netlink header and stru
 
 
 class Recorded(NamedTuple):
-    """Chunks as sent to the kernel, each with its netlink protocol; and the rules, as command line and standard input."""
+    """The chunks sent to the kernel, each with its netlink protocol, and the rules.
+
+    The rules are the command line and the standard input of iptables-restore.
+    """
 
     chunks: Sequence[tuple[int, bytes]]
     rules: Sequence[tuple[str, ...]]
 
 
 class Recording:
-    """Writes chunks to one file, and their positions to another."""
+    """Writes chunks to one file, and the positions of the chunks to another file."""
 
     def __init__(self, file: pathlib.Path) -> None:
         self._index = file.with_suffix(".index")
@@ -36,9 +40,9 @@ class Recording:
         self.rules: list[tuple[str, ...]] = []
 
     def add(self, protocol: int, messages: Sequence[bytes]) -> None:
-        """Add a chunk, with the flag that requests an acknowledgement of its last message.
+        """Add a chunk, and set the flag that requests an acknowledgement in its last message.
 
-        A transaction of nf_tables loses its generation number, because the replay has another generation.
+        The generation number is removed from an nf_tables transaction, because the generation is different at the replay.
         """
         first, *others = messages
         if protocol == NETLINK_NETFILTER and _HEADER.unpack_from(first)[1] == _TRANSACTION_BEGINS:
@@ -59,7 +63,7 @@ class Recording:
 
 def read(file: pathlib.Path) -> Recorded:
     """Read a whole recording."""
-    lengths, rules = pickle.loads(file.with_suffix(".index").read_bytes())  # noqa: S301 - this program wrote it
+    lengths, rules = pickle.loads(file.with_suffix(".index").read_bytes())  # noqa: S301 - this program itself wrote the pickle
     data, chunks, position = file.read_bytes(), [], 0
     for protocol, length in lengths:
         chunks.append((protocol, data[position : position + length]))

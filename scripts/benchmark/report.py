@@ -1,4 +1,4 @@
-"""Prints figures as a table, beside those of an earlier run, and as a picture."""
+"""Prints figures as a table, compared with the figures of an earlier run, and draws them as a picture."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ ENDPOINTS = {"10", "1"}
 
 
 def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Iterator[str]:
-    """One line per figure; the last column is the value relative to the earlier one."""
+    """Returns one line per figure; the last column is the value relative to that of the earlier run."""
     yield f"{'case':<18} {'figure':<44} {'value':>12} {'target':>8}  {'':<4} {'before':>12}  relative"
     for row in rows:
         target = "" if row.target is None else f"{row.target:g}"
@@ -33,7 +33,7 @@ def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Itera
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """Seconds against the number of Services, both on logarithmic axes, as SVG."""
+    """Returns an SVG plot of the seconds against the number of Services, with logarithmic axes."""
     series = [(label, colour, list(_points(rows, case, figures, unit))) for label, case, figures, unit, colour in SERIES]
     points = [point for _, _, found in series for point in found]
     if not points:

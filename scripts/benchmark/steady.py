@@ -55,7 +55,7 @@ def measure(
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
             await asyncio.sleep(POLL_INTERVAL_S)
-            await steadily.polled()  # the first poll after the first sync gets notifications of all writes
+            await steadily.polled()  # the first poll after the first sync is notified of everything that the sync has written
             if "change" in parts:
                 figures["change"] = await steadily.change(changes)
             if "service" in parts:
@@ -70,7 +70,7 @@ def measure(
                 figures["scrape"] = await steadily.scrape()
             if "churn" in parts:
                 figures["churn"] = await steadily.churn(churn_s)
-            await _scraped()  # as in service, where somebody scrapes it
+            await _scraped()  # as on a real node, whose metrics are scraped
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 
@@ -88,14 +88,14 @@ class _Steady:
         self._heart = meter.Heartbeat()
 
     async def _send_and_wait(self, line: bytes, kind: str = "endpointslices") -> None:
-        """Send the line, and wait until it is programmed."""
+        """Send the line to the watch, and wait until its change is programmed."""
         awaited = self._running.api.sent_lines + 1
         self._running.api.send(kind, line, 1)
         while (await self._running.synced()).sent_lines < awaited:
             pass
 
     async def change(self, changes: int) -> Figures:
-        """One endpoint changes repeatedly, with a pause between two changes."""
+        """Changes one endpoint repeatedly, with a pause between two changes."""
         lines = [self._replacements.line(number * 7919 % self._services) for number in range(changes)]
         gc.collect()
         self._meter.times = False
@@ -131,7 +131,10 @@ class _Steady:
         }
 
     async def service(self, changes: int) -> Figures:
-        """A Service and then its slice are added repeatedly, with pauses in between. Latencies are of both changes."""
+        """Repeatedly adds a Service and then its EndpointSlice, with pauses in between.
+
+        The latencies include both kinds of changes.
+        """
         first, pods = self._services + 1_000, self._services * self._endpoints + 500_000
         latencies_s, messages = [], []
         for number in range(changes):
@@ -153,7 +156,7 @@ class _Steady:
         return {**_distribution(latencies_s), "messages": statistics.median(messages)}
 
     async def rolling(self) -> Figures:
-        """A Service has a thousand endpoints in ten slices; they are replaced one at a time."""
+        """Replaces the endpoints of a Service with a thousand endpoints in ten slices, one endpoint at a time."""
         number, first = ROLLING, 3_000_000
         service = workload.service(number, self._version + 1)
         service["spec"] |= {"clusterIP": "10.111.255.254", "clusterIPs": ["10.111.255.254"]}
@@ -187,12 +190,16 @@ class _Steady:
         }
 
     async def polled(self) -> None:
-        """Wait for the end of the poll that is due or under way."""
+        """Wait for the end of the poll that is due or running."""
         while self._running.engine._reader.next_part_s <= time.monotonic():  # noqa: ASYNC110 - a look is no event
             await asyncio.sleep(0.005)
 
     async def idle(self) -> Figures:
-        """Nothing changes: a minute with its polls, one with rare polls of everything, and a time without audits and polls."""
+        """Measures a node without changes.
+
+        There is one minute with the usual polls, one minute with rare polls of all real servers, and a period without audits and
+        polls.
+        """
         await asyncio.sleep(1)
         reader = self._running.engine._reader
         await self._nothing_read()
@@ -204,7 +211,7 @@ class _Steady:
         rare_share = await self._processor_share(2 * RARE_POLL_S)
         await self._nothing_read()
         reader._poll_due_s = reader._whole_poll_due_s = reader._audit_due_s
-        self._running.engine.changed(time.monotonic())  # the loop then waits for these times
+        self._running.engine.changed(time.monotonic())  # the event loop then waits for the newly set times
         await self._running.synced()
         self._meter.reset()
         return {
@@ -216,7 +223,7 @@ class _Steady:
         }
 
     async def _nothing_read(self) -> None:
-        """Wait for the end of the audit or poll under way, which then sets the times of the next ones."""
+        """Wait for the end of the running audit or poll, which then sets the times of the next audit and poll."""
         while self._running.engine._reader._reading:  # noqa: ASYNC110 - a look is no event
             await asyncio.sleep(0.005)
 
@@ -226,7 +233,7 @@ class _Steady:
         return (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
 
     async def audit(self) -> Figures:
-        """Audits, one after the other, then polls."""
+        """Measures several audits, one after the other, and then several polls."""
         beating = asyncio.create_task(self._heart.run())
         found: Figures = {"poll": {}}
         for whole in (True, False):
@@ -262,7 +269,7 @@ class _Steady:
         return found
 
     async def scrape(self) -> Figures:
-        """Scrapes, with traffic of each Service since the one before; then changes during scrapes."""
+        """Measures scrapes, with traffic for each Service between two scrapes, and then changes during scrapes."""
         lines = [self._replacements.line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
         walls_s, held_s, changes_s, page = [], [], [], _Page(0, 0)
@@ -300,9 +307,12 @@ class _Steady:
         }
 
     async def churn(self, seconds: float) -> Figures:
-        """A thousand changes of endpoints a second. Another process sends them on time, even if the program is behind."""
+        """Measures a thousand changes of endpoints per second.
+
+        Another process sends the changes on time, even if the program is slower.
+        """
         count = int(seconds * CHURN_PER_S)
-        with tempfile.TemporaryFile() as lines:  # in memory they would count as the program's
+        with tempfile.TemporaryFile() as lines:  # in memory the lines would count as the program's memory
             for number in range(count):
                 lines.write(self._replacements.line(number * 7919 % self._services))
             lines.seek(0)
@@ -316,7 +326,7 @@ class _Steady:
                 return await self._churn(begins_s, count)
             finally:
                 writer.close()
-                process.kill()  # it has ended, or waits for a reader; waiting for it would hold the loop
+                process.kill()  # the feeder has ended, or waits for a reader; waiting for the feeder would block the event loop
                 process.wait()
 
     async def _churn(self, began_s: float, count: int) -> Figures:
@@ -355,14 +365,14 @@ class _Steady:
 
 
 class _Page(NamedTuple):
-    """The size of a page of metrics, in bytes and in series of Services."""
+    """The size of a page of metrics, in bytes and as the number of series of Services."""
 
     size: int
     series: int
 
 
 async def _scraped() -> _Page:
-    """Scrape; counts piece by piece, so that only the program holds the loop."""
+    """Scrape the metrics. The answer is counted chunk by chunk, so that only the program itself blocks the event loop."""
     reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     size, series, rest = 0, 0, b""

@@ -2,9 +2,9 @@
 
     python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES [FORM]]
 
-writes the pages into a directory, so that they take no memory of the process that reads them. Objects have all fields of real
-ones, managed fields included: a slice of ten endpoints has about 4 kB. Pods are spread evenly over the nodes; by default, there
-are as many nodes as the pods need, ten at least. FORM is a place in ``FORMS``.
+writes the pages into a directory, so that they take no memory of the process that reads them. The objects have all fields of real
+objects, including managed fields: an EndpointSlice with ten endpoints has about 4 kB. Pods are spread evenly over the nodes; by
+default, there are as many nodes as the pods need, but at least ten. FORM is an index into ``FORMS``.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _TRIGGER = "2026-01-01T00:00:05.123456Z"
 
 
 def cluster_address(number: int) -> str:
-    """The cluster IP of the Service with this number; the first addresses of the range are left out."""
+    """The cluster IP of the Service with this number; the first addresses of the range are not used."""
     return f"10.{96 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
 
 
@@ -49,19 +49,19 @@ def ipv6_cluster_address(number: int) -> str:
 
 
 def ipv6_pod_address(number: int) -> str:
-    """The address of the pod with this number, in IPv6: inside of ``program.CLUSTER_CIDR``."""
+    """The IPv6 address of the pod with this number, which is inside ``program.CLUSTER_CIDR``."""
     return f"fd00:128::{number + 10 >> 16:x}:{number + 10 & 0xFFFF:x}"
 
 
 def ipv6_service(number: int) -> dict[str, Any]:
-    """A Service like that of ``service``, in IPv6."""
+    """A Service like the one made by ``service``, for IPv6."""
     item, address = service(number), ipv6_cluster_address(number)
     item["spec"] |= {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv6"]}
     return item
 
 
 def ipv6_slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
-    """Slices like those of ``slices``, in IPv6."""
+    """EndpointSlices like those made by ``slices``, for IPv6."""
     first = number * endpoints
     for part, item in enumerate(slices(number, endpoints, nodes)):
         item["addressType"] = "IPv6"
@@ -108,7 +108,7 @@ def service(number: int, version: int = 1) -> dict[str, Any]:
 
 
 def nodes_for(pods: int) -> int:
-    """How many nodes this number of pods needs, at least ``FEWEST_NODES``."""
+    """The number of nodes that this number of pods needs, but at least ``FEWEST_NODES``."""
     return max(FEWEST_NODES, -(-pods // PODS_PER_NODE))
 
 
@@ -148,15 +148,15 @@ def slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
 
 
 def node_of(pod: int, nodes: int) -> str:
-    """The name of the node of the pod with this number; the first node is ours."""
+    """The name of the node on which the pod with this number runs; the first node is the node under test."""
     return f"node-{pod % nodes}"
 
 
 class Replacements:
     """Watch lines of a cluster of this size, each of which replaces one endpoint by another.
 
-    Neither is on our node: a local endpoint also has a set entry, so the work of a change would depend on the number of
-    endpoints.
+    Neither endpoint is on the node under test: a local endpoint also has a set entry, so the work of a change would depend on the
+    number of endpoints.
     """
 
     def __init__(self, services: int, endpoints: int) -> None:
@@ -171,7 +171,7 @@ class Replacements:
         """Replace the oldest remote endpoint in the first slice of this Service, or of the next Service if it has none.
 
         Raises:
-            ValueError: the next Service has no remote endpoint either.
+            ValueError: the next Service also has no remote endpoint.
         """
         for service_number in (number, (number + 1) % self._services):
             first = service_number * self._endpoints
@@ -188,7 +188,7 @@ class Replacements:
         return node_of(pod, self._nodes) == NODE
 
     def forget(self) -> None:
-        """Free the memory of replaced endpoints; call no ``line`` afterwards."""
+        """Free the memory of replaced endpoints. After this call, ``line`` must not be called."""
         self._pods.clear()
 
 
@@ -199,14 +199,14 @@ whose pods have addresses of that family as well.
 
 
 def line(what: str, item: dict[str, Any]) -> bytes:
-    """One line of a watch."""
+    """Returns one line of a watch."""
     return json.dumps({"type": what, "object": item}, separators=(",", ":")).encode() + b"\n"
 
 
 def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0, form: int = 0) -> None:
     """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``.
 
-    ``nodes`` is 0 for as many as the pods need. ``form`` is a place in ``FORMS``.
+    If ``nodes`` is 0, there are as many nodes as the pods need. ``form`` is an index into ``FORMS``.
     """
     nodes = nodes or nodes_for(services * endpoints)
     make_slices = ipv6_slices if FORMS[form] is ipv6_service else slices

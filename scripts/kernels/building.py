@@ -1,8 +1,8 @@
-"""Builds a user-mode Linux with nf_tables for IPv4 and IPv6, and nothing that the tests do not need. scripts/setup runs this.
+"""Builds a user-mode Linux that has nf_tables for IPv4 and IPv6, and only what the tests need. scripts/setup runs this.
 
-Source is Debian's package linux-source-6.1. The configuration is that of Debian's user-mode Linux, so that both kernels differ
-in what they have, and not in how they behave: less what no test uses, to compile less, and with nf_tables. It runs before
-.venv exists, with the standard library alone.
+The source is Debian's package linux-source-6.1. The configuration is that of Debian's user-mode Linux, so that both kernels
+behave in the same way. Features that no test uses are removed, to compile less, and nf_tables is added. This module runs before
+.venv exists, so it uses only the standard library.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ def build() -> None:
 
 
 def is_outdated() -> bool:
-    """Say whether a build would replace the kernel in BUILT; False also if the sources are not installed."""
+    """Say whether a build would replace the kernel in BUILT. The result is also False if the sources are not installed."""
     try:
         version, configuration = source()
     except BuildError:
@@ -113,9 +113,9 @@ def source() -> tuple[str, str]:
 
 @contextlib.contextmanager
 def only_build() -> Iterator[None]:
-    """Wait for another build to end, and let none begin during the block.
+    """Wait until any other build has ended, and prevent other builds from starting during the block.
 
-    The programs of a build have its lock, too: it is not free before the last compiler of a killed build has ended.
+    The programs of a build inherit its lock, so the lock of a killed build is released only when its last compiler has ended.
     """
     with BUILT.with_name("nf-tables-kernel.lock").open("w") as lock:
         try:
@@ -130,7 +130,7 @@ def only_build() -> Iterator[None]:
 def replace(configuration: str, made_of: str) -> None:
     """Build, and put the result in place of the former kernel."""
     unfinished = BUILT.with_name("nf-tables-kernel.unfinished")
-    if unfinished.exists():  # of a killed build
+    if unfinished.exists():  # left behind by a killed build
         shutil.rmtree(unfinished)
     try:
         made = build_in(unfinished, configuration)
@@ -142,7 +142,7 @@ def replace(configuration: str, made_of: str) -> None:
 
 
 def build_in(folder: pathlib.Path, configuration: str) -> pathlib.Path:
-    """Build in a new folder; returns where the kernel and its modules are in it."""
+    """Build in a new folder, and return the paths of the kernel and its modules in this folder."""
     tree, made = folder / "source", folder / "made"
     log = BUILT.with_name("nf-tables-kernel.log")
     log.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ def build_in(folder: pathlib.Path, configuration: str) -> pathlib.Path:
 
 
 def modules() -> tuple[str, ...]:
-    """List the modules that are built, with what they depend on."""
+    """List the modules that are built, with their dependencies."""
     variants = (name for _, names in control.VARIANTS.values() for name in names)
     return tuple(dict.fromkeys((*control.MODULES, *variants, *control.ON_DEMAND)))
 
@@ -172,7 +172,7 @@ def configured(debians: str) -> str:
 
 
 def digest(*parts: str) -> str:
-    """Return a short digest of the parts."""
+    """Return a short digest of these strings."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -183,7 +183,7 @@ def is_current(built: pathlib.Path, made_of: str) -> bool:
 
 
 def unpack(tree: pathlib.Path, log: pathlib.Path) -> None:
-    """Unpack the source, without the parts of it that are never compiled."""
+    """Unpack the source, without directories that are never compiled."""
     tree.mkdir(parents=True)
     unused = [f"--exclude={PACKAGE}/{folder}/*.[ch]" for folder in UNUSED]
     command = ["tar", "--extract", "--file", str(SOURCE), "--directory", str(tree), "--strip-components=1", *unused]
@@ -192,10 +192,10 @@ def unpack(tree: pathlib.Path, log: pathlib.Path) -> None:
 
 
 def compile_kernel(tree: pathlib.Path, configuration: str, log: pathlib.Path) -> None:
-    """Configure and compile, and print the progress now and then."""
+    """Configure and compile the kernel, and print the progress from time to time."""
     (tree / ".config").write_text(configuration)
     make(tree, log, "olddefconfig")
-    listed = tree.with_name("modules")  # as lsmod prints them
+    listed = tree.with_name("modules")  # in the notation of lsmod
     listed.write_text("".join(f"{name} 0 0\n" for name in ("Module", *modules())))
     make(tree, log, f"LSMOD={listed}", "localmodconfig")
     began = reported = time.monotonic()
@@ -228,11 +228,13 @@ def missing_modules(made: pathlib.Path) -> list[str]:
 
 
 def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
-    """Run a command; yields the lines that it prints, and appends them to the log. No process of the command outlives this.
+    """Run a command, yield the lines that it prints, and append these lines to the log.
+
+    All processes of the command end with this function.
 
     Raises:
         BuildError: it failed.
-        OSError: it is not installed.
+        OSError: the command is not installed.
 
     """
     environment = {"PATH": processes.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
@@ -245,7 +247,7 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
         with deferred_stops():
             process = running.enter_context(subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                close_fds=False,  # the lock is passed on: see only_build
+                close_fds=False,  # the lock is inherited: see only_build
                 start_new_session=True,
                 preexec_fn=begin,  # noqa: PLW1509 - see processes.die_with_parent
             ))  # fmt: skip
@@ -263,9 +265,10 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def deferred_stops() -> Iterator[None]:
-    """Let a request to stop wait for the end of the block.
+    """Delay a request to stop until the end of the block.
 
-    A signal inside of Popen would leave a program that nobody knows: it ends with its parent, but not the compilers of make.
+    A signal during Popen would leave a running program that is not known to the caller. The program ends with its parent, but the
+    compilers started by make do not.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -281,7 +284,7 @@ def kill_group(leader: int) -> None:
 
 
 def output_of(*command: str | pathlib.Path) -> str:
-    """Run a command; returns what it prints.
+    """Run a command, and return its output.
 
     Raises:
         BuildError: it failed.

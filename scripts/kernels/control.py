@@ -1,6 +1,6 @@
-"""The control directory: what `init`, the first process beside the command, finds as /run/test-kernel.
+"""The control directory, which `init`, the first process before the command, finds at /run/test-kernel.
 
-It holds the command with its environment, the mounts, and programs that come first in the command's PATH.
+The directory contains the command with its environment, the mounts, and programs that come first in the command's PATH.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from scripts.kernels import processes
 from scripts.kernels.errors import NoKernelError
 
-INSIDE = "/run/test-kernel"  # the control directory as the command observes it; also in init
+INSIDE = "/run/test-kernel"  # the path of the control directory for the command; also used in init
 INIT = pathlib.Path(__file__).resolve().with_name("init")
 ROOT = INIT.parents[2]
 
@@ -63,7 +63,7 @@ PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")
 
 @contextlib.contextmanager
 def directory(command: list[str], mounts: list[str], iptables: str | None) -> Iterator[pathlib.Path]:
-    """Make the control directory; removed afterwards.
+    """Create the control directory for the block; it is removed afterwards.
 
     Args:
         command: the command and its arguments.
@@ -101,7 +101,7 @@ def modules(iptables: str | None) -> tuple[str, ...]:
 
 
 def passed_on(environment: os._Environ[str]) -> dict[str, str]:
-    """Choose the environment variables that the command gets. HOME is an empty directory."""
+    """Choose the environment variables that are passed to the command. The variable HOME is set to an empty directory."""
     chosen = {name: value for name, value in environment.items() if name in PASSED_NAMES or name.startswith(PASSED_PREFIXES)}
     directories = [f"{INSIDE}/bin", *environment.get("PATH", "").split(":"), *processes.SYSTEM_PATH.split(":")]
     chosen["PATH"] = ":".join(dict.fromkeys(directory for directory in directories if directory))
@@ -115,7 +115,7 @@ def private_directories(control: pathlib.Path) -> list[str]:
     """Return the lines of fstab that replace /run and /tmp, but keep the directories in them that the command needs."""
     kept = [pathlib.Path.cwd(), ROOT, *(pathlib.Path(name) for name in (os.environ.get("VIRTUAL_ENV"),) if name)]
     lines = ["tmpfs /run tmpfs mode=755 0 0", f"{fstab(control)} {INSIDE} none bind,X-mount.mkdir 0 0"]
-    inside = sorted({path for path in kept if path.is_relative_to("/tmp")})  # noqa: S108 - compared, not used
+    inside = sorted({path for path in kept if path.is_relative_to("/tmp")})  # noqa: S108 - the path is only compared, not used
     outermost = [path for path in inside if not any(other in path.parents for other in inside)]
     if pathlib.Path("/tmp") in outermost or any(path.is_relative_to("/run") for path in kept):  # noqa: S108 - as above
         raise NoKernelError("the working directory cannot be /tmp itself or in /run: both are empty where the command runs")

@@ -1,8 +1,9 @@
 """Debian's generic kernel, in a virtual machine of QEMU: several processors, preemption, and nf_tables.
 
-QEMU translates every instruction, so everything takes 10 to 25 times as long. The machine's files are those of the host through
-9p: all of them read-only, below an overlay in memory; on top of it the working directory and the control directory, writable.
-What the host changes meanwhile in the working directory may stay unnoticed, because the guest keeps what it has read.
+QEMU translates every instruction, so everything takes 10 to 25 times as long. The virtual machine uses the host's files through
+9p: the root file system is read-only with an overlay in memory, and the working directory and the control directory are mounted
+writable on top of it. Changes that the host makes in the working directory meanwhile may not be visible in the guest, because the
+guest caches the files that it has read.
 """
 
 import contextlib
@@ -29,13 +30,13 @@ MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console")
 
 
 class DebianKernel:
-    """Consoles 0 and 1 of virtio are the command's stdout and stderr, the serial line is the kernel's own log."""
+    """The virtio consoles 0 and 1 carry the command's stdout and stderr, and the serial line carries the kernel's log."""
 
     name = "Debian's kernel"
     consoles = ("hvc0", "hvc1")
     variants: tuple[str, ...] = ("nft", "legacy")
     memory = "2048M"
-    processors = 2  # a single one would hide races that a node has
+    processors = 2  # a single processor would hide races that occur on a real node
 
     def why_not(self) -> str:
         """See guest.Guest."""
@@ -53,13 +54,14 @@ class DebianKernel:
     def start(self, directory: pathlib.Path, size: guest.Size, log: IO[bytes]) -> Iterator[guest.Started]:
         """See guest.Guest.
 
-        QEMU writes to files, because it discards what a full pipe does not take.
+        QEMU writes to files, because it discards output that does not fit into a full pipe.
         """
         initramfs = make_initramfs(directory)
         (kernel,) = FILES.glob("boot/vmlinuz-*")
         process = subprocess.Popen(
             [
-                # Without KVM even where it seems to be: inside another virtual machine it may not work, and QEMU dies of it then.
+                # KVM is not used even if it seems to be available: inside another virtual machine KVM may not work, and then QEMU
+                # crashes.
                 str(QEMU), "-accel", "tcg,thread=multi", "-cpu", "max",
                 "-smp", str(size.processors), "-m", f"{size.memory // 2**20}M",
                 "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
@@ -89,21 +91,23 @@ def written(name: str, path: pathlib.Path) -> list[str]:
 
 def shared(name: str, path: pathlib.Path, *more: str) -> list[str]:
     """Return the arguments of QEMU for a directory of the host that the guest can mount by this name."""
-    # As far as the caller may: without root, new files belong to the caller.
+    # Applied only if permitted: if the caller is not root, new files belong to the caller.
     options = ("local", f"id={name}", f"path={quoted(path)}", "security_model=none", "multidevs=remap", *more)
     return ["-fsdev", ",".join(options), "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
 
 
 def quoted(path: pathlib.Path) -> str:
-    """Write a path as QEMU's options need it."""
+    """Escape a path for an option of QEMU."""
     return str(path).replace(",", ",,")
 
 
 def make_initramfs(directory: pathlib.Path) -> pathlib.Path:
-    """Make the machine's first file system, an archive in the control directory: busybox, modules, and where to mount what.
+    """Create the initramfs of the virtual machine, an archive in the control directory.
+
+    It contains busybox, modules, and the list of mounts.
 
     Raises:
-        NoKernelError: modprobe finds no such module.
+        NoKernelError: modprobe does not find a module.
 
     """
     files = directory / "initramfs"
@@ -129,7 +133,7 @@ def make_initramfs(directory: pathlib.Path) -> pathlib.Path:
 
 
 def first_modules() -> list[pathlib.Path]:
-    """List the files of MODULES and of what they depend on, in the order in which they can be loaded."""
+    """List the files of MODULES and of their dependencies, in the order in which they can be loaded."""
     (version,) = (path.name for path in (FILES / "lib/modules").iterdir())
     command = ["modprobe", "--dirname", str(FILES), "--set-version", version, "--show-depends", "--all", *MODULES]
     asked = subprocess.run(command, env={"PATH": processes.SYSTEM_PATH}, capture_output=True, text=True, check=False)

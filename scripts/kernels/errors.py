@@ -1,4 +1,4 @@
-"""How a run on a test kernel ends without the status of its command."""
+"""Exceptions for runs on a test kernel that end without an exit status of the command."""
 
 import signal
 from typing import NoReturn
@@ -11,11 +11,11 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class NoKernelError(Exception):
-    """No kernel with ip_vs could be started, or it died; the message is one sentence for a person."""
+    """No kernel with ip_vs could be started, or the kernel crashed; the message is one sentence for a person."""
 
 
 class InterruptedRun(Exception):  # noqa: N818 - not an error: a request to stop
-    """A signal requests to stop; carries its number."""
+    """A signal has requested to stop; this exception carries the number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -23,12 +23,12 @@ class InterruptedRun(Exception):  # noqa: N818 - not an error: a request to stop
 
     @property
     def status(self) -> int:
-        """The exit status of a program that this signal ends, as shells report it."""
+        """The exit status that shells report for a program ended by this signal."""
         return 128 + self.number
 
 
 def raise_on_signals() -> None:
-    """Turn the first request to stop into InterruptedRun; later ones do not interrupt the clean-up."""
+    """Turn the first request to stop into InterruptedRun; later requests do not interrupt the clean-up."""
     for number in STOPS:
         signal.signal(number, _interrupt)
 

@@ -1,4 +1,4 @@
-"""A guest: a program that is, or runs, a Linux kernel of its own, with the host's files as its root file system."""
+"""A guest: a program that is, or runs, a separate Linux kernel, with the host's files as its root file system."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,10 @@ class Size:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """A guest that runs: its process, and what copies the command's output until its end, or raises TimeoutError."""
+    """A running guest: its process, and a function that copies the command's output.
+
+    The function returns when the command ends, or raises TimeoutError.
+    """
 
     process: subprocess.Popen[bytes]
     pass_on: Callable[[float | None], None]
@@ -41,7 +44,11 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a guest ended: the command's status, None if the guest died; its log's last words; whether only its program crashed."""
+    """How a guest ended.
+
+    This is the command's exit status (None if the guest crashed), the last lines of the guest's log, and whether only the guest's
+    program crashed.
+    """
 
     status: int | None
     words: str
@@ -67,10 +74,10 @@ class Guest(Protocol):
     processors: int
 
     def why_not(self) -> str:
-        """Say why this guest cannot be started; empty if it can."""
+        """Return the reason why this guest cannot be started; empty if it can be started."""
 
     def modules(self) -> pathlib.Path:
-        """Return the host's directory that is /lib/modules to the guest's modprobe."""
+        """Return the host's directory that the guest's modprobe uses as /lib/modules."""
 
     def start(self, directory: pathlib.Path, size: Size, log: IO[bytes]) -> contextlib.AbstractContextManager[Started]:
         """Start the kernel, with `init` of the control directory as its first process.
@@ -81,7 +88,7 @@ class Guest(Protocol):
             log: for what kernel and program have to say; opened to append.
 
         Raises:
-            NoKernelError: something is missing, or of the wrong size.
+            NoKernelError: a needed file is missing, or a size is wrong.
 
         """
 
@@ -95,9 +102,10 @@ def run(
     memory: str | None = None,
     processors: int | None = None,
 ) -> int:
-    """Run on a guest; returns the command's exit status.
+    """Run a command on a guest, and return the command's exit status.
 
-    A guest whose program a signal ends before the command has begun is started again: the QEMU of Debian 12 crashes now and then.
+    If a signal ends the guest's program before the command has begun, the guest is started again, because the QEMU of Debian 12
+    sometimes crashes.
 
     Args:
         guest: the kind of guest.
@@ -144,7 +152,7 @@ def run_once(guest: Guest, command: list[str], deadline: float | None, variant: 
 
 
 def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
-    """Write what `init` needs in a guest, but not on the host."""
+    """Write the files that `init` needs only in a guest, and not on the host."""
     (directory / "consoles").write_text(" ".join(guest.consoles))
     (directory / "modules").write_text(" ".join(control.modules(variant)))
     (directory / "lib").mkdir()
@@ -152,7 +160,8 @@ def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
     (directory / "dev").mkdir()
     for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         (directory / "dev" / link).symlink_to(f"/proc/self/fd{target}")
-    # The modules are not in modprobe's usual directory, and /lib/modules may not exist. The kernel calls this program, too.
+    # The modules are not in the usual directory of modprobe, and /lib/modules may not exist. The kernel itself also runs this
+    # program.
     control.write_program(directory / "bin/modprobe", f'#!/bin/sh\nexec /sbin/modprobe -d {control.INSIDE} "$@"\n')
     if sys.stdout.isatty():
         size = os.get_terminal_size(sys.stdout.fileno())
@@ -163,7 +172,7 @@ def memory_size(memory: str) -> int:
     """Return the bytes of a number with a unit.
 
     Raises:
-        NoKernelError: it has no unit, or is no number.
+        NoKernelError: the text has no unit, or is not a number.
 
     """
     factor = UNITS.get(memory[-1:].upper(), 0)
@@ -173,7 +182,7 @@ def memory_size(memory: str) -> int:
 
 
 def last_words(log: IO[bytes]) -> str:
-    """Find the line of the kernel's log that explains best why it ended; empty if the log is."""
+    """Find the line of the kernel's log that best explains why the kernel ended; the result is empty if the log is empty."""
     log.seek(0)
     lines = [TIME_IN_LOG.sub("", line.strip()) for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     for sign in ("scripts/kernel:", "Kernel panic", "Out of memory"):

@@ -1,4 +1,4 @@
-"""The host's own kernel, in fresh namespaces."""
+"""Runs a command on the host's own kernel, in new namespaces."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ IP_VS = pathlib.Path("/proc/net/ip_vs")
 
 
 def why_not() -> str:
-    """Say why the host's kernel cannot be used; empty if it can. Loads ip_vs if possible."""
+    """Return the reason why the host's kernel cannot be used; empty if it can be used. The function loads ip_vs if possible."""
     if os.geteuid() != 0:
         return "this is not root"
     if not IP_VS.exists():
@@ -23,7 +23,7 @@ def why_not() -> str:
 
 
 def run(command: list[str], deadline: float | None, iptables: str | None) -> int:
-    """Run in fresh namespaces of the host's kernel; returns the command's exit status.
+    """Run a command in new namespaces of the host's kernel, and return the command's exit status.
 
     Args:
         command: the command and its arguments.
@@ -37,9 +37,9 @@ def run(command: list[str], deadline: float | None, iptables: str | None) -> int
     """
     if reason := why_not():
         raise NoKernelError(f"the host's kernel cannot be used: {reason}")
-    for module in control.modules(iptables):  # one by one, so that an unknown name does not stop the others
+    for module in control.modules(iptables):  # loaded one by one, because an unknown name would prevent loading the others
         processes.quiet(["modprobe", module])
-    mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]  # shows the devices of the mounting network namespace
+    mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]  # shows the devices of the network namespace that mounts it
     with control.directory(command, mounts, iptables) as directory:
         process = subprocess.Popen(
             [*processes.IN_NAMESPACES, "--net", str(directory / "init"), "host"],

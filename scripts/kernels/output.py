@@ -1,4 +1,4 @@
-"""The output of a command on another kernel, copied while the command runs."""
+"""Copies the output of a command on another kernel while the command runs."""
 
 import contextlib
 import os
@@ -11,7 +11,9 @@ PAUSE_S = 0.05
 
 
 def pass_on(routes: dict[int, int], deadline: float | None) -> None:
-    """Copy from each pipe, a key, to its value until every pipe has ended, then close the pipes.
+    """Copy from each pipe to its target until every pipe has ended, then close the pipes.
+
+    The keys of ``routes`` are the pipes, and the values are the targets.
 
     Raises:
         TimeoutError: the deadline (of time.monotonic) came first.
@@ -30,14 +32,16 @@ def pass_on(routes: dict[int, int], deadline: float | None) -> None:
 
 
 def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: float | None) -> None:
-    """Copy what a process appends to each file, a key, to its value until the process has ended, then close the files.
+    """Copy data that a process appends to files until the process has ended, then close the files.
+
+    The keys of ``routes`` are the files, and the values are the targets of the copies.
 
     Raises:
         TimeoutError: the deadline (of time.monotonic) came first.
 
     """
     while True:
-        ended = process.poll() is not None  # before the files are read, so that nothing is missed
+        ended = process.poll() is not None  # this is checked before the files are read, so that no output is missed
         for source, target in routes.items():
             while data := os.read(source, AT_ONCE):
                 _write(target, data)
@@ -45,7 +49,7 @@ def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: f
         if ended:
             break
         _remaining(deadline)
-        time.sleep(PAUSE_S)  # a file cannot be waited for
+        time.sleep(PAUSE_S)  # there is no way to wait for new data in a file
     for source in routes:
         os.close(source)
 
@@ -58,6 +62,6 @@ def _remaining(deadline: float | None) -> float | None:
 
 
 def _write(target: int, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the reader has gone; the status still counts
+    with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe; the exit status of the command still counts
         while data:
             data = data[os.write(target, data) :]

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, and leave nothing behind."""
+"""Starts processes that end with their parent, and leave no other processes behind."""
 
 import contextlib
 import ctypes
@@ -14,12 +14,12 @@ IN_NAMESPACES = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child
 
 
 def why_no_namespaces() -> str:
-    """Say why this process cannot make namespaces; empty if it can."""
+    """Return the reason why this process cannot create namespaces; empty if it can."""
     return "" if quiet([*IN_NAMESPACES, "--net", "true"]) == 0 else "the host does not allow new namespaces (unshare failed)"
 
 
 def quiet(command: list[str]) -> int:
-    """Run a command without its output; returns 127 if it is not installed."""
+    """Run a command and discard its output; returns 127 if the command is not installed."""
     try:
         return subprocess.run(
             command, env={"PATH": SYSTEM_PATH}, check=False,
@@ -32,7 +32,7 @@ def quiet(command: list[str]) -> int:
 def die_with_parent() -> None:
     """Have the kernel end this process when its parent ends for any reason.
 
-    Runs between fork and exec, which is safe because this program has a single thread.
+    This function runs between fork and exec, which is safe because this program has a single thread.
     """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """User-mode Linux: an ordinary program that is a Linux kernel with one processor. Debian has a package of user-mode Linux.
 
-Debian's kernel has no nf_tables for IPv4 and IPv6; scripts/setup --with-nf-tables-kernel builds one that has (building.py).
+Debian's kernel has no nf_tables for IPv4 and IPv6; scripts/setup --with-nf-tables-kernel builds a kernel that has both
+(building.py).
 """
 
 import contextlib
@@ -23,14 +24,15 @@ MAPPINGS = 1048576
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 REGISTERS = pathlib.Path(__file__).resolve().with_name("registers.c")
 
-# All processes of a process namespace end with its first one, which ends with this program, even by SIGKILL. It is a shell,
-# because a panicking user-mode Linux sends itself a signal, which the first process of a namespace would not receive.
+# All processes of a process namespace end with its first process, which ends with this program, even if this program is killed by
+# SIGKILL. The first process is a shell, because a user-mode Linux that panics sends itself a signal, which the first process of a
+# namespace would not receive.
 CONTAINED = (*processes.IN_NAMESPACES, "/bin/sh", "-c", '"$@"; exit $?', "sh")
 
 
 @dataclasses.dataclass
 class UserModeLinux:
-    """Consoles 1 and 2 are the command's stdout and stderr, console 0 is the kernel's own log.
+    """Consoles 1 and 2 carry the command's stdout and stderr, and console 0 carries the kernel's log.
 
     Attributes:
         name: see guest.Guest.
@@ -91,7 +93,7 @@ class UserModeLinux:
 
 OF_DEBIAN = UserModeLinux(
     name="the user-mode Linux",
-    variants=("legacy",),  # it has no nf_tables for IPv4 and IPv6, so Debian's default variant finds no table
+    variants=("legacy",),  # without nf_tables for IPv4 and IPv6, Debian's default variant of iptables finds no table
     program=pathlib.Path("/usr/bin/linux.uml"),
     files=pathlib.Path("/usr/lib/uml/modules"),
     remedy="apt-get install user-mode-linux kmod (Debian)",
@@ -107,23 +109,25 @@ WITH_NF_TABLES = UserModeLinux(
 
 
 def allow_many_mappings() -> None:
-    """Raise the host's limit of mappings per process, if permitted.
+    """Raise the host's limit of memory mappings per process, if permitted.
 
-    Each page of a guest's process may be a mapping; at the usual 65,530, about 250 MB, the guest kills its process silently.
+    Each page of a guest's process may be a separate mapping. At the usual limit of 65,530 mappings, which is about 250 MB, the
+    guest kills the process silently.
     """
     try:
         if int(MOST_MAPPINGS.read_text()) < MAPPINGS:
             MOST_MAPPINGS.write_text(str(MAPPINGS))
     except OSError:
-        pass  # not permitted in some containers; small processes work without
+        pass  # in some containers this is not permitted; small processes also work without it
 
 
 @contextlib.contextmanager
 def on_one_processor() -> Iterator[None]:
-    """Keep the guest on one processor, with as few other guests as possible.
+    """Pin the guest to one processor that runs as few other guests as possible.
 
-    A guest's process and its kernel wake each other at each system call and page fault. On two processors, each wake-up is an
-    interrupt between the two, which in a virtual machine makes a system call cost 150 us instead of 17.
+    A process of the guest and the guest's kernel wake each other at each system call and page fault. On two processors, each
+    wake-up is an interrupt between the processors. In a virtual machine this increases the time of a system call from 17 us to
+    150 us.
     """
     available = sorted(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
@@ -131,7 +135,7 @@ def on_one_processor() -> Iterator[None]:
             processor = available[place % len(available)]
             try:
                 claim.bind(f"\0test-kernel-{place}")
-            except OSError:  # another guest has it, until it ends
+            except OSError:  # another guest uses this processor until it ends
                 continue
             break
         os.sched_setaffinity(0, {processor})
@@ -142,7 +146,7 @@ def room_for_registers(directory: pathlib.Path) -> dict[str, str]:
     """Return the environment that user-mode Linux needs on a processor with AMX: see registers.c.
 
     Raises:
-        NoKernelError: there is no C compiler.
+        NoKernelError: no C compiler is installed.
 
     """
     if "amx_tile" not in CPUINFO.read_text().split():
@@ -157,7 +161,10 @@ def room_for_registers(directory: pathlib.Path) -> dict[str, str]:
 
 
 def memory_directory(directory: pathlib.Path, memory: int) -> str:
-    """Choose the directory of the guest's memory: /dev/shm, unless too small or not executable, as often in containers."""
+    """Choose the directory for the guest's memory.
+
+    This is /dev/shm, unless it is too small or mounted noexec, which is common in containers.
+    """
     try:
         state = os.statvfs(SHARED_MEMORY)
     except FileNotFoundError:
