@@ -1,4 +1,4 @@
-"""How the program must react to each bad moment; ``moments`` has its effect on the node."""
+"""How the program must react to each bad moment. ``moments`` causes the effect of the moment on the node."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ BLINKING_CLIENT = "172.18.1.51"
 
 
 class Life(Protocol):
-    """The history of the moment. Most methods raise ``Violation``."""
+    """The history to which the moment belongs. Most methods raise ``Violation`` if the program does not behave as required."""
 
     clients: Clients
     cluster: cluster.Cluster
@@ -79,16 +79,16 @@ class Life(Protocol):
         """Kill the program, change the cluster, and start the program again, with this backend and limit of descriptors."""
 
     def stop_and_start(self) -> None:
-        """End the program by SIGTERM, which it must obey, and start it again."""
+        """End the program by SIGTERM, to which it must react, and start it again."""
 
     def stall_log(self) -> None:
-        """Let nobody read the log, whose pipe is full, until the next start."""
+        """Fill the log's pipe and let no process read it until the next start."""
 
     def desired(self) -> kernel_state.State:
         """The desired state of the kernel."""
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float, /) -> None:
-        """Wait until a condition holds, which it must."""
+        """Wait until a condition holds; it is a violation if it never does."""
 
     def wait_until_quiet(self, within_s: float, /) -> None:
         """Wait until the kernel equals the model."""
@@ -98,7 +98,7 @@ class Life(Protocol):
 
 
 def _restart_under_lock(life: Life) -> None:
-    """A fresh process finds the lock held for longer than iptables waits. Served objects stay."""
+    """A new process finds that the lock is held for longer than iptables waits. Served objects stay."""
     with moments.held_lock():
         life.restart()
         time.sleep(moments.HELD_S)
@@ -106,9 +106,9 @@ def _restart_under_lock(life: Life) -> None:
 
 
 def _live_beside_native_rule(life: Life) -> None:
-    """A table cannot be listed, on a running node and at a start.
+    """A table cannot be listed, both while the program runs and when it starts.
 
-    Everything except rules follows changes, and ``/healthz`` reports it.
+    Everything except the rules follows changes, and ``/healthz`` reports the fault.
     """
     with life.native_rules.added():
         for act in (life.change, life.restart):
@@ -120,10 +120,10 @@ def _live_beside_native_rule(life: Life) -> None:
 
 
 def _lose_address(life: Life) -> None:
-    """An address of the node is away for a moment, with a connection open through a node port there.
+    """An address of the node is missing for a moment, while a connection through a node port on it is open.
 
-    The client sends nothing meanwhile: the packet would take another route than when the connection was masqueraded, for which
-    the kernel forgets the connection (``nf_nat_oif_changed``), whatever the proxy does.
+    The client sends nothing in this time: the packet would take another route than when the connection was masqueraded, and the
+    kernel would then delete the connection (``nf_nat_oif_changed``), whatever the proxy does.
     """
     with moments.second_address(), contextlib.ExitStack() as cleaning:
         life.wait_until_quiet(REACHED_WITHIN_S)
@@ -146,7 +146,7 @@ def _lose_address(life: Life) -> None:
 
 
 def _hear_nothing(life: Life) -> None:
-    """A proxy before the API server keeps its connections open, and forwards no change."""
+    """A proxy in front of the API server keeps its connections open, but forwards no change."""
     assert isinstance(life.cluster, cluster.Server)
     life.cluster.bookmark()
     time.sleep(BOOKMARK_S)
@@ -156,7 +156,7 @@ def _hear_nothing(life: Life) -> None:
 
 
 def _reload_without_room(life: Life) -> None:
-    """The file names another scheduler while the kernel has no memory for a query; later it has."""
+    """The file names another scheduler while the kernel has no memory to answer a query. Later, it has memory again."""
     logged = life.log.stat().st_size
     before = life.faults.injected()
     life.faults.order(Order(Kind.ENOBUFS, 1.0, once=False))
@@ -173,14 +173,14 @@ def _reload_without_room(life: Life) -> None:
 
 
 def _stall_log(life: Life) -> None:
-    """Nobody reads the log. Changes come into force, the process answers, and ends when it is asked to."""
+    """No process reads the log. Changes are applied, the process answers, and it ends on request."""
     life.stall_log()
     _expect_service(life)
     life.stop_and_start()
 
 
 def _take_descriptors(life: Life) -> None:
-    """An outsider holds more connections to health-check node ports than the process may have descriptors."""
+    """An outside client holds more connections to health-check node ports than the process may have file descriptors."""
     checked = world.checked_services(CHECKED)
     life.put(checked)
     life.restart(descriptors=LIMIT)
@@ -201,7 +201,7 @@ def _take_descriptors(life: Life) -> None:
 
 
 def _expect_service(life: Life) -> None:
-    """A change must come into force, and the process must answer."""
+    """A change must be applied, and the process must answer."""
     life.change()
     desired = life.desired()
     life.wait_until(lambda: not kernel_state.differences(desired, _observed(life)), "a change in force", PROGRAMMED_WITHIN_S)
@@ -213,7 +213,10 @@ def _observed(life: Life) -> kernel_state.State:
 
 
 def _move_under_lock(life: Life) -> None:
-    """A start with nftables cannot remove the rules of iptables, because their lock is held. They must not decide anything."""
+    """A start with the nftables backend cannot remove the iptables rules, because another program holds the iptables lock.
+
+    These rules must not affect any packet.
+    """
     life.put(world.closed_service())
     if life.configuration.backend is not Backend.IPTABLES:
         life.restart(Backend.IPTABLES)
@@ -240,7 +243,7 @@ def _is_right_but_for_rules(desired: kernel_state.State) -> bool:
 
 
 def _answer(connection: lab.Connection) -> str:
-    """The answering endpoint, or the error."""
+    """The endpoint that answers, or the error."""
     try:
         return connection.ask(ANSWERED_WITHIN_S)
     except lab.LabError as error:
@@ -248,13 +251,13 @@ def _answer(connection: lab.Connection) -> str:
 
 
 def _is_served(question: Question) -> bool:
-    """Whether the kernel has this IPv4 virtual server; starts no process, because it is called often."""
+    """Whether the kernel has this IPv4 virtual server. The function starts no process, because it is called often."""
     address = [question.protocol, f"{int(ipaddress.ip_address(question.to)):08X}:{question.port:04X}"]
     return any(line.split()[:2] == address for line in Path("/proc/net/ip_vs").read_text().splitlines())
 
 
 def _body(page: str) -> str:
-    """The body of a page of the program, whatever its status; empty without an answer."""
+    """The body of an HTTP page of the program, whatever its status; empty if there is no answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:10256/{page}", timeout=patience.seconds(5)) as answer:
             return str(answer.read())

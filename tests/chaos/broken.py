@@ -1,4 +1,4 @@
-"""Programs without one of their fixes, to prove that the suite finds the fault.
+"""Programs from which one fix has been removed, to prove that the suite finds the fault.
 
 Each function removes its fix in the calling process.
 """
@@ -12,7 +12,7 @@ from tests.chaos.moments import Moment
 
 
 def _give_up_families() -> None:
-    """Treat every failed trial write as a missing family."""
+    """Treat every failed trial write as if the family were not supported."""
     from ipvsproxy.kernel.iptables import iptables_driver as iptables  # noqa: PLC0415 - only in the process that runs it
     from ipvsproxy.kernel.iptables import rules_driver  # noqa: PLC0415 - only in the process that runs it
 
@@ -26,7 +26,7 @@ def _give_up_families() -> None:
 
 
 def _wait_for_all_parts() -> None:
-    """Program nothing before the whole kernel could be read."""
+    """Program nothing before the whole kernel state could be read."""
     from ipvsproxy.daemon.loop import reader  # noqa: PLC0415 - as above
 
     usual = reader.KernelReader.observe
@@ -40,21 +40,21 @@ def _wait_for_all_parts() -> None:
 
 
 def _grant_no_grace() -> None:
-    """Remove node ports with their address at once."""
+    """Remove node ports as soon as their address is gone."""
     from ipvsproxy.translate import view  # noqa: PLC0415 - as above
 
     view.GRACE_S = 0.0
 
 
 def _bear_silence() -> None:
-    """Tolerate a silent watch without end."""
+    """Tolerate a silent watch for an unlimited time."""
     from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
 
     reflector.LONGEST_SILENCE_S = math.inf
 
 
 def _end_with_reload() -> None:
-    """End the process after a failed reload, as after a failed start."""
+    """End the process after a failed reload, as it ends after a failed start."""
     from ipvsproxy.daemon import app  # noqa: PLC0415 - as above
     from ipvsproxy.daemon.base.errors import CannotStartError  # noqa: PLC0415 - as above
     from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - as above

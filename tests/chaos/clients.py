@@ -1,4 +1,4 @@
-"""Clients that never stop: they repeat requests, and keep connections open."""
+"""Clients that run without a pause: they repeat requests, and keep connections open."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ INTERVAL_S = 0.2
 
 
 class Clients:
-    """Sends requests and counts. Faults are reported as sentences."""
+    """Sends requests and counts the results. Faults are reported as sentences."""
 
     def __init__(self, node: lab.Lab, figures: Figures) -> None:
         self._node = node
@@ -20,9 +20,9 @@ class Clients:
 
     @contextlib.contextmanager
     def asking(self, began_s: float) -> Iterator[list[str]]:
-        """Send all requests for as long as the block runs; then the list has a sentence for each unanswered one.
+        """Send all requests while the block runs. After the block, the list has a sentence for each unanswered request.
 
-        Times of its results count from ``began_s``.
+        The times of the results are measured from ``began_s``.
         """
         report: list[str] = []
         with contextlib.ExitStack() as loads:
@@ -45,7 +45,7 @@ class Clients:
         self._figures.lost_to_drift += sum(one.outcome != "ok" for one in results)
 
     def is_answered(self, question: Question) -> bool:
-        """Send one more request; returns whether it was answered."""
+        """Send one more request; returns whether the request was answered."""
         return self._node.probe(*_target(question)).outcome == "ok"
 
     def open_one(self, question: Question, source: str) -> lab.Connection:

@@ -34,7 +34,7 @@ RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_
 
 
 class Trouble(enum.Enum):
-    """Kinds of trouble between the cluster and the program. All kinds of trouble but the last two concern an API server."""
+    """Kinds of faults between the cluster and the program. All kinds of faults except the last two concern an API server."""
 
     CUT = "watch cut"
     CUT_IN_LINE = "watch cut in a line"
@@ -50,15 +50,15 @@ class Trouble(enum.Enum):
 
 
 class Cluster(Protocol):
-    """A source of objects. ``flag`` names it to the program."""
+    """A source of objects. ``flag`` is the program's flag that names this source."""
 
     flag: str
 
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
-        """Add or change objects, then delete others."""
+        """Add or change some objects, then delete others."""
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Cause trouble of this kind, which must be possible for this source."""
+        """Cause a fault of this kind, which this source must support."""
 
     def close(self) -> None:
         """Stop."""
@@ -90,14 +90,14 @@ class Directory:
         garbage = self._path / GARBAGE
         if targets or garbage.exists():
             time.sleep(UNREADABLE_S)
-        for target, text in targets.items():  # nothing happens in the directory itself
+        for target, text in targets.items():  # nothing changes in the directory itself
             target.write_text(text)
-        garbage.unlink(missing_ok=True)  # a start would wait for that
+        garbage.unlink(missing_ok=True)  # a start would wait for the broken manifest
         for key in gone:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest until after the next change, or make each later file a link whose target comes late."""
+        """Write a broken manifest until after the next change, or replace each later file by a link whose target appears late."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:
@@ -113,7 +113,7 @@ class Directory:
 
 
 class Server:
-    """An API server behind a proxy, in a thread of their own."""
+    """An API server behind a proxy; both run in a separate thread."""
 
     def __init__(self, directory: Path) -> None:
         self._proxy = SilentProxy()
@@ -141,7 +141,7 @@ class Server:
         self._call(tell)
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """End watches in various ways, refuse requests, or return to an older state."""
+        """End watches by several methods, refuse requests, or return to an older state."""
         resource = dice.choice([api_store.SERVICES, api_store.ENDPOINT_SLICES])
         server = self._server
         match kind:
@@ -167,7 +167,7 @@ class Server:
                 raise ValueError(kind)
 
     async def _restore(self) -> None:
-        """Restore a backup; once the program has observed that, bring back the later objects."""
+        """Restore a backup. After the program has observed the restored state, add the later objects again."""
         server = self._server
         lost = {resource: {_name(item): item for item in server.store.objects(resource)} for resource in RESOURCES.values()}
         server.restore(self._backups[0])

@@ -13,9 +13,9 @@ _KUBECONFIG = "--kubeconfig="
 
 
 class Configuration:
-    """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are those in the file.
+    """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are the present values in the file.
 
-    The reload to the other scheduler also changes the binding.
+    The reload that switches to the other scheduler also changes the binding.
     """
 
     def __init__(
@@ -28,19 +28,19 @@ class Configuration:
         self._usual_binding = binding
         self.backend = backend
         self._path = directory / "config.json"
-        # A kubeconfig counts only in the file; manifests and the node's name also count beside it.
+        # A kubeconfig is used only if it is in the file; manifests and the node's name may also be flags.
         self._kubeconfig = cluster_flag.removeprefix(_KUBECONFIG) if cluster_flag.startswith(_KUBECONFIG) else ""
         beside = () if self._kubeconfig else (cluster_flag,)
         self.flags = (f"--config={self._path}", "--hostname-override=node-a", *beside)
         self.write(SCHEDULERS[0])
 
     def move(self, backend: Backend) -> None:
-        """Let the file name this backend of rules and sets."""
+        """Set this backend of rules and sets in the file."""
         self.backend = backend
         self.write(self.scheduler)
 
     def write(self, scheduler: str) -> None:
-        """Replace the file by one rename."""
+        """Replace the file atomically by a rename."""
         self.scheduler = scheduler
         self.binding = self._usual_binding if scheduler == SCHEDULERS[0] else OTHER_BINDING[self._usual_binding]
         document = {

@@ -1,4 +1,4 @@
-"""Drift: changes of a node's kernel by people and other programs, with their own tools.
+"""Drift: changes to a node's kernel state by people and other programs, made with their own tools.
 
 Each function gets the present state and a source of random numbers, and returns a description.
 """
@@ -48,7 +48,7 @@ def _pick_real_server(state: State, dice: random.Random) -> tuple[str, ...]:
 
 
 def clear_ipvs(_state: State, _dice: random.Random) -> str:
-    """Clear the whole table; the owner of the foreign virtual servers adds them again."""
+    """Clear the whole IPVS table; the owner of the foreign virtual servers then adds them again."""
     done = run("ipvsadm", "-C")
     foreign.add(virtual_servers_only=True)
     return done
@@ -77,10 +77,10 @@ def change_weight(state: State, dice: random.Random) -> str:
 
 
 def change_method(state: State, dice: random.Random) -> str:
-    """Change the forwarding method of a real server, or add a surplus one.
+    """Change the forwarding method of a real server, or add an extra real server.
 
-    With these methods ipvsadm uses the virtual server's port for the real server, whatever its argument. If the ports differ, it
-    does not edit that real server, but adds another one.
+    With these forwarding methods, ipvsadm uses the virtual server's port for the real server, whatever port it was given. If the
+    ports differ, ipvsadm does not edit the real server, but adds another one.
     """
     *server, _, real_server = _pick_real_server(state, dice)
     is_same_port = server[1].rpartition(":")[2] == real_server.rpartition(":")[2]
@@ -98,7 +98,7 @@ def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
 
 
 def pick_set(state: State, dice: random.Random) -> tuple[str, list[str]]:
-    """A random set that is not empty, with its entries."""
+    """A random set that is not empty, with the entries of the set."""
     name, content = dice.choice(sorted((name, one) for name, one in state["ipsets"].items() if one["members"]))
     return name, content["members"]
 
@@ -116,13 +116,13 @@ def flush_all_sets(_state: State, _dice: random.Random) -> str:
 
 
 def remove_entry(state: State, dice: random.Random) -> str:
-    """Remove a set entry."""
+    """Remove an entry from a set."""
     name, members = pick_set(state, dice)
     return run("ipset", "del", name, dice.choice(members))
 
 
 def add_entry(_state: State, dice: random.Random) -> str:
-    """Add a surplus set entry."""
+    """Add an entry that does not belong to a set."""
     return run("ipset", "add", "KUBE-CLUSTER-IP", f"10.96.9.{dice.randrange(200)},tcp:80")
 
 
@@ -133,7 +133,7 @@ def destroy_sets(_state: State, _dice: random.Random) -> str:
             run(program, "-t", table, "-F")
             run(program, "-t", table, "-X", check=False)
     names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
-    # The program may be faster: then its rules use a set again.
+    # The program may be faster, and then its rules already use a set again.
     run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
     _put_foreign_rules_back()
     return "iptables -F, -X; ipset destroy of each KUBE set"
@@ -195,7 +195,7 @@ def is_jump_in_place() -> bool:
 
 
 def reload_firewall(_state: State, _dice: random.Random) -> str:
-    """Flush all tables, and write the foreign rules only."""
+    """Flush all tables, and write only the foreign rules again."""
     for program in ("iptables", "ip6tables"):
         for table in ("nat", "filter"):
             run(f"{program}-restore", stdin=f"*{table}\nCOMMIT\n")
@@ -204,7 +204,7 @@ def reload_firewall(_state: State, _dice: random.Random) -> str:
 
 
 def remove_address(state: State, dice: random.Random) -> str:
-    """Remove a Service address from our device, or its local route."""
+    """Remove a Service address from our device, or the local route of the address."""
     routes = sorted(golden_state.read_routes())
     if routes:
         return run("ip", "route", "del", "local", dice.choice(routes).split()[1], *_OUR_ROUTES)
@@ -218,12 +218,12 @@ def add_address(_state: State, dice: random.Random) -> str:
 
 
 def add_route(_state: State, dice: random.Random) -> str:
-    """Add a surplus local route like ours."""
+    """Add a surplus local route that looks like one of ours."""
     return run("ip", "route", "replace", "local", f"10.96.9.{dice.randrange(1, 200)}", *_OUR_ROUTES)
 
 
 def lose_routes(_state: State, _dice: random.Random) -> str:
-    """Have the kernel remove all IPv4 routes on lo, our routes included, without a notification."""
+    """Make the kernel remove all IPv4 routes on lo, including ours, without a notification."""
     run("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
     return run("ip", "address", "add", "127.0.0.1/8", "dev", "lo", "scope", "host")
 
@@ -236,7 +236,7 @@ def remove_device(_state: State, _dice: random.Random) -> str:
 def change_sysctl(_state: State, dice: random.Random) -> str:
     """Change a kernel setting."""
     path = dice.choice(["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template"])
-    with open(f"/proc/sys/{path}", "r+") as file:  # noqa: PTH123 - one open for both
+    with open(f"/proc/sys/{path}", "r+") as file:  # noqa: PTH123 - one call of open for both
         value = "1" if file.read().strip() == "0" else "0"
         file.seek(0)
         file.write(value)

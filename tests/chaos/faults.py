@@ -1,6 +1,6 @@
-"""Faults at the program's netlink sockets: a test writes an order to a file, which the program's sockets read.
+"""Faults at the program's netlink sockets: a test writes an order to a file that the program's sockets read.
 
-``faulty_socket`` is the program's side.
+``faulty_socket`` is the part that runs in the program.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """Kinds of faults. The first five kinds of fault answer in place of the kernel, which does not get the message."""
+    """Kinds of faults. The first five kinds of fault answer instead of the kernel, which does not receive the message."""
 
     ENOBUFS = "ENOBUFS"
     EBUSY = "EBUSY"
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class Order(NamedTuple):
-    """A requested fault of the next suitable message, or of each suitable message with this probability."""
+    """A requested fault of the next suitable message, or of every suitable message with this probability."""
 
     kind: Kind
     share: float
@@ -38,7 +38,10 @@ class Order(NamedTuple):
 
 
 class Faults:
-    """The file of orders, as tests and as sockets use it. Tests call ``order`` and ``end``, sockets ``ordered`` and ``done``."""
+    """The file with the orders, used by both tests and sockets.
+
+    Tests call ``order`` and ``end``; sockets call ``ordered`` and ``done``.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._wanted = directory / "faults"

@@ -1,4 +1,4 @@
-"""Netlink sockets between the program and the kernel that fail as ``faults`` orders."""
+"""Netlink sockets between the program and the kernel that fail as a test has ordered through ``faults``."""
 
 import errno
 import random
@@ -22,7 +22,7 @@ def install(faults: Faults) -> None:
     usual = netlink.Channel
 
     class FaultyChannel(usual):  # type: ignore[misc, valid-type]  # it is a class, whatever it is by then
-        """A channel whose sockets know whether they send a change."""
+        """A channel that tells its sockets whether they send a change."""
 
         def __init__(
             self,
@@ -45,7 +45,7 @@ def install(faults: Faults) -> None:
 
 
 class FaultySocket:
-    """One socket. ``changes``: whether the present message is a change, not a query."""
+    """One socket. ``changes``: whether the current message is a change rather than a query."""
 
     def __init__(self, real: netlink.Socket, faults: Faults, dice: random.Random, changes: Callable[[], bool]) -> None:
         self._real = real
@@ -58,7 +58,7 @@ class FaultySocket:
         self._is_silent = False
 
     def send(self, data: bytes, /) -> int:
-        """Send the messages that do not fail at once."""
+        """Send the messages that must not fail in one call."""
         self._before, self._behind, self._trouble, self._is_silent = [], [], None, False
         order = self._faults.ordered()
         if order is None:
@@ -74,7 +74,7 @@ class FaultySocket:
         return self._real.send(data) if data else 0
 
     def _refuse(self, data: bytes, order: Order) -> bytes:
-        """Answer some messages instead of the kernel; returns the others."""
+        """Answer some messages instead of the kernel; returns the remaining messages."""
         number = -int(getattr(errno, order.kind.value))
         messages = list(_split(data))
         kept = []
@@ -84,7 +84,7 @@ class FaultySocket:
                 continue
             sequence = _HEADER.unpack_from(message)[3]
             answer = _HEADER.pack(36, _ERROR, 0, sequence, 0) + struct.pack("=i", number) + message[: _HEADER.size]
-            # The answer to the last message ends the batch, so it comes after the kernel's answers.
+            # The answer to the last message ends the batch, so this answer must follow those of the kernel.
             (self._behind if place == len(messages) - 1 else self._before).append(answer)
         return b"".join(kept)
 

@@ -1,4 +1,4 @@
-"""Counts of all histories: changes, faults and drift, and the results of clients."""
+"""Counts over all histories: changes, faults and drift, and the results of clients."""
 
 import dataclasses
 import statistics
@@ -15,11 +15,10 @@ Heals = list[tuple[float, str]]
 class Figures:
     """All counts. ``heals_s`` are the times from each drift until its repair, by kind of drift.
 
-    Repairs that the program delayed because the same drift had returned are in ``patient_heals_s``; ``readings_s`` has the
-    duration of each reading of the kernel. ``lost`` counts unanswered requests while only the API, the program and its sockets
-    changed, ``lost_to_drift`` those during drift. ``broken`` and ``broken_by_drift`` count lost connections in the same way.
-    ``used``
-    has the resources of each process, by its number.
+    ``patient_heals_s`` has the times of repairs that the program delayed because the same drift had returned; ``readings_s`` has
+    the duration of each reading of the kernel. ``lost`` counts requests that failed while only the API, the program and its
+    sockets changed; ``lost_to_drift`` counts requests that failed during drift. ``broken`` and ``broken_by_drift`` count lost
+    connections by the same distinction. ``used`` has the resource usage of each process, by the number of the process.
     """
 
     histories: int = 0
@@ -110,7 +109,7 @@ def _times(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """The least value that this percentage of the values does not exceed."""
+    """The smallest value that at least this percentage of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 

@@ -1,6 +1,8 @@
-"""Foreign kernel objects on the same node: keepalived's virtual servers, one by firewall mark, docker's rules and sets.
+"""Kernel objects of other programs on the same node: keepalived's virtual servers, docker's rules and sets.
 
-Where the kernel has nf_tables, also a table of another program there.
+One of the virtual servers has a firewall mark.
+
+If the kernel has nf_tables, there is also a table of another program in nf_tables.
 """
 
 import re
@@ -58,30 +60,33 @@ _LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}
 
 
 def add(*, virtual_servers_only: bool = False) -> None:
-    """Add all foreign objects, or the virtual servers only, after the whole IPVS table was cleared."""
+    """Add all foreign objects, or, after the whole IPVS table was cleared, only the virtual servers."""
     _run("ipvsadm", "--restore", stdin=_IPVS)
     if virtual_servers_only:
         return
     _run("ipset", "restore", stdin=_SETS)
     _run("iptables-restore", "--noflush", stdin=RULES)
     _run("ip", "-batch", "-", stdin=_LINKS)
-    subprocess.run(("nft", "-f", "-"), input=_NFT_RULES, capture_output=True, text=True, check=False)  # where it is possible
+    subprocess.run(("nft", "-f", "-"), input=_NFT_RULES, capture_output=True, text=True, check=False)  # if that is possible
 
 
 def put_back_after_flush() -> None:
-    """Add the rules that ``nft flush ruleset`` has removed; those of iptables only if they were in nf_tables."""
+    """Add the foreign rules that ``nft flush ruleset`` has removed.
+
+    Those of iptables are added only if they were in nf_tables.
+    """
     _run("nft", "-f", "-", stdin=_NFT_RULES)
     if f":{CHAIN} " not in _run("iptables-save"):
         _run("iptables-restore", "--noflush", stdin=RULES)
 
 
 def remove() -> None:
-    """Remove the objects that clearing the tables leaves."""
+    """Remove the foreign objects that clearing the tables does not remove."""
     _run("ip", "link", "delete", DEVICE)
 
 
 def read() -> tuple[str, ...]:
-    """All foreign objects except the virtual servers, as text to compare."""
+    """All foreign objects except the virtual servers, as text for comparison."""
     rules = [line for line in _run("iptables-save").splitlines() if re.search(rf"\b{CHAIN}\b", line)]
     sets = _run("ipset", "save", SET).splitlines()
     addresses = [

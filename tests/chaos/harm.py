@@ -1,4 +1,4 @@
-"""Harm: drift at a moment at which a program may read the kernel otherwise than before, so that it misses the drift."""
+"""Harm: drift at a moment at which a program may read the kernel differently than before and may therefore miss the drift."""
 
 import enum
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """One history: random steps, after each of which the kernel must equal the model.
 
-The seed determines the steps; their times, and the state of the program at a kill, depend on the machine.
+The seed determines the steps; the times of the steps, and the state of the program at a kill, depend on the machine.
 """
 
 import concurrent.futures
@@ -59,11 +59,11 @@ LIVES = itertools.count()
 
 
 class Violation(Exception):  # noqa: N818 - not an error of the suite
-    """The program broke a rule; the message is the report."""
+    """Raised when the program broke a rule; the message is the report."""
 
 
 class History:
-    """One history; ``diary`` has the events so far, with the seconds since its beginning."""
+    """One history; ``diary`` has the events so far, with the time of each in seconds since the start of the history."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class History:
         without: Moment | None = None,
         backend: Backend = Backend.IPTABLES,
     ) -> None:
-        """``backend`` holds rules and sets at the beginning. ``quick``: run ``verify`` only at the end.
+        """``backend`` is the backend that has the rules and sets at the beginning. ``quick``: ``verify`` is run only at the end.
 
-        The program runs ``without`` the fix of this moment.
+        The program runs without the fix for the moment that ``without`` names.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
@@ -138,7 +138,7 @@ class History:
             self._check_kernel("after the end")
 
     def _live_calmly(self) -> None:
-        """Run all steps up to the next harmful one, while clients send requests: none may be lost."""
+        """Run all steps up to the next harmful step while clients send requests; no request may be lost."""
         if self._steps[0] in HARMFUL:
             return
         acts = {
@@ -184,7 +184,7 @@ class History:
         self.cluster.apply((), keys)
 
     def _kill(self) -> None:
-        """Kill the program amid changes, once or several times, possibly during its start."""
+        """Kill the program during changes, once or several times, possibly while it starts."""
         for _ in range(self._dice.choice([1, 1, 2, 3])):
             self.change()
             time.sleep(self._dice.uniform(0, 1.5))
@@ -203,7 +203,7 @@ class History:
         self.change()
 
     def _fault(self) -> None:
-        """Make netlink fail: once, sometimes, or mostly."""
+        """Make netlink requests fail: once, sometimes, or mostly."""
         order = Order(next(self._kinds), self._dice.choice([0.1, 0.6]), once=self._dice.random() < 0.4)
         self.note(f"netlink fails: {order.kind.value}, {'once' if order.once else f'share {order.share}'}")
         before = self.faults.injected()
@@ -228,14 +228,14 @@ class History:
         self.note("the xtables lock is free")
 
     def _moment(self) -> None:
-        """Run one bad moment; the usual checks follow."""
+        """Run one bad moment; the usual checks follow it."""
         kind = next(self._moments)
         self.note(f"moment: {kind.value}")
         self.figures.moments[kind.value] += 1
         bad_moments.ACTS[kind](self)
 
     def _move(self) -> None:
-        """Move rules and sets to the other backend, amid changes: by one start, by several, or with a kill in the middle."""
+        """Move rules and sets to the other backend during changes: by one start, by several, or with a kill halfway."""
         way = self._dice.choice(["once", "there and back", "killed"])
         backends = [kernel_state.OTHER_BACKEND[self.configuration.backend]]
         backends = [*backends, self.configuration.backend, *backends] if way == "there and back" else backends
@@ -281,7 +281,7 @@ class History:
         return kernel_state.desired(self._world.objects.values(), chosen.scheduler, chosen.binding, chosen.backend)
 
     def _live_with_drift(self) -> None:
-        """Run all drifts up to the next step of another kind: requests may be lost."""
+        """Run all drift steps up to the next step of another kind; requests may be lost."""
         while self._steps and self._steps[0] in HARMFUL:
             if self._steps.pop(0) == "drift":
                 self._drift(next(self._drifts))
@@ -305,14 +305,14 @@ class History:
         (self.figures.patient_heals_s if was_patient else self.figures.heals_s).append((healed_s, name))
 
     def _spoil(self, spoil: drift.Drift) -> str:
-        """Do this to the kernel; returns the name of the drift."""
+        """Cause this drift in the kernel; returns the name of the drift."""
         state = golden_state.read_state(drift.SPOILED[spoil], self.configuration.backend)
         act = nft_drift.TWINS.get(spoil, spoil) if self._uses_nftables else spoil
         self.note(f"drift {act.__name__}: {act(state, self._dice)}")
         return act.__name__
 
     def _harm(self, when: harm.When, spoil: drift.Drift) -> None:
-        """Harm the kernel at this moment; ``wait_until_quiet`` must follow."""
+        """Cause this drift in the kernel at this moment; ``wait_until_quiet`` must be called afterwards."""
         self.note(f"harm {when.value}")
         self.figures.harms[f"{spoil.__name__} {when.value}"] += 1
         match when:
@@ -326,7 +326,7 @@ class History:
                 self.delete(items)
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._running.kill()
-                self._start()  # it has never observed IPv6
+                self._start()  # the program has never observed IPv6
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._spoil(spoil)
                 self.put(items)
@@ -380,10 +380,10 @@ class History:
         self._life = next(LIVES)
 
     def wait_until_quiet(self, within_s: float) -> None:
-        """Wait until the kernel equals the model; foreign objects must be untouched."""
+        """Wait until the kernel equals the model; foreign objects must be unchanged."""
         desired = self.desired()
         deadline_s = time.monotonic() + within_s
-        # Do not slow down a start by reading the kernel meanwhile.
+        # Do not slow down a start by reading the kernel at the same time.
         self._running.wait_until(lambda: SYNCED in self.log.read_bytes()[self._logged_before :], "synced", within_s)
         time.sleep(SETTLE_S)
         began_s = time.monotonic()
@@ -391,7 +391,7 @@ class History:
             if not self._running.is_alive:
                 raise self.violation("the program has ended", differences)
             began_s, before_s = time.monotonic(), began_s
-            if before_s > deadline_s:  # the begin of the reading, which may itself take long on a busy machine
+            if before_s > deadline_s:  # when the reading began; it may take long on a busy machine
                 raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", differences)
         self.figures.quiet_points += 1
         if not self._is_quick:
@@ -416,7 +416,7 @@ class History:
         return self.configuration.backend is Backend.NFTABLES
 
     def _misplaced(self) -> list[str]:
-        """Differences that the text of the rules does not show, one line each."""
+        """Differences that the text of the rules does not reveal, one line each."""
         if self._uses_nftables:
             return self._expressions.changed(nft_state.listing())
         return [] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT is behind a foreign one"]

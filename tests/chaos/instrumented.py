@@ -1,8 +1,8 @@
 """Starts the program so that its tasks can be counted and its netlink sockets can fail; arguments as for ``ipvsproxy``.
 
-In the directory ``IPVSPROXY_CHAOS``, the file ``tasks`` has the number of tasks, written every second, and ``faults`` orders
-faults. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program, ``IPVSPROXY_CHAOS_DESCRIPTORS`` how
-many descriptors it may have at most.
+In the directory ``IPVSPROXY_CHAOS``, the program writes the number of tasks to the file ``tasks`` every second, and reads orders
+of faults from the file ``faults``. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program;
+``IPVSPROXY_CHAOS_DESCRIPTORS`` is the maximum number of its file descriptors.
 """
 
 import asyncio
@@ -39,9 +39,11 @@ def program(
     output: int | None = None,
     forks: bool = False,
 ) -> Program:
-    """The instrumented program, as ``Program`` says; ``without`` removes the fix of a moment, ``descriptors`` is a limit.
+    """The instrumented program, started like ``Program``.
 
-    A fork shares memory with its parent, so its memory is not that of a program.
+    ``without`` removes the fix for a moment, and ``descriptors`` limits the number of file descriptors.
+
+    The program is not a fork, because a fork shares memory with its parent and its memory usage would not be that of the program.
     """
     environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
     environment |= {DESCRIPTORS: str(descriptors)} if descriptors else {}
@@ -80,7 +82,7 @@ def count_tasks(path: Path) -> None:
 
 
 def main(flags: Sequence[str] | None = None) -> int:
-    """Run the program; without flags, with those of the command line."""
+    """Run the program; if no flags are given, with those of the command line."""
     directory = Path(os.environ[DIRECTORY])
     if limit := int(os.environ.get(DESCRIPTORS, "0")):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

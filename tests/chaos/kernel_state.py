@@ -1,7 +1,7 @@
 """The desired and the observed state of the kernel for the objects of a world, and their differences.
 
-Desired is a translation from scratch, without a loop or a history; observed is read with the operator's own tools. Neither uses
-our drivers.
+The desired state is a translation from scratch, without a loop or earlier events. The observed state is read with the operators'
+tools. Neither state is computed with our drivers.
 """
 
 import dataclasses
@@ -73,8 +73,8 @@ def _parse(text: str) -> Address:
 
 
 def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """These sections of the observed state, with the objects of the other backend in rows of their own."""
-    needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # where each mark has its name
+    """These sections of the observed state, with the objects of the other backend as separate rows."""
+    needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # in this form, each mark has a name
     state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections, backend))
     if needs_sets:
         del state["ipsets"]
@@ -88,7 +88,7 @@ def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IP
 
 
 def _normal(state: State) -> State:
-    """The state without empty chains, and without the order of our jumps among each other."""
+    """The state without empty chains, and with our jumps in a fixed order."""
     normal = dict(state)
     if "iptables" in state:
         tables = state["iptables"].items()
@@ -99,9 +99,9 @@ def _normal(state: State) -> State:
 
 
 def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """One line for each row that differs, of the sections in ``actual``.
+    """One line for each row that differs, for the sections in ``actual``.
 
-    Draining real servers of TCP do not count.
+    Draining real servers of TCP do not count as a difference.
     """
     differing = golden_state.differences(expected, actual, actual.keys())
     return [
@@ -113,5 +113,5 @@ def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[
 
 
 def is_draining(row: str, real_server: Mapping[str, Any], virtual_servers: Collection[str]) -> bool:
-    """Whether a real server that is not desired waits for the end of its connections."""
+    """Whether a real server that is not desired is waiting for the end of its connections."""
     return row.startswith("TCP ") and real_server["weight"] == 0 and row.partition(" -> ")[0] in virtual_servers

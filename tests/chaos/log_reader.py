@@ -1,4 +1,4 @@
-"""The reader of a program's log: a pipe as of a container runtime, which appends to a file, and can stall."""
+"""The reader of a program's log: a pipe like that of a container runtime. The reader appends to a file, and can stop reading."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class LogReader:
-    """``descriptor`` is the pipe's end for the program. The reading ends with the last process that writes."""
+    """``descriptor`` is the end of the pipe that the program writes to. Reading ends when the last writing process has ended."""
 
     def __init__(self, log: Path) -> None:
         reading, self.descriptor = os.pipe()
@@ -20,17 +20,17 @@ class LogReader:
         self._thread.start()
 
     def stall(self, process_id: int) -> None:
-        """Stop reading, and fill the pipe of this process, so that it takes no further byte."""
+        """Stop reading, and fill the pipe of this process so that the pipe accepts no more bytes."""
         self._goes_on.clear()
         # Another open description of the same pipe, because the program's own must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
         _fill(pipe)
-        self._has_stalled.wait()  # it reads once more
+        self._has_stalled.wait()  # the thread reads once more
         _fill(pipe)
         os.close(pipe)
 
     def finish(self) -> None:
-        """Read all that is left of a process that has ended."""
+        """Read the remaining output of a process that has ended."""
         self._goes_on.set()
         self._thread.join()
 

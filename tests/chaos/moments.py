@@ -1,6 +1,6 @@
-"""Bad moments: temporary conditions of a node that a program may mistake for "does not exist" or "do nothing".
+"""Bad moments: temporary conditions of a node that a program may mistake for "does not exist" or "nothing to do".
 
-Each function causes its condition and reverts it. ``bad_moments`` has the required reaction of the program.
+Each function causes a condition and reverts it. ``bad_moments`` has the reaction that is required of the program.
 """
 
 import contextlib
@@ -52,10 +52,10 @@ def held_lock() -> Iterator[None]:
 
 
 class NativeRules:
-    """A wrapper of ``iptables-save``: ``path`` goes in front of PATH.
+    """A wrapper of ``iptables-save``: ``path`` must be prepended to PATH.
 
-    The test kernel may have legacy tables only, which take no native rule. So while ``added``, the wrapper prints the real
-    program's output for a table with native rules: one sentence in its place, and status 0.
+    The test kernel may have only legacy tables, which cannot have native nft rules. Therefore, while ``added`` is set, the
+    wrapper prints what the real program prints for a table with native rules: one sentence instead of the table, and status 0.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -93,7 +93,7 @@ def second_address() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_address() -> Iterator[None]:
-    """While the block runs, the second address of the interface is away."""
+    """While the block runs, the second address of the interface is missing."""
     _run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
     try:
         yield

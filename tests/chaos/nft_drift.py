@@ -1,6 +1,6 @@
-"""Drift of rules and sets in nftables, with the program ``nft``: for each kind in iptables and ipset, one of the same effect.
+"""Drift of rules and sets in nftables, caused with ``nft``: for each kind in iptables and ipset, one with the same effect.
 
-The state has the form of the recordings, as for ``drift``.
+The state has the form of the recordings, as in ``drift``.
 """
 
 import json
@@ -35,7 +35,7 @@ def flush_all_sets(state: drift.State, _dice: random.Random) -> str:
 
 
 def remove_entry(state: drift.State, dice: random.Random) -> str:
-    """Remove a set entry."""
+    """Remove an entry from a set."""
     objects = [one for kind, one in nft_state.listing() if kind == "set" and one.get("elem")]
     one = dice.choice(sorted(objects, key=lambda item: str(item["name"])))
     element = min(one["elem"], key=json.dumps)
@@ -44,7 +44,7 @@ def remove_entry(state: drift.State, dice: random.Random) -> str:
 
 
 def add_entry(_state: drift.State, dice: random.Random) -> str:
-    """Add a surplus set entry."""
+    """Add an entry that does not belong to a set."""
     return _nft("add", "element", *TABLE, "KUBE-CLUSTER-IP", f"{{ 10.96.9.{dice.randrange(200)} . tcp . 80 }}")
 
 
@@ -84,7 +84,7 @@ def remove_jump(state: drift.State, dice: random.Random) -> str:
 
 
 def change_rule(_state: drift.State, _dice: random.Random) -> str:
-    """Let a rule do something else than its comment says."""
+    """Make a rule do something other than its comment says."""
     chain = "IPv4-nat-KUBE-SERVICES"
     rule = next(one for kind, one in nft_state.listing() if kind == "rule" and one["chain"] == chain)
     text = json.dumps(rule["comment"])
@@ -94,7 +94,7 @@ def change_rule(_state: drift.State, _dice: random.Random) -> str:
 
 
 def flush_ruleset(_state: drift.State, _dice: random.Random) -> str:
-    """Flush all tables, as a firewall does when it is reloaded; their owners write the foreign tables again."""
+    """Flush all tables, as a firewall does when it is reloaded. The owners of the foreign tables then write them again."""
     done = _nft("flush", "ruleset")
     foreign.put_back_after_flush()
     return done

@@ -1,6 +1,7 @@
-"""Draws the steps of a history from its number and a seed: steps at random, kinds of drift, faults and others in turn.
+"""Draws the steps of a history from its number and a seed. Steps are random; kinds of drift, faults and the like come in turn.
 
-Kinds continue from one history to the next, so that a known number of histories of the same length has all of them.
+The sequence of kinds continues from one history to the next, so that a known number of histories of the same length has all
+kinds.
 """
 
 import random
@@ -38,7 +39,10 @@ MOVES = 2
 
 
 class Plan(NamedTuple):
-    """``steps`` in their order; ``drifts``, ``harms``, ``faults``, ``troubles`` and ``moments`` have the kinds of these steps."""
+    """The steps in their order, and the kinds of these steps.
+
+    ``drifts``, ``harms``, ``faults``, ``troubles`` and ``moments`` have the kinds.
+    """
 
     steps: list[str]
     has_server: bool
@@ -61,7 +65,7 @@ def name_of(kind: Special) -> str:
 
 
 def only(*kinds: Special) -> Plan:
-    """A plan of these bad moments, troubles and harms alone."""
+    """A plan of only these bad moments, troubles and harms."""
     return Plan(
         ["moment" if isinstance(kind, Moment) else "trouble" if isinstance(kind, Trouble) else "harm" for kind in kinds],
         has_server=not any(kind in DIRECTORY_TROUBLES for kind in kinds),
@@ -72,7 +76,7 @@ def only(*kinds: Special) -> Plan:
 
 
 def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLES) -> Plan:
-    """The plan of the history with this number, of this length, which begins with this backend of rules and sets."""
+    """The plan of the history with this number and length; at its beginning, this backend has the rules and sets."""
     moves = MOVES if backend is Backend.NFTABLES else 0
     shares = (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE, MOMENT_SHARE)
     drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)

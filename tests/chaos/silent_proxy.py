@@ -1,4 +1,4 @@
-"""A TCP proxy that can go silent: it keeps its connections open, so that keepalives are answered, but stops forwarding."""
+"""A TCP proxy that can stop forwarding but keep its connections open, so that keepalives are still answered."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ class SilentProxy:
                 try:
                     await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
                     if not is_flowing.is_set():
-                        await up  # the client may give up; it must not learn that the server has closed
+                        await up  # the client may give up, but must not be told that the server has closed the connection
                 finally:
                     down.cancel()
                     up.cancel()

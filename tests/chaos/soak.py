@@ -1,4 +1,4 @@
-"""Long churn: a cluster that always changes, and the resources that the process uses."""
+"""A long soak test: a cluster that changes all the time, and the resources that the process uses."""
 
 import random
 import statistics
@@ -19,7 +19,10 @@ FLAT = ("descriptors", "sockets", "threads", "tasks")
 
 
 class Churn:
-    """Services, each with one slice of endpoints that are replaced one by one; sometimes a Service is deleted and added again."""
+    """Services with one EndpointSlice each, whose endpoints are replaced one by one.
+
+    Sometimes a Service is deleted and added again.
+    """
 
     def __init__(self, dice: random.Random, services: int, endpoints: int) -> None:
         self._dice = dice
@@ -66,10 +69,10 @@ def _ours(kind: str, item: Object) -> Object:
 
 
 def growth(samples: Sequence[Usage]) -> list[str]:
-    """A sentence for each resource that grew from the second third of the samples to the last.
+    """A sentence for each resource whose usage grew from the second third of the samples to the last third.
 
-    The first third is left out, because memory grows until everything has happened once. Listening sockets are left out, because
-    their number follows the Services.
+    The first third is ignored, because memory grows until everything has happened once. Listening sockets are ignored, because
+    their number follows the number of Services.
     """
     third = len(samples) // 3
     second, last = samples[third : 2 * third], samples[2 * third :]

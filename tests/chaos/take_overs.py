@@ -1,7 +1,7 @@
 """Take-overs from kube-proxy, one after the other in one lab, while clients send requests without a pause.
 
-The kernel has kube-proxy's recorded state. Each take-over starts the program on it, waits until everything is in force, and ends
-the program, which leaves the state as kube-proxy left it for the next take-over.
+The kernel has kube-proxy's recorded state. Each take-over starts the program on this state, waits until everything has been
+programmed, and ends the program, which leaves the state as kube-proxy left it for the next take-over.
 """
 
 import itertools
@@ -21,7 +21,7 @@ SIZE_OF_TABLE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
 
 class Client(NamedTuple):
-    """A client and its target; ``src`` is the source address, None lets the kernel choose."""
+    """A client and its target. ``src`` is the source address; None lets the kernel choose it."""
 
     from_: str
     protocol: str
@@ -46,12 +46,12 @@ CLIENTS = (
 
 
 def add_second_address(node: lab.Lab) -> None:
-    """Add the second address to the machine of the clients outside."""
+    """Add the second address to the machine on which the outside clients run."""
     node.ip("client", f"address add {SECOND_ADDRESS}/16 dev lan")
 
 
 class TakeOver(NamedTuple):
-    """One take-over: its begin and end in ``time.monotonic``, and the program's log."""
+    """One take-over: its start and end in ``time.monotonic``, and the program's log."""
 
     began_s: float
     ended_s: float
@@ -59,7 +59,7 @@ class TakeOver(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """An unanswered request; ``take_over`` is the number of the take-over under way, from 1, or 0."""
+    """An unanswered request; ``take_over`` is the number of the take-over in progress, counted from 1, or 0 if there was none."""
 
     client: Client
     outcome: str
@@ -72,7 +72,7 @@ class Unanswered(NamedTuple):
 
 
 class TakeOvers:
-    """Take-overs on one node. ``answered`` counts requests, ``unanswered`` has the failed ones."""
+    """Take-overs on one node. ``answered`` counts answered requests, ``unanswered`` has the failed requests."""
 
     def __init__(self, node: lab.Lab, directory: Path, *, interval_s: float, clients: Sequence[Client] = CLIENTS) -> None:
         self.answered = 0
@@ -94,10 +94,10 @@ class TakeOvers:
         self._size = SIZE_OF_TABLE.read_text()
 
     def run(self, count: int) -> None:
-        """Take over ``count`` times while all clients send requests; their results are complete at the end.
+        """Take over ``count`` times while all clients send requests; at the end, the results of all clients are complete.
 
         Raises:
-            TimeoutError: not everything was in force, or the program did not end, in time.
+            TimeoutError: not everything was programmed in time, or the program did not end in time.
         """
         done: list[TakeOver] = []
         loads = [self._node.load(*client[:4], src=client.src, interval_s=self._interval_s) for client in self._clients]
@@ -141,7 +141,7 @@ class TakeOvers:
 
 
 def _unanswered(client: Client, outcome: str, asked_s: float, done: Sequence[tuple[int, TakeOver]]) -> Unanswered:
-    """A failed request, with the last take-over that had begun."""
+    """A failed request, with the last take-over that had started by then."""
     before = [(number, one) for number, one in done if one.began_s <= asked_s]
     if not before:
         return Unanswered(client, outcome, asked_s, 0, 0.0, ())

@@ -1,4 +1,4 @@
-"""The chaos suite itself: a seed reproduces its history, a short history passes, and a wrong kernel is reported.
+"""Tests of the chaos suite itself: a seed reproduces its history, a short history passes, and a wrong kernel state is reported.
 
 ``scripts/chaos`` runs long histories; their figures are in ``docs/reliability.md``.
 """
@@ -38,7 +38,7 @@ def test_a_seed_reproduces_its_history_and_another_seed_gives_another() -> None:
     assert live(1) != live(2)
 
 
-def test_changes_add_up_to_the_world() -> None:
+def test_the_changes_of_a_plan_together_give_the_objects_of_the_world() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):
@@ -49,7 +49,7 @@ def test_changes_add_up_to_the_world() -> None:
     assert objects == world.objects
 
 
-def test_all_kinds_of_drift_faults_troubles_and_moments_come_up_in_turn() -> None:
+def test_all_kinds_of_drift_faults_troubles_and_moments_occur_in_turn() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)
@@ -65,7 +65,7 @@ def test_all_kinds_of_drift_faults_troubles_and_moments_come_up_in_turn() -> Non
     assert plan.draw(2, 3, 15) != drawn[3]
 
 
-def test_a_history_that_begins_with_nftables_switches_backends_and_hides_no_table() -> None:
+def test_a_history_that_starts_with_nftables_switches_backends_and_has_no_moment_of_a_hidden_table() -> None:
     drawn = [plan.draw(1, number, 15, Backend.NFTABLES) for number in range(7)]
     assert [one.steps.count("move") for one in drawn] == [plan.MOVES] * 7
     assert all(len(one.steps) == 15 for one in drawn)
@@ -73,12 +73,12 @@ def test_a_history_that_begins_with_nftables_switches_backends_and_hides_no_tabl
     assert not any("move" in plan.draw(1, number, 15).steps for number in range(7))
 
 
-def test_each_kind_of_drift_of_rules_and_sets_has_a_twin_in_nftables() -> None:
+def test_each_kind_of_drift_of_rules_and_sets_has_an_equivalent_in_nftables() -> None:
     assert set(nft_drift.TWINS) == {kind for kind, sections in drift.SPOILED.items() if {"ipsets", "iptables"} & set(sections)}
     assert len(set(nft_drift.TWINS.values())) == len(nft_drift.TWINS)
 
 
-def test_rules_that_do_something_else_than_their_comments_say_are_seen() -> None:
+def test_rules_that_do_something_other_than_their_comments_say_are_reported() -> None:
     def table(verdict: str) -> list[tuple[str, Any]]:
         rule = {"chain": "IPv4-nat-KUBE-SERVICES", "comment": "-j RETURN", "expr": [{verdict: None}]}
         return [("chain", {"name": "IPv4-nat-KUBE-SERVICES", "handle": 1}), ("rule", rule)]
@@ -91,7 +91,7 @@ def test_rules_that_do_something_else_than_their_comments_say_are_seen() -> None
     assert nft_state.read_rules(table("accept")) == {"v4/nat/KUBE-SERVICES": ["-A KUBE-SERVICES -j RETURN"]}
 
 
-def test_sets_of_nftables_read_as_those_of_ipset() -> None:
+def test_sets_in_nftables_are_read_in_the_same_form_as_those_of_ipset() -> None:
     marked: dict[str, Any] = {"name": "KUBE-M", "type": ["ipv4_addr", "inet_proto", "inet_service"]}
     keys = [{"concat": [f"192.0.2.{number}", "tcp", 80]} for number in (1, 2)]
     marked["elem"] = [[{"elem": {"val": keys[0], "comment": "mask 0xff"}}, 16], [keys[1], 17]]
@@ -109,12 +109,12 @@ def test_sets_of_nftables_read_as_those_of_ipset() -> None:
     )
 
 
-def test_each_kind_of_drift_affects_polled_sections() -> None:
+def test_each_kind_of_drift_affects_a_section_of_the_state_that_is_polled() -> None:
     assert set(drift.SPOILED) == set(drift.DRIFTS)
     assert {section for sections in drift.SPOILED.values() for section in sections} <= set(kernel_state.SECTIONS)
 
 
-def test_patient_repairs_are_counted_apart_and_each_kind_is_counted() -> None:
+def test_delayed_repairs_are_counted_separately_and_every_kind_of_drift_is_counted() -> None:
     figures = Figures(heals_s=[(2.0, "flush_set"), (3.0, "add_rule"), (7.0, "add_rule")], patient_heals_s=[(9.0, "add_rule")])
     figures.injected["EBUSY"] = 2
     report = json.loads(json.dumps(figures.report()))
@@ -126,7 +126,7 @@ def test_patient_repairs_are_counted_apart_and_each_kind_is_counted() -> None:
     assert figures.lines()[-1] == "  flush_set                         times 1, median 2, 95 % 2, longest 2"
 
 
-def test_a_percentile_is_one_of_the_values() -> None:
+def test_a_percentile_is_always_one_of_the_values() -> None:
     assert [percentile(range(1, 101), percent) for percent in (50, 95, 100)] == [50, 95, 100]
     assert percentile([4.0], 95) == 4.0
 

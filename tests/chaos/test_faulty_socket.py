@@ -1,4 +1,4 @@
-"""Faults at netlink sockets: each kind reaches the program's own channel as from the kernel."""
+"""Faults at netlink sockets: each kind of fault reaches the program's channel as if it came from the kernel."""
 
 import errno
 import random
@@ -17,7 +17,7 @@ LISTING = message(0, flags=netlink.REQUEST | netlink.DUMP)
 
 
 def _kernel(data: bytes) -> Iterable[bytes]:
-    """Answers like a kernel: a listing of two parts, or the requested acknowledgements."""
+    """A fake kernel: it answers with a listing of two datagrams, or with the requested acknowledgements."""
     for _, _, flags, sequence, _ in split(data):
         if flags & netlink.DUMP == netlink.DUMP:
             yield message(sequence, b"one!") + message(sequence, b"two!")
@@ -56,7 +56,7 @@ def _node(tmp_path: Path) -> _Node:
 
 
 @pytest.mark.parametrize("kind", [Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM, Kind.EEXIST, Kind.ENOENT])
-def test_a_refused_change_is_answered_with_the_error_and_never_reaches_the_kernel(node: _Node, kind: Kind) -> None:
+def test_a_refused_change_gets_the_error_and_is_not_sent_to_the_kernel(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=True))
     assert node.change(b"1...", b"2...", b"3...") == {0: getattr(errno, kind.value)}
     assert node.received == [b"2...", b"3..."]
@@ -64,19 +64,19 @@ def test_a_refused_change_is_answered_with_the_error_and_never_reaches_the_kerne
     assert node.faults.injected() == {kind.value: 1}
 
 
-def test_all_changes_of_a_chunk_may_be_refused(node: _Node) -> None:
+def test_all_changes_of_a_chunk_can_be_refused_at_once(node: _Node) -> None:
     node.faults.order(Order(Kind.EBUSY, 1, once=False))
     assert node.change(b"1...", b"2...") == {0: errno.EBUSY, 1: errno.EBUSY}
     assert node.received == []
 
 
-def test_a_change_is_in_force_although_its_answer_was_lost(node: _Node) -> None:
+def test_a_change_is_applied_although_its_answer_is_lost(node: _Node) -> None:
     node.faults.order(Order(Kind.LOST, 1, once=True))
     assert node.change(b"1...") == {0: netlink.UNANSWERED}
     assert node.received == [b"1..."]
 
 
-def test_unsent_messages_are_not_done(node: _Node) -> None:
+def test_messages_that_could_not_be_sent_do_not_count_as_done(node: _Node) -> None:
     node.faults.order(Order(Kind.UNSENT, 1, once=True))
     assert node.change(b"1...") == {0: netlink.UNANSWERED}
     assert node.received == []
@@ -91,14 +91,14 @@ def test_a_listing_that_fails_once_is_requested_again(node: _Node, kind: Kind) -
 
 
 @pytest.mark.parametrize("kind", [Kind.ENOMEM, Kind.CUT, Kind.INTERRUPTED])
-def test_a_listing_that_always_fails_is_an_error_and_never_a_shorter_listing(node: _Node, kind: Kind) -> None:
+def test_a_listing_that_always_fails_is_an_error_and_never_an_incomplete_listing(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=False))
     with pytest.raises(KernelError):
         node.channel.dump(LISTING, "list")
 
 
 @pytest.mark.parametrize("kind", [Kind.EEXIST, Kind.ENOENT, Kind.CUT, Kind.INTERRUPTED])
-def test_some_faults_affect_only_suitable_messages(node: _Node, kind: Kind) -> None:
+def test_some_kinds_of_fault_affect_only_messages_of_a_suitable_kind(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=False))
     attempt: Callable[[], object] = (
         (lambda: node.channel.dump(LISTING, "list")) if kind in (Kind.EEXIST, Kind.ENOENT) else (lambda: node.change(b"1..."))

@@ -1,4 +1,4 @@
-"""Bad moments: each has its effect on the node, the program survives it, and a program without the fix is found."""
+"""Bad moments: each has its effect on the node, the program survives it, and the suite detects a program without the fix."""
 
 import asyncio
 import os
@@ -50,18 +50,18 @@ def live_through(node: lab.Lab, directory: Path, *kinds: plan.Special, without: 
     return figures
 
 
-def test_each_bad_moment_has_an_act_and_each_removable_fix_a_known_violation() -> None:
+def test_each_bad_moment_has_a_function_and_each_removable_fix_has_a_known_violation() -> None:
     assert set(bad_moments.ACTS) == set(Moment)
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 
 
-def test_each_bad_moment_trouble_and_harm_has_a_name_on_the_command_line() -> None:
+def test_each_bad_moment_trouble_and_harm_can_be_named_on_the_command_line() -> None:
     assert set(plan.KINDS.values()) == {*Moment, *Trouble, *HARMS}
     assert plan.name_of(plan.KINDS["stopped-clear-ipvs"]) == "stopped-clear-ipvs"
     assert plan.only(Moment.STALLED_LOG, HARMS[0]).steps == ["moment", "harm"]
 
 
-def test_a_table_with_a_native_rule_is_one_sentence_and_other_tables_are_listed(
+def test_a_table_with_a_native_rule_is_listed_as_one_sentence_and_other_tables_are_listed_fully(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tmp_path / "real"
@@ -83,7 +83,7 @@ def test_a_table_with_a_native_rule_is_one_sentence_and_other_tables_are_listed(
     assert [line.split()[0] for line in (real / "iptables.log").read_text().splitlines()] == ["-A", "-D"]
 
 
-async def test_a_silent_proxy_keeps_connections_open_and_serves_new_ones() -> None:
+async def test_a_silent_proxy_keeps_its_connections_open_and_serves_new_connections() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             writer.write(line)
@@ -111,7 +111,7 @@ async def test_a_silent_proxy_keeps_connections_open_and_serves_new_ones() -> No
     server.close()
 
 
-def test_a_configuration_leads_to_the_same_cluster_whatever_its_scheduler(tmp_path: Path) -> None:
+def test_configurations_with_either_scheduler_lead_to_the_same_cluster(tmp_path: Path) -> None:
     from_server = Configuration(tmp_path, "--kubeconfig=/k")
     from_server.write(SCHEDULERS[1])
     assert from_server.flags == (f"--config={tmp_path / 'config.json'}", "--hostname-override=node-a")
@@ -130,18 +130,18 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path, kin
 
 
 @pytest.mark.kernel
-@patience.THOROUGH  # without a kernel: tests/daemon/sources/test_directory.py
-def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_later(node: lab.Lab, tmp_path: Path) -> None:
+@patience.THOROUGH  # tested without a kernel in tests/daemon/sources/test_directory.py
+def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_again_later(node: lab.Lab, tmp_path: Path) -> None:
     assert live_through(node, tmp_path, Trouble.UNREADABLE_FILES).troubles.total() == 1
 
 
 @pytest.mark.kernel
 @pytest.mark.skipif(BACKEND is not Backend.NFTABLES, reason="needs nf_tables")
-def test_a_start_with_nftables_under_a_held_lock_leaves_no_decision_to_old_entries(
+def test_after_a_start_with_nftables_under_a_held_iptables_lock_no_old_entry_affects_packets(
     node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (f"{program}{ending}" for program in ("iptables", "ip6tables") for ending in ("", "-save", "-restore")):
-        (tmp_path / name).symlink_to("/usr/sbin/xtables-legacy-multi")  # the other variant takes no lock
+        (tmp_path / name).symlink_to("/usr/sbin/xtables-legacy-multi")  # the other iptables variant takes no lock
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert live_through(node, tmp_path, Moment.LOCKED_MOVE).lost == 0
 
@@ -149,14 +149,16 @@ def test_a_start_with_nftables_under_a_held_lock_leaves_no_decision_to_old_entri
 @pytest.mark.kernel
 @patience.THOROUGH
 @pytest.mark.parametrize("harm", [pytest.param(one, id=plan.name_of(one)) for one in HARMS])
-def test_the_node_heals_from_each_harm(node: lab.Lab, tmp_path: Path, harm: Harm) -> None:
+def test_the_node_recovers_from_each_kind_of_harm(node: lab.Lab, tmp_path: Path, harm: Harm) -> None:
     assert live_through(node, tmp_path, harm).harms.total() == 1
 
 
 @pytest.mark.kernel
 @pytest.mark.skipif(BACKEND is Backend.NFTABLES, reason="some of these moments have no effect there; found with iptables")
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[patience.THOROUGH] * (kind in SLOWLY_FOUND)) for kind in FOUND])
-def test_a_program_without_the_fix_is_found(node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_detects_a_program_from_which_a_fix_was_removed(
+    node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # a shorter wait for a condition that never holds
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
         live_through(node, tmp_path, kind, without=kind)

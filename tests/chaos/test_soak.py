@@ -1,4 +1,4 @@
-"""The soak's own checks: growth is reported, fluctuation is not; and its cluster never becomes empty."""
+"""Checks of the soak test: growth is reported, fluctuation is not, and its cluster never becomes empty."""
 
 import os
 import random
@@ -12,27 +12,27 @@ from tests.chaos.world import Key, Object, key_of
 CALM = Usage(resident_mb=100, descriptors=17, sockets=13, listening=4, threads=5, tasks=14, processor_s=1)
 
 
-def test_a_descriptor_that_comes_and_goes_is_no_growth() -> None:
+def test_a_descriptor_that_is_opened_and_closed_again_does_not_count_as_growth() -> None:
     busy = CALM._replace(descriptors=18, sockets=14)
     assert soak.growth([CALM, CALM, busy] * 9) == []
 
 
-def test_growing_resources_are_reported() -> None:
+def test_resources_whose_usage_grows_are_reported() -> None:
     leaking = [
         CALM._replace(resident_mb=100 + number, descriptors=17 + number // 4, tasks=14 + number // 4) for number in range(30)
     ]
     assert [line.split(" grew ")[0] for line in soak.growth(leaking)] == ["resident memory", "descriptors", "tasks"]
 
 
-def test_growth_at_the_beginning_does_not_count() -> None:
+def test_growth_in_the_first_third_of_the_samples_does_not_count() -> None:
     assert soak.growth([CALM._replace(resident_mb=60), *[CALM] * 5]) == []
 
 
-def test_too_few_samples_prove_nothing() -> None:
+def test_too_few_samples_are_not_accepted_as_a_proof() -> None:
     assert soak.growth([CALM, CALM]) == ["there are too few samples to tell"]
 
 
-def test_the_usage_of_this_process_equals_the_kernels_figures(tmp_path: Path) -> None:
+def test_the_measured_usage_of_this_process_equals_the_figures_of_the_kernel(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     tasks.write_text("3")
     before = usage.read(os.getpid(), tasks)
@@ -43,7 +43,7 @@ def test_the_usage_of_this_process_equals_the_kernels_figures(tmp_path: Path) ->
     assert (before.tasks, usage.read(os.getpid(), tmp_path / "none").tasks) == (3, -1)
 
 
-def test_listening_sockets_are_counted_apart_because_they_follow_the_services(tmp_path: Path) -> None:
+def test_listening_sockets_are_counted_separately_because_their_number_follows_the_services(tmp_path: Path) -> None:
     before = usage.read(os.getpid(), tmp_path / "none")
     with socket.create_server(("127.0.0.1", 0)) as server:
         after = usage.read(os.getpid(), tmp_path / "none")
@@ -52,7 +52,7 @@ def test_listening_sockets_are_counted_apart_because_they_follow_the_services(tm
     assert soak.growth([CALM] * 6 + [CALM._replace(listening=9)] * 3) == []
 
 
-def test_changes_add_up_to_services_with_one_slice_each_and_most_of_them_exist() -> None:
+def test_after_the_changes_each_service_has_one_endpoint_slice_and_most_services_exist() -> None:
     churn = soak.Churn(random.Random(1), services=40, endpoints=10)
     objects: dict[Key, Object] = {key_of(item): item for item in churn.objects()}
     assert len(objects) == 80

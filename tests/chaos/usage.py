@@ -12,10 +12,12 @@ _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 class Usage(NamedTuple):
-    """``resident_mb`` in units of 2**20 bytes; ``processor_s`` since the process began; ``tasks`` -1 if unknown.
+    """``resident_mb`` is in units of 2**20 bytes, and ``processor_s`` counts since the process started.
 
-    ``descriptors`` and ``sockets`` exclude ``listening`` sockets: there is one for each health-check port, so their number
-    follows the Services.
+    ``tasks`` is -1 if their number is unknown.
+
+    ``descriptors`` and ``sockets`` do not include ``listening`` sockets: there is one for each health-check port, so their number
+    follows the number of Services.
     """
 
     resident_mb: float
@@ -28,7 +30,7 @@ class Usage(NamedTuple):
 
 
 def read(process_id: int, tasks: Path) -> Usage:
-    """Read the present usage of a process; ``tasks`` is the file with its number of tasks.
+    """Read the current resource usage of a process; ``tasks`` is the file with the number of its tasks.
 
     Raises:
         OSError: the process has ended.
@@ -36,7 +38,7 @@ def read(process_id: int, tasks: Path) -> Usage:
     process = Path(f"/proc/{process_id}")
     targets = _targets(process)
     listening = len(_listening(process, targets))
-    # After the name, which may contain blanks and brackets: fields from the third on, see proc(5).
+    # After the process name, which may contain blanks and brackets: fields from the third on, see proc(5).
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return Usage(
         resident_mb=round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / _MEBIBYTE, 2),
@@ -60,7 +62,7 @@ def listening_ports(process_id: int) -> frozenset[int]:
 
 
 def _listening(process: Path, targets: Collection[str]) -> Mapping[str, int]:
-    """The listening sockets among the descriptors' targets, with their ports."""
+    """The listening sockets among the targets of the descriptors, with their ports."""
     # Fields: slot, local address and port, remote, state, queues, timer, retransmits, user, timeout, inode; see proc(5).
     lines = (line.split() for table in ("tcp", "tcp6") for line in (process / "net" / table).read_text().splitlines()[1:])
     ports = {f"socket:[{fields[9]}]": int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == _LISTENING}

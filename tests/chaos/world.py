@@ -1,8 +1,10 @@
-"""The objects of a random cluster: Services of all kinds that come, change and go, and endpoints that flap.
+"""The objects of a random cluster: Services of all kinds that are added, changed and deleted, and their endpoints.
 
-Each Service has addresses and node ports of its own, so that no two ever desire one key. The *anchors* never change: their
-clients must not notice changes of others. The *flapping* Service keeps its ports while its endpoints come and go: its open
-connections must not break either, because a leaving endpoint is drained.
+The readiness of the endpoints changes often.
+
+Each Service has its own addresses and node ports, so that no two Services desire the same virtual server. The *anchors* never
+change, and their clients must not notice changes of other Services. The *flapping* Service keeps its ports while its endpoints
+come and go. Its open connections must not break either, because a removed endpoint is drained.
 """
 
 import dataclasses
@@ -60,8 +62,9 @@ HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Que
 def anchors() -> Iterator[Object]:
     """The Node and the Services that never change, with their endpoints.
 
-    The Services of one client share no endpoint. IPVS attributes answers by the client's address and port and the endpoint, so of
-    two connections from one port of a client, through two virtual servers, one would lose its answers.
+    The Services of one client share no endpoint. IPVS assigns an answer to a connection by the client's address and port and by
+    the endpoint. If two connections from one client port went through two virtual servers to one endpoint, one of them would lose
+    its answers.
     """
     addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00:f853:ccd::2")]
     yield _object("v1", "Node", {"name": NODE}, status={"addresses": addresses}, spec={"podCIDR": "10.244.0.0/24"})
@@ -86,7 +89,7 @@ def anchors() -> Iterator[Object]:
 
 
 class World:
-    """All objects by key. A change is the objects to put, and the keys of objects to delete."""
+    """All objects by key. A change consists of the objects to put, and the keys of the objects to delete."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -138,7 +141,7 @@ class World:
     def _replace(
         self, what: str, name: str, slices: list[Object], also: list[Object] | None = None
     ) -> tuple[str, list[Object], list[Key]]:
-        """Put these slices, and delete all other slices of the Service."""
+        """Put these EndpointSlices, and delete all other EndpointSlices of the Service."""
         put = [*(also or []), *(item for item in slices if item not in (also or []))]
         kept = {key_of(item) for item in put}
         gone = [
@@ -189,7 +192,7 @@ class World:
         return self._slices(name, protocols, (*ANSWERING, *SILENT), 0) if protocols else []
 
     def _slices(self, name: str, protocols: list[str], addresses: tuple[str, ...], least: int) -> list[Object]:
-        """One to three slices with some of the addresses, each in one slice, sometimes in two."""
+        """One to three EndpointSlices with some of the addresses; each address is in one of them, sometimes in two."""
         dice = self._dice
         chosen = dice.sample(addresses, dice.randint(least, min(6, len(addresses))))
         parts: list[dict[str, Object]] = [{} for _ in range(dice.randint(1, 3))]
@@ -204,7 +207,10 @@ class World:
 
 
 def closed_service(*, is_open: bool = False) -> list[Object]:
-    """A load balancer whose source ranges exclude the client until it ``is_open``; ``CLOSED`` asks it."""
+    """A load balancer whose source ranges exclude the client until it ``is_open``.
+
+    The client of ``CLOSED`` sends requests to it.
+    """
     ranges = ["192.0.2.1/32", *(["172.18.0.0/16"] if is_open else [])]
     more = {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}
     item = _service("closed", ["10.96.0.30"], [_port("http", "TCP", 80, 30090)], **more)
@@ -213,7 +219,7 @@ def closed_service(*, is_open: bool = False) -> list[Object]:
 
 
 def checked_services(count: int) -> list[Object]:
-    """This many Services with a health-check node port each, from ``FIRST_CHECKED_PORT`` on."""
+    """This many Services with a health-check node port each, numbered from ``FIRST_CHECKED_PORT`` on."""
     services = []
     for number in range(count):
         more = {

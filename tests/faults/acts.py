@@ -1,6 +1,6 @@
-"""Acts: a start's interactions with the system: netlink messages and answers, ``getsockopt``, processes, files of the kernel.
+"""Acts: the interactions of a start with the system: netlink messages, ``getsockopt``, processes, files of the kernel.
 
-``install`` intercepts all acts of the calling process. It records each act in a file, in order, and fails the ordered ones.
+``install`` intercepts all acts of the calling process. It records each act in a file, in order, and makes the ordered acts fail.
 """
 
 import builtins
@@ -53,7 +53,7 @@ _FIRST_FAMILY = 17  # numbers of generic families begin behind that of their con
 
 
 class Order(NamedTuple):
-    """A requested failure: the name of an act, the way, and the occurrence, counted from 1; 0 means each."""
+    """A requested failure: the name of an act, how it fails, and its occurrence, counted from 1; 0 means every occurrence."""
 
     name: str
     failure: str
@@ -61,7 +61,10 @@ class Order(NamedTuple):
 
 
 class Act(NamedTuple):
-    """An act and its occurrence under this name. ``removes``: a message that removes something from IPVS."""
+    """An act, and its occurrence among the acts of this name.
+
+    ``removes``: the act is a message that removes something from IPVS.
+    """
 
     name: str
     time: int
@@ -70,7 +73,7 @@ class Act(NamedTuple):
 
 
 class Acts:
-    """Records acts, and decides which fail. Appends to the file ``path``."""
+    """Records acts, and decides which fail. Records are appended to the file ``path``."""
 
     def __init__(self, path: Path, orders: Sequence[Order]) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -78,7 +81,7 @@ class Acts:
         self._times: Counter[str] = Counter()
 
     def begin(self, name: str, *, removes: bool = False) -> str:
-        """Record an act; returns the way in which it must fail, or an empty string."""
+        """Record an act; returns how the act must fail, or an empty string."""
         self._times[name] += 1
         order = self._orders.get(name)
         fails = order is not None and order.time in (0, self._times[name])
@@ -88,7 +91,7 @@ class Acts:
 
 
 def failures(name: str) -> Sequence[str]:
-    """The ways in which an act of this name can fail."""
+    """The kinds of failure that an act of this name can have."""
     return [
         failure
         for failure in FAILURES[name.partition(" ")[0]]
@@ -179,7 +182,7 @@ def _watch_questions(acts: Acts) -> None:
     library = sockets._libc
 
     class Library:
-        """The used part of the C library."""
+        """The functions of the C library that are used."""
 
         def getsockopt(self, descriptor: int, level: int, option: int, *rest: Any) -> int:
             if failure := acts.begin(f"getsockopt level {level} option {option}"):

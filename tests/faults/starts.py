@@ -1,7 +1,7 @@
-"""Starts of the real program on a node that an earlier start has programmed, each with acts that fail.
+"""Starts of the real program on a node that an earlier start has programmed. In each start, some acts fail.
 
-Before each start, a virtual server, a set entry, an address and a rule of ours are removed, so that the start also writes. All
-other objects must stay while the program runs.
+Before each start, one virtual server, one set entry, one address and one rule of ours are removed, so that the start also writes.
+All other objects must stay while the program runs.
 """
 
 import contextlib
@@ -54,9 +54,10 @@ SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0
 class Ending(NamedTuple):
     """The result of one start.
 
-    ``status`` is that of an ended process, None of a running one. ``missing`` are virtual servers that the start removed,
-    ``removing`` the acts that removed something from IPVS, ``lacking`` the objects that are not in force at the end, ``shown``
-    the metrics that report objects out of force or unreadable, ``warnings`` the log lines at the levels warning and error.
+    ``status`` is the exit status of a process that has ended; None means that the process is running. ``missing`` are virtual
+    servers that the start removed, ``removing`` the acts that removed something from IPVS, ``lacking`` the objects that are not
+    programmed at the end, ``shown`` the metrics that report objects as not programmed or unreadable, ``warnings`` the log lines
+    at the levels warning and error.
     """
 
     acts: Sequence[acts.Act]
@@ -77,7 +78,10 @@ class Ending(NamedTuple):
 
 
 class Node:
-    """A node with Services in force. A context manager: it programs the node, and removes everything at the end."""
+    """A node on which Services have been programmed.
+
+    As a context manager, it programs the node, and removes everything at the end.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -111,9 +115,9 @@ class Node:
         self._cleaning.close()
 
     def start(self, *orders: acts.Order, spoiled: bool = True, within_s: float = WITHIN_S) -> Ending:
-        """Start the program with these failing acts, wait until everything is in force or a fault is reported, and end it."""
+        """Start the program with these failing acts, and end it once all is programmed or a fault is reported."""
         if spoiled:
-            if self._missing():  # the start before has removed objects
+            if self._missing():  # the previous start has removed objects
                 self.start(spoiled=False)
             self._spoil()
         number = next(self._numbers)
@@ -167,9 +171,9 @@ class Node:
         return self._kept - _listed()
 
     def _lacking(self, *, hides_rules: bool) -> list[str]:
-        """The objects that are not as desired.
+        """The objects that differ from the desired state.
 
-        ``hides_rules``: rules cannot be listed, so a jump may exist twice, which changes no packet's way.
+        ``hides_rules``: rules cannot be listed, so a jump may exist twice; that does not change how packets are treated.
         """
         differing = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
         return [
@@ -184,9 +188,9 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     """A sentence for each broken rule.
 
     Rule 1: no object of an existing Service is removed, and nothing is removed from IPVS, whatever fails, however often.
-    Rule 2: after acts that failed once, everything comes into force, and the process continues.
-    Rule 3: while an act always fails, a metric and at least one log line report the objects out of force.
-    Rule 4: ``/healthz`` reports them as well if all Services need them. An object of one Service does not make the node
+    Rule 2: after acts that failed once, all objects are programmed, and the process continues.
+    Rule 3: while an act always fails, a metric and at least one log line report the objects that are not programmed.
+    Rule 4: ``/healthz`` reports these objects as well if all Services need them. An object of one Service does not make the node
     unhealthy, because taking the node out of load balancers would hurt all others.
     Rule 5: a process that cannot start because an act always fails may end, with the reason and with nothing programmed. The
     kernel continues to serve, and the ended process is visible.
@@ -212,7 +216,7 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
 
 
 def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - as ``Ending`` has them
-    """Which of the places that must report objects out of force do not."""
+    """Which of the places that must report objects as not programmed do not do so."""
     signs = {"a metric": bool(shown), "the log": bool(warnings)}
     if any(item.startswith(SHARED) for item in lacking):  # a missing object of one Service does not make the node unhealthy
         signs["/healthz"] = not is_healthy
@@ -220,7 +224,10 @@ def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str],
 
 
 def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
-    """All failures of a start with these acts: each act once, at its first and at its last occurrence, and always."""
+    """All failures to try in a start with these acts.
+
+    Each act fails once at its first occurrence, once at its last occurrence, and always.
+    """
     times = Counter(act.name for act in done)
     for name, last in times.items():
         for failure in acts.failures(name):
@@ -238,7 +245,10 @@ def _program(flags: Sequence[str], written: str, orders: Sequence[acts.Order]) -
 
 
 def _listed() -> frozenset[str]:
-    """The virtual servers in the kernel's list, foreign ones too; starts no process, because it is called often."""
+    """The virtual servers in the kernel's list, including foreign ones.
+
+    The function starts no process, because it is called often.
+    """
     words = (line.split() for line in Path("/proc/net/ip_vs").read_text().splitlines())
     return frozenset(" ".join(line[:2]) for line in words if line and line[0] in ("TCP", "UDP", "SCTP"))
 

@@ -1,7 +1,7 @@
-"""Each act of a start fails once, on a serving node of a real kernel: nothing is removed, and everything comes into force.
+"""Each act of a start fails once, on a real kernel of a serving node: nothing is removed, and everything is programmed.
 
-Several acts fail in one start, because a start takes seconds. Some acts fail always: then everything else is in force, or a fault
-is reported. ``scripts/faults`` tries all acts, occurrences and ways to fail, each in a start of its own.
+Several acts fail in one start, because a start takes seconds. Some acts always fail: then everything else is programmed, or a
+fault is reported. ``scripts/faults`` tries all acts, all occurrences and all kinds of failure, each in a separate start.
 """
 
 import subprocess
@@ -111,23 +111,23 @@ def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[starts.Node]:
         yield node
 
 
-def test_all_acts_of_a_start_are_known(node: starts.Node) -> None:
+def test_every_act_of_a_start_is_in_the_list_of_known_acts(node: starts.Node) -> None:
     ending = node.start()
     assert {act.name for act in ending.acts} - set(ACTS) == set(), "the start has acts that no test fails"
     assert starts.judge([], ending) == []
 
 
 @pytest.mark.parametrize("first", range(STARTS))
-def test_steps_of_the_start_that_fail_once_do_no_harm(node: starts.Node, first: int) -> None:
+def test_acts_of_a_start_that_fail_once_remove_nothing_and_everything_is_programmed(node: starts.Node, first: int) -> None:
     fail(node, *(acts.Order(name, acts.failures(name)[0], 1) for name in ACTS[first::STARTS]))
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-def test_a_step_that_always_fails_removes_nothing_and_is_reported(node: starts.Node, name: str) -> None:
+def test_an_act_that_always_fails_removes_nothing_and_is_reported(node: starts.Node, name: str) -> None:
     fail(node, acts.Order(name, acts.failures(name)[0], 0))
 
 
-def test_reads_that_fail_after_an_earlier_success_cost_nothing(node: starts.Node) -> None:
+def test_reads_that_fail_after_an_earlier_success_remove_nothing(node: starts.Node) -> None:
     fail(node, *(acts.Order(name, "refused", 2) for name in READINGS))
 
 

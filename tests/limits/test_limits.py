@@ -1,4 +1,7 @@
-"""A node at each of its limits, under traffic: Services go on being served and changed, ``/livez`` answers, SIGTERM ends it."""
+"""A node at each of its limits, under traffic: Services are still served and changed.
+
+``/livez`` still answers, and SIGTERM ends the program.
+"""
 
 import contextlib
 import functools
@@ -56,13 +59,16 @@ Limit = Callable[[Cluster, Path], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def _nothing(_running: Cluster, _directory: Path) -> Iterator[None]:
-    """The program has been started at its limit."""
+    """The program was started with this limit."""
     yield
 
 
 @contextlib.contextmanager
 def _descriptors(running: Cluster, _directory: Path) -> Iterator[None]:
-    """The program desires more listeners than it may have descriptors: every page answers, and flushed rules and sets return."""
+    """The program needs more listening sockets than it may have file descriptors.
+
+    Every page answers, and flushed rules and sets are restored.
+    """
     assert _gauge("ipvsproxy_health_check_ports_unopened") > 0
     _flush(running)
     _wait(running, lambda: _has_rules(running))
@@ -73,7 +79,7 @@ def _descriptors(running: Cluster, _directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _connections(running: Cluster, _directory: Path) -> Iterator[None]:
-    """An outsider holds many connections to each open port, and begins no request. Flushed rules and sets return."""
+    """An outside client holds many connections to each open port, and sends no request. Flushed rules and sets are restored."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.ExitStack() as held:
@@ -91,7 +97,7 @@ def _connections(running: Cluster, _directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _full_disk(running: Cluster, directory: Path) -> Iterator[None]:
-    """The disk of the log has no byte left."""
+    """The disk with the log is full."""
     with (directory / "disk/filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
@@ -121,18 +127,18 @@ def _control_group(running: Cluster, directory: Path, file: str, value: Callable
 
 
 def _processes(running: Cluster, directory: Path) -> contextlib.AbstractContextManager[None]:
-    """No program and no thread can be started."""
+    """No process and no thread can be started."""
     return _control_group(running, directory, "pids.max", lambda _: 1)
 
 
 def _memory(running: Cluster, directory: Path) -> contextlib.AbstractContextManager[None]:
-    """The program may have little more memory than is in use."""
+    """The memory limit of the program is little more than the memory in use."""
     return _control_group(running, directory, "memory.max", lambda _: 8 << 20)
 
 
 @contextlib.contextmanager
 def _lost_notifications(running: Cluster, _directory: Path) -> Iterator[None]:
-    """More notifications than the socket holds come while the program is stopped: ENOBUFS."""
+    """More notifications arrive than the socket can hold, because the program is stopped: ENOBUFS."""
     os.kill(running.program.process_id, signal.SIGSTOP)
     try:
         for _ in range(MOST_STORMS):
@@ -148,7 +154,7 @@ def _lost_notifications(running: Cluster, _directory: Path) -> Iterator[None]:
 
 
 def _lost_by_routing_sockets(process_id: int) -> int:
-    """How many notifications the sockets of a process in NETLINK_ROUTE have lost for want of room."""
+    """How many notifications the NETLINK_ROUTE sockets of a process have lost because their buffers were full."""
     opened = [str(one.readlink()) for one in Path(f"/proc/{process_id}/fd").iterdir()]
     rows = [line.split() for line in Path("/proc/net/netlink").read_text().splitlines()[1:]]
     return sum(int(drops) for _, protocol, *_, drops, inode in rows if protocol == "0" and f"socket:[{inode}]" in opened)
@@ -162,7 +168,7 @@ def _laboratory() -> Iterator[lab.Lab]:
 
 @contextlib.contextmanager
 def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...], *flags: str) -> Iterator[Cluster]:
-    """A node whose Services are served; the log of the program has a disk of its own."""
+    """A node whose Services are served. The log of the program is on a separate disk."""
     (directory / "disk").mkdir()
     with contextlib.ExitStack() as leaving:
         laboratory.run("node", "mount", "-t", "tmpfs", "-o", "size=1m", "none", str(directory / "disk"))
@@ -188,10 +194,10 @@ def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...]
         pytest.param((_lost_notifications,), (), marks=patience.THOROUGH, id="lost notifications"),
     ],
 )
-def test_a_node_at_a_limit_serves_changes_answers_and_stops(
+def test_a_node_at_a_limit_serves_applies_changes_answers_and_stops(
     laboratory: lab.Lab, limits: tuple[Limit, ...], starter: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """One limit after the other, each with a Service of its own, because the one before drains."""
+    """The limits are tested one after the other. Each has its own Service, because the Service of the previous test drains."""
     with _working_node(laboratory, tmp_path, starter) as running:
         usual = running.objects[3:]
         for number, limit in zip(range(200, 240, 10), limits, strict=False):
@@ -207,8 +213,8 @@ def test_a_node_at_a_limit_serves_changes_answers_and_stops(
         _stop(running)
 
 
-def test_open_connections_go_on_while_the_connection_table_is_full(laboratory: lab.Lab, tmp_path: Path) -> None:
-    # New connections are dropped by the kernel itself, also to /livez: all that is asserted here goes through open ones.
+def test_open_connections_continue_while_the_connection_table_is_full(laboratory: lab.Lab, tmp_path: Path) -> None:
+    # The kernel itself drops new connections, also those to /livez, so all assertions use connections that are already open.
     with _working_node(laboratory, tmp_path, (), "--conntrack-max-per-core=0") as running, contextlib.ExitStack() as held:
         size = CONNECTION_TABLE_SIZE.read_text()
         asking = http.client.HTTPConnection("127.0.0.1", 10256, timeout=ANSWERED_WITHIN_S)
@@ -236,7 +242,7 @@ def test_open_connections_go_on_while_the_connection_table_is_full(laboratory: l
 
 @contextlib.contextmanager
 def _open_flows() -> Iterator[None]:
-    """Connections between two sockets of this host, with an entry in the connection table for each."""
+    """Connections between two sockets of this host; each has an entry in the connection table."""
     with contextlib.ExitStack() as held:
         listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=FLOWS))
         for _ in range(FLOWS):
@@ -246,7 +252,7 @@ def _open_flows() -> Iterator[None]:
 
 
 def _change(running: Cluster, answer: Callable[[], int], number: int = 200) -> None:
-    """Change one Service, add another, and remove a virtual server behind the program's back, while it answers."""
+    """Change one Service, add another one, and remove a virtual server as another program would, while the program answers."""
 
     def is_in_force() -> bool:
         assert answer() == 200
@@ -279,7 +285,7 @@ def _flush(running: Cluster) -> None:
 
 
 def _has_rules(running: Cluster) -> bool:
-    """Whether the chain and the set have contents."""
+    """Whether the chain and the set have any contents."""
     command = "iptables -t nat -S KUBE-SERVICES"
     if cluster.BACKEND is Backend.NFTABLES:
         command = "nft list chain inet ipvsproxy IPv4-nat-KUBE-SERVICES"

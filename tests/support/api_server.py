@@ -1,7 +1,7 @@
-"""An API server for tests: list and watch over real HTTP, on loopback, in this process, with trouble on demand.
+"""An API server for tests: list and watch over real HTTP on loopback, in the test's process, with faults on demand.
 
-It serves Services, EndpointSlices and Nodes of all namespaces, and accepts events. Tests change objects by calls (``put``,
-``delete``). ``test_api_server`` is its contract test against the documentation of the API.
+It serves Services, EndpointSlices and Nodes of all namespaces, and accepts events. Tests change objects by calling its methods
+(``put``, ``delete``). ``test_api_server`` tests this server against the documentation of the Kubernetes API.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An answer other than 200. ``verb`` is ``list``, ``watch`` or empty for both."""
+    """An answer with an HTTP status other than 200. ``verb`` is ``list`` or ``watch``; an empty string means both."""
 
     code: int
     verb: str = ""
@@ -46,7 +46,7 @@ class _End(enum.Enum):
 
 
 class _Watcher:
-    """One open watch, and the lines that it has not sent yet."""
+    """One open watch, with the lines that have not been sent yet."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Watcher:
 
 
 def _bare(event: Object) -> Object:
-    """A watch event whose object is without managed fields."""
+    """A watch event whose object has no managed fields."""
     return event | {"object": _without_managed_fields(event["object"])}
 
 
@@ -87,14 +87,15 @@ def line(event: Object) -> bytes:
 
 
 class ApiServer:
-    """Start it with ``async with``; ``url`` is its address.
+    """Start the server with ``async with``; ``url`` is its address.
 
-    ``token``: the required bearer token, none if empty.
-    ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
-    ``waits_for_revision``: a watch from a future revision is silent until that is reached, instead of getting HTTP 504.
-    ``cache``: the contents of a watch cache that is behind; it answers the lists that it may. ``has_cache``: without a cache,
-    each list comes from etcd, in pages. ``knows_drop``: the server leaves managed fields out on request (KEP-5958).
-    ``lists_open``: while cleared, lists are not answered. ``requests``: all requests, in order. ``events``: all created events.
+    ``token``: the required bearer token; an empty string means that none is required.
+    ``gone_by_event``: a watch from a revision that is too old gets status 200 and an ERROR event instead of HTTP 410.
+    ``waits_for_revision``: a watch from a future revision waits silently for that revision instead of getting HTTP 504.
+    ``cache``: the contents of a watch cache that is behind; lists that permit older data are answered from it. ``has_cache``: if
+    false, each list comes from etcd, in pages. ``knows_drop``: the server leaves managed fields out on request (KEP-5958).
+    ``lists_open``: while this event is cleared, lists are not answered. ``requests``: all requests, in order. ``events``: all
+    created events.
     """
 
     def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
@@ -132,7 +133,7 @@ class ApiServer:
         await self.close()
 
     async def _listen(self, app: web.Application, port: int) -> None:
-        # Otherwise a handler whose client has left would never stop counting as a watcher.
+        # Otherwise a handler whose client has disconnected would count as a watcher forever.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
         context = self._tls.server_context() if self._tls else None
@@ -178,22 +179,22 @@ class ApiServer:
     # Trouble on demand
 
     def refuse(self, *refusals: Refusal) -> None:
-        """Refuse the next matching requests, one per refusal."""
+        """Refuse the next matching requests, each with one of these refusals."""
         self._refusals.extend(refusals)
 
     def send(self, resource: Resource, raw: bytes) -> None:
-        """Send these bytes to the open watches of a resource: a garbled line, a duplicate, an event out of order."""
+        """Send these bytes to the open watches of a resource: a garbled line, a duplicate, or an event out of order."""
         for watcher in self._of(resource):
             watcher.queue.put_nowait(raw)
 
     def expire_watches(self, resource: Resource) -> None:
-        """Compact, and end the open watches of a resource with an ERROR event of code 410."""
+        """Compact the history, and end the open watches of a resource with an ERROR event of code 410."""
         self.store.forget_history()
         self.send(resource, line({"type": "ERROR", "object": StatusError(410, "Expired", "too old resource version").body}))
         self.end_watches(resource)
 
     def restore(self, backup: api_store.Store) -> None:
-        """Return to a former state of the store and to its revision; cuts all watches, as a restarted server does."""
+        """Return the store to an earlier state and revision. All watches are disconnected, as by a restarted server."""
         self.store = backup
         for resource in RESOURCES:
             self.cut_watches(resource)
@@ -203,17 +204,17 @@ class ApiServer:
         self._end(resource, _End.NORMAL)
 
     def cut_watches(self, resource: Resource, half_line: bytes = b"") -> None:
-        """Send these bytes, then drop the connections of the open watches."""
+        """Send these bytes to the open watches, then drop their connections."""
         self.send(resource, half_line)
         self._end(resource, _End.CUT)
 
     def _end(self, resource: Resource, how: _End) -> None:
         for watcher in self._of(resource):
             watcher.queue.put_nowait(how)
-            self._watchers.remove(watcher)  # Now, not after the write: later changes are not for this watch.
+            self._watchers.remove(watcher)  # At this moment, not after the write, because later changes are not for this watch.
 
     def stall(self) -> None:
-        """Stop writing to all watches, including their ends, while connections stay open."""
+        """Stop writing to all watches, including the messages that end them; the connections stay open."""
         self._flowing.clear()
 
     def resume(self) -> None:
@@ -226,7 +227,7 @@ class ApiServer:
         return [watcher for watcher in self._watchers if watcher.resource is resource]
 
     async def watched(self, resource: Resource, *, from_present: bool = False) -> None:
-        """Wait for a watch of this resource; ``from_present``: not one from a future revision."""
+        """Wait for a watch of this resource. With ``from_present``, a watch from a future revision does not count."""
 
         def is_watched() -> bool:
             return any(not from_present or one.after_revision <= self.store.revision for one in self._of(resource))
@@ -240,7 +241,7 @@ class ApiServer:
             await self._changed.wait_for(lambda: len(self.queries(resource, watch=watch)) >= times)
 
     def queries(self, resource: Resource, *, watch: bool) -> list[Mapping[str, str]]:
-        """The queries of all lists (or watches) of a resource, including those of one object."""
+        """The URL queries of all lists (or watches) of a resource, including requests for one object."""
         return [request.query for request in self.requests if request.resource is resource and request.watch is watch]
 
     # HTTP
@@ -311,7 +312,10 @@ class ApiServer:
         return web.Response(content_type="application/json", body=_compact(page))
 
     def _drops(self, request: web.Request) -> bool:
-        """Whether a request gets objects without managed fields. The first media type that a server knows decides."""
+        """Whether the answer to a request has objects without managed fields.
+
+        The first media type in the request that the server knows decides.
+        """
         return self.knows_drop and request.headers.get("Accept", "").startswith("application/json;drop=metadata.managedFields")
 
     @staticmethod
@@ -349,7 +353,7 @@ class ApiServer:
     def _first_lines(
         self, resource: Resource, matches: api_store.Matches, revision: int, form: Callable[[Object], Object]
     ) -> Iterator[bytes | _End]:
-        """The first lines of a watch: the state if no revision is given, else the changes since then."""
+        """The first lines of a watch: the current state if no revision is given, otherwise the changes since that revision."""
         if not revision:
             objects = [item for item in self.store.objects(resource) if matches(item)]
             return iter([line(form({"type": "ADDED", "object": item})) for item in objects])
@@ -374,7 +378,7 @@ class ApiServer:
                 self._watchers.remove(watcher)
 
     async def _chunks(self, watcher: _Watcher) -> AsyncIterator[bytes]:
-        """The queued lines, as one chunk at a time, until the watch ends."""
+        """The queued lines, joined to one chunk at a time, until the watch ends."""
         while True:
             items = [await watcher.queue.get()]
             await self._flowing.wait()
@@ -408,7 +412,7 @@ def _revision(query: Mapping[str, str]) -> int:
 
 
 class Certificates:
-    """A certificate authority, and a server certificate for 127.0.0.1, made by openssl in this directory."""
+    """A certificate authority and a server certificate for 127.0.0.1, created by openssl in this directory."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.authority = directory / "ca.crt"
@@ -433,7 +437,7 @@ class Certificates:
 def write_kubeconfig(
     path: pathlib.Path, server: str, *, token_file: str = "", authority: str = "", user: Object | None = None
 ) -> str:
-    """Write a kubeconfig for this server; returns its path. ``user`` replaces the whole section of the user."""
+    """Write a kubeconfig for this server; returns its path. ``user`` replaces the whole user section of the kubeconfig."""
     cluster: Object = {"server": server} | ({"certificate-authority": authority} if authority else {})
     if user is None:
         user = {"tokenFile": token_file} if token_file else {}

@@ -1,6 +1,7 @@
 """The store of the tests' API server: objects, revisions, a window of history, and snapshots for paged lists.
 
-No HTTP here. The rules come from the page "Kubernetes API Concepts"; ``test_api_server`` names the section for each.
+No HTTP here. The rules come from the page "Kubernetes API Concepts"; ``test_api_server`` names the section of that page for each
+rule.
 """
 
 import base64
@@ -19,7 +20,7 @@ Matches = Callable[[Object], bool]
 
 
 class Resource(NamedTuple):
-    """A resource type: the names in its objects, and its path."""
+    """A resource type: the names that its objects contain, and its path."""
 
     api_version: str
     kind: str
@@ -33,7 +34,7 @@ RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES)
 
 
 class StatusError(Exception):
-    """An answer of kind Status: the API's HTTP code, reason and message, and the header Retry-After if not empty."""
+    """An answer of kind Status: the API's HTTP code, reason and message, and the header Retry-After unless it is empty."""
 
     def __init__(self, code: int, reason: str, message: str, retry_after: str = "") -> None:
         super().__init__(message)
@@ -51,7 +52,7 @@ class StatusError(Exception):
 
 
 class Change(NamedTuple):
-    """One revision: the object before (None: created) and after (None: deleted)."""
+    """One revision: the object before (None means that it was created) and after (None means that it was deleted)."""
 
     revision: int
     resource: Resource
@@ -59,9 +60,9 @@ class Change(NamedTuple):
     new: Object | None
 
     def event(self, matches: Matches) -> Object | None:
-        """The event for a watch with a selector; None if the change does not concern it.
+        """The event for a watch with a selector. None means that the change does not concern the watch.
 
-        An object that begins to match is ADDED, one that ceases to match is DELETED.
+        If an object begins to match the selector, the event is ADDED. If it no longer matches, the event is DELETED.
         """
         was = self.old is not None and matches(self.old)
         if self.new is not None and matches(self.new):
@@ -77,7 +78,7 @@ def _key(item: Object) -> tuple[str, str]:
 
 
 class Store:
-    """All objects of a cluster, with one counter of revisions for all resources."""
+    """All objects of a cluster, with one revision counter for all resources."""
 
     def __init__(self) -> None:
         self.revision = 1000
@@ -103,7 +104,7 @@ class Store:
         return self._commit(Change(self.revision, resource, old, new))
 
     def delete(self, resource: Resource, name: str, namespace: str = "default") -> Change:
-        """Delete; KeyError if it does not exist."""
+        """Delete an object; raises KeyError if the object does not exist."""
         old = self._objects[resource].pop(("" if resource is NODES else namespace, name))
         self.revision += 1
         return self._commit(Change(self.revision, resource, old, None))
@@ -117,13 +118,13 @@ class Store:
         return [item for _, item in sorted(self._objects[resource].items())]
 
     def forget_history(self) -> None:
-        """Compaction: watches can start at the present revision at the earliest, and continue tokens are void."""
+        """Compact the history: watches can start at the present revision at the earliest, and continue tokens become invalid."""
         self._changes.clear()
         self._oldest = self.revision
         self._snapshots.clear()
 
     def changes_since(self, resource: Resource, revision: int) -> list[Change]:
-        """The changes of a resource after this revision.
+        """The changes to a resource after this revision.
 
         Raises:
             StatusError: 410 if the history does not reach back so far.
@@ -133,7 +134,7 @@ class Store:
         return [change for change in self._changes if change.resource is resource and change.revision > revision]
 
     def page(self, resource: Resource, matches: Matches, *, limit: int = 0, continue_token: str = "") -> Object:
-        """A list, or one page of it at the revision of its first page. ``limit`` 0 means all.
+        """A list, or one page of a list at the revision of its first page. ``limit`` 0 means no limit.
 
         Raises:
             StatusError: 410 for an expired token, 400 for an invalid one.
@@ -166,7 +167,9 @@ def _read_token(text: str) -> tuple[int, tuple[str, str]]:
 
 
 def selector(query: Mapping[str, str]) -> Matches:
-    """The predicate of ``labelSelector`` and ``fieldSelector`` of a query, for the operators that the program uses.
+    """The predicate for ``labelSelector`` and ``fieldSelector`` of a query.
+
+    Only the operators that the program uses are supported.
 
     Raises:
         StatusError: 400 for a selector that the resource or this server does not know.

@@ -1,4 +1,4 @@
-"""Builds values with defaults, so that a test states only its subject.
+"""Builds values with defaults, so that a test specifies only what it is about.
 
 Addresses and ranges are given as text. By default, endpoints are on this node, ready, and without hints.
 """
@@ -57,7 +57,7 @@ def service(
     health_check_node_port: int = 0,
     created_s: float = CREATED_S,
 ) -> Service:
-    """A Service; without ports it has TCP 80."""
+    """A Service. If no ports are given, it has TCP 80."""
     return Service(
         name=ServiceName(namespace, name),
         short_uid=f"uid-of-{name}",
@@ -93,7 +93,7 @@ def endpoint(
     nodes: Iterable[str] = (),
     zone: str = "",
 ) -> Endpoint:
-    """An endpoint. ``zones`` and ``nodes`` are its hints."""
+    """An endpoint. ``zones`` and ``nodes`` are the hints of the endpoint."""
     conditions = Conditions(ready, serving, terminating, node, frozenset(zones), frozenset(nodes), zone)
     return Endpoint(parse_address(address), conditions)
 
@@ -121,7 +121,7 @@ def endpoint_slice(
     ports: Iterable[EndpointPort] = (EndpointPort("", Protocol.TCP, 8080),),
     family: Family | None = None,
 ) -> EndpointSlice:
-    """An EndpointSlice of a Service; its family is that of its endpoints, IPv4 without any."""
+    """An EndpointSlice of a Service. Its family is that of its endpoints, or IPv4 if it has none."""
     return EndpointSlice(
         name=EndpointSliceName(namespace, f"{service}-{suffix}"),
         service=ServiceName(namespace, service),
@@ -139,7 +139,7 @@ def node(
     pod_networks: Iterable[str] = (),
     leaving: bool = False,
 ) -> Node:
-    """A Node with these addresses; without any it has ``NODE_ADDRESS``."""
+    """A Node with these addresses; if none are given, it has ``NODE_ADDRESS``."""
     return Node(
         name=name,
         uid=f"uid-of-{name}",
@@ -167,7 +167,7 @@ def addresses(*texts: str) -> tuple[Address, ...]:
 
 
 def api_servers(slices: Iterable[EndpointSlice]) -> frozenset[RealServerKey]:
-    """The API servers' addresses in these EndpointSlices of their own Service."""
+    """The addresses of the API servers in these EndpointSlices, which are those of the Service for the API server."""
     return frozenset(RealServerKey.of(one.address, port.port) for item in slices for one in item.endpoints for port in item.ports)
 
 
@@ -177,7 +177,7 @@ def node_view(
     node_object: Node | None = None,
     settings: Settings | None = None,
 ) -> NodeView:
-    """This node with the addresses of its interfaces; by default eth0 with those of its Node object."""
+    """This node with the addresses of its interfaces: by default eth0, which has the addresses of the Node object."""
     known = node_object or node()
     by_interface = interfaces if interfaces is not None else {"eth0": [str(address) for address in known.addresses]}
     carried = [interface_address(interface, text) for interface, texts in by_interface.items() for text in texts]

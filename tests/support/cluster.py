@@ -1,6 +1,6 @@
-"""A small cluster for packet tests: the lab, the real program on its node, and the API's objects in a file.
+"""A small cluster for packet tests: the lab, the real program on the lab's node, and the API's objects in a file.
 
-Names stand for addresses of both families: ``p1`` means 10.244.0.11 or fd00:10:244::11.
+Names represent addresses of both families: ``p1`` means 10.244.0.11 or fd00:10:244::11.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ Manifest = dict[str, Any]
 
 
 def address(name: str, family: Family) -> str:
-    """The address with a name; ``cluster 7``, ``balancer 7`` and ``external 7`` are those of Services."""
+    """The address that a name represents; ``cluster 7``, ``balancer 7`` and ``external 7`` are addresses of Services."""
     kind, _, number = name.partition(" ")
     if number:
         ranges = {
@@ -63,7 +63,7 @@ def address(name: str, family: Family) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """An endpoint by the name of its pod."""
+    """An endpoint, given by the name of its pod."""
 
     pod: str
     ready: bool = True
@@ -72,7 +72,7 @@ class Endpoint:
     nodes: tuple[str, ...] = ()
 
     def manifest(self, family: Family) -> Manifest:
-        """Its entry in an EndpointSlice."""
+        """The endpoint's entry in an EndpointSlice."""
         hints = {"forZones": [{"name": zone} for zone in self.zones], "forNodes": [{"name": node} for node in self.nodes]}
         return {
             "addresses": [address(self.pod, family)],
@@ -94,10 +94,10 @@ def service(
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> list[Manifest]:
-    """A Service of both families with its EndpointSlices; ``number`` determines its addresses.
+    """A Service of both families with its EndpointSlices; ``number`` determines the addresses of the Service.
 
-    It has one port for each protocol; a pod's name means a ready endpoint. ``spec`` has the API's names, ``annotations`` ours
-    without their prefix.
+    The Service has one port for each protocol, and the name of a pod means a ready endpoint. ``spec`` has fields by their names
+    in the API, ``annotations`` has our annotations without their prefix.
     """
     ports: list[Manifest] = [{"name": one.lower(), "protocol": one, "port": PORTS[one][0]} for one in protocols]
     for port in ports if node_port else ():
@@ -163,7 +163,9 @@ def clear() -> None:
 
 
 class Cluster:
-    """The ``lab``, and the program while the block runs. The node's kernel is empty before.
+    """The ``lab``, with the program running while the block runs.
+
+    Before the block, the node's kernel has no objects of the program.
 
     ``starter`` is that of ``program.Program``.
     """
@@ -174,7 +176,7 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # Another version may be older than this flag, which would take precedence over a file.
+        # Another version may not know this flag yet, and the flag would take precedence over a file.
         is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
         is_in_file = any(flag.startswith("--config=") for flag in flags)
         backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)
@@ -198,7 +200,7 @@ class Cluster:
         self.program.wait_until(lambda: self.synced > before, "synced", program.SYNCED_WITHIN_S)
 
     def begin(self, *flags: str) -> None:
-        """Start the program with these additional flags, and wait for nothing."""
+        """Start the program with these additional flags, and return at once."""
         self.program = program.Program(self._manifests, self._log, *self._flags, *flags, starter=self._starter)
         self.show()
         self.program.__enter__()
@@ -209,7 +211,7 @@ class Cluster:
         return program.run_in_turn(*([*command.split(), *flags] for command in commands), within_s=120)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float = CHANGED_WITHIN_S) -> None:
-        """Poll until a condition holds, as ``Program.wait_until``."""
+        """Poll until a condition holds, like ``Program.wait_until``."""
         self.program.wait_until(reached, what, within_s)
 
     def have(self, *manifests: Iterable[Manifest]) -> None:
@@ -236,19 +238,19 @@ class Cluster:
 
     @property
     def synced_services(self) -> int:
-        """How many syncs with changed Services the program has logged. Syncs after a reading alone do not count."""
+        """How many syncs with changed Services the program has logged. Syncs caused by a reading alone do not count."""
         return len(self.logged(r"event=synced services=[1-9]")) if self._log.exists() else 0
 
     def logged(self, pattern: str) -> list[str]:
-        """The lines of the log that match."""
+        """The lines of the log that match a pattern."""
         return [line for line in self._log.read_text().splitlines() if re.search(pattern, line)]
 
     def real_servers(self, protocol: str, address: str, port: int) -> dict[str, int]:
-        """The weights of a virtual server's real servers by address; empty without any."""
+        """The weights of a virtual server's real servers by address; empty if there are no real servers."""
         return _table().get((protocol, address, port), {})
 
     def local_addresses(self, *ways: Binding) -> set[str]:
-        """The service addresses that are local by one of these bindings, by default by either."""
+        """The Service addresses that are local by one of these bindings; by default, by either binding."""
         found: set[str] = set()
         if Binding.ADDRESSES in (ways or Binding):
             listing = json.loads(self.lab.run("node", "ip", "-json", "address", "show") or "[]")
@@ -271,7 +273,7 @@ class Cluster:
 
 
 def _table() -> dict[tuple[str, str, int], dict[str, int]]:
-    """The contents of ``/proc/net/ip_vs``, because starting ipvsadm takes long on user-mode Linux."""
+    """The contents of ``/proc/net/ip_vs``. It is read directly because starting ipvsadm takes long on user-mode Linux."""
     table: dict[tuple[str, str, int], dict[str, int]] = {}
     for line in Path("/proc/net/ip_vs").read_text().splitlines()[3:]:
         words = line.split()

@@ -1,8 +1,8 @@
 """An in-memory kernel that refuses the same operations as the real one, for tests without a kernel.
 
-Its state and outcomes are those of the drivers in ``ipvsproxy/kernel`` after the same operations;
-``tests/kernel/test_contract.py`` runs the same tests on both. Its state is public: tests make drift, foreign objects and
-connections by changing the attributes.
+After the same operations, its state and outcomes are those of the drivers in ``ipvsproxy/kernel``;
+``tests/kernel/test_contract.py`` runs the same tests on both. Its state is public: tests create drift, foreign objects and
+connections by changing its attributes.
 """
 
 import collections
@@ -56,9 +56,9 @@ class Failure:
 if TYPE_CHECKING:
 
     class KernelVirtualServer(ObservedVirtualServer):
-        """A virtual server whose real servers a test may change, in the role of another program."""
+        """A virtual server whose real servers a test may change as if it were another program."""
 
-        real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
+        real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # tests must be able to change it
         thresholds: Mapping[RealServerKey, Thresholds] | None = None
 else:
     KernelVirtualServer = ObservedVirtualServer
@@ -77,9 +77,9 @@ class FakePrograms:
 class FakeKernel:
     """The state of a node's kernel, and the operations applied to it.
 
-    ``applied`` has the operations in order, refused ones included; ``counts`` counts them by verb and kind. ``unreadable`` names
-    fields of ``Observation``, or ``connections``, that cannot be read. ``flows`` has, per frontend, the number of tracked flows
-    of each real server.
+    ``applied`` has the operations in order, including refused ones; ``counts`` counts them by verb and kind. ``unreadable`` names
+    the fields of ``Observation`` that cannot be read; ``connections`` may be one of them. ``flows`` has, for each frontend, the
+    number of tracked flows of each real server.
     """
 
     def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
@@ -119,7 +119,7 @@ class FakeKernel:
         self._failures.append(Failure(predicate, number, times))
 
     def forget(self) -> None:
-        """Forget the operations so far, not the state."""
+        """Forget the operations so far, but keep the state."""
         self.applied.clear()
         self.counts.clear()
 
@@ -129,7 +129,7 @@ class FakeKernel:
         families: Iterable[Family] = tuple(Family),
         sysctls: Iterable[str] | None = None,
     ) -> Observation:
-        """A copy of the present state. ``sysctls`` None means all."""
+        """A copy of the present state. A value of None for ``sysctls`` means all settings."""
         self._known.update(self.virtual_servers)
         parts: dict[str, object] = {
             "virtual_servers": {key: _copy(server) for key, server in self.virtual_servers.items()},
@@ -166,7 +166,10 @@ class FakeKernel:
         thorough: bool = False,
         whole: bool = True,
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part; without virtual servers unless ``whole``. A ``thorough`` poll shows no absent ones."""
+        """Like ``observe``, but in steps; virtual servers are included only if ``whole`` is true.
+
+        A ``thorough`` poll does not return virtual servers that are absent.
+        """
         if thorough:
             self.audits += 1
         else:
@@ -204,7 +207,7 @@ class FakeKernel:
         return self.timeouts
 
     def why_unusable(self, scheduler: str) -> str:
-        """Why no virtual server can have this scheduler; empty if it can."""
+        """The reason why no virtual server can have this scheduler; empty if one can."""
         if "schedulers" in self.unreadable:
             raise KernelError(action="find the schedulers of this kernel", errno=errno.EIO)
         self.asked_schedulers.append(scheduler)
@@ -217,7 +220,7 @@ class FakeKernel:
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connections of each real server of these virtual servers; none unless ``connection_counts`` says so."""
+        """The connections of each real server of these virtual servers; zero unless ``connection_counts`` says otherwise."""
         self.connection_queries.append(len(keys))
         if "connections" in self.unreadable:
             return dict.fromkeys(keys)
@@ -230,7 +233,10 @@ class FakeKernel:
         }
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in order. Raises AssertionError if an object occurs twice, because drivers may reorder."""
+        """Apply operations in order.
+
+        Raises AssertionError if an object occurs twice, because drivers may change the order of operations.
+        """
         keys = [_identity(operation.item) for operation in one_by_one(operations)]
         twice = [key for key, count in collections.Counter(keys).items() if count > 1]
         assert not twice, f"at most one operation per object in one call: {twice}"
@@ -269,7 +275,7 @@ class FakeKernel:
                 raise fake_sets.Refusal(failure.number)
 
     def _change(self, verb: Verb, item: Item) -> bool:
-        """Change one object; returns whether its state was not the one that the verb expects. Raises Refusal."""
+        """Change one object; returns whether the object's state differed from the one that the verb expects. Raises Refusal."""
         surprise = False
         match item:
             case VirtualServer():
@@ -373,7 +379,7 @@ class FakeKernel:
         return there is (verb is Verb.ADD)
 
     def _change_skeleton(self, verb: Verb, item: Skeleton) -> None:
-        """Change each table at once or not at all, the tables one after the other."""
+        """Change each table atomically, one table after the other."""
         family = item.family
         if family not in self.families:
             raise fake_sets.Refusal(0, f"{family.label} is not usable on this host")
@@ -425,7 +431,7 @@ def _copy(present: KernelVirtualServer) -> ObservedVirtualServer:
 
 
 def _identity(item: Item) -> object:
-    """The identity of an operation's object."""
+    """The identity of the object that an operation is about."""
     return kind_of(item), item.virtual_server if isinstance(item, RealServers) else None, item.key
 
 

@@ -1,4 +1,4 @@
-"""A netlink socket without a kernel: its answers and losses are scripted."""
+"""A netlink socket without a kernel; its answers and losses are scripted."""
 
 import errno
 import struct
@@ -63,12 +63,12 @@ def split(data: bytes) -> list[tuple[int, int, int, int, bytes]]:
 
 
 def error(sequence: int, number: int = 0) -> bytes:
-    """An answer to a failed message; with number 0, an acknowledgement."""
+    """The answer to a failed message; error number 0 means an acknowledgement."""
     return message(sequence, struct.pack("=i", -number) + bytes(16), kind=ERROR)
 
 
 def done(sequence: int, number: int = 0, flags: int = 0) -> bytes:
-    """The end of a dump."""
+    """The message that ends a dump."""
     return message(sequence, struct.pack("=i", -number), kind=DONE, flags=flags)
 
 

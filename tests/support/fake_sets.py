@@ -17,7 +17,7 @@ HASH_FULL = 4352
 
 
 class Refusal(Exception):  # noqa: N818 - an answer of the kernel, not an error of a test
-    """The kernel refuses an operation."""
+    """Raised when the kernel refuses an operation."""
 
     def __init__(self, number: int, detail: str = "") -> None:
         super().__init__(detail or os.strerror(number))
@@ -26,19 +26,22 @@ class Refusal(Exception):  # noqa: N818 - an answer of the kernel, not an error 
 
 @dataclasses.dataclass(slots=True)
 class KernelSet:
-    """An ipset: its type, its family (of no meaning for a bitmap), and its entries."""
+    """An ipset: its type, its family (which has no meaning for a bitmap), and its entries."""
 
     type: SetType
     family: Family
     entries: set[SetEntry] = dataclasses.field(default_factory=set)
 
     def differs_from(self, ip_set: IpSet) -> bool:
-        """Whether the set differs from our set of that name; its entries are ignored then."""
+        """Whether the parameters of the set differ from those of our set with that name.
+
+        The entries of such a set are ignored.
+        """
         return self.type is not ip_set.type or (self.type is not SetType.PORT and self.family is not ip_set.family)
 
 
 def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
-    """Make or remove a set; returns whether its state was not the one that the verb expects. Raises Refusal."""
+    """Create or remove a set; returns whether the set's state differed from the one that the verb expects. Raises Refusal."""
     there = sets.get(item.name)
     if verb is Verb.REMOVE:
         if referenced:
@@ -53,12 +56,12 @@ def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, reference
 
 
 def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry, capacity: int) -> bool:
-    """Add or remove an entry; returns whether the whole set is missing. Raises Refusal.
+    """Add or remove an entry; returns whether the whole set does not exist. Raises Refusal.
 
-    Entries go to the kernel in bulk, and it does not report which ones existed.
+    Entries are sent to the kernel in bulk, and the kernel does not report which entries already existed.
     """
     held = sets.get(item.set)
-    if isinstance(item, MarkedEntry) and held is not None:  # a mark is no part of the key
+    if isinstance(item, MarkedEntry) and held is not None:  # the key does not include the mark
         place = (item.address, item.protocol, item.port)
         held.entries -= {one for one in held.entries if (one.address, one.protocol, one.port) == place}
     if verb is Verb.REMOVE:
@@ -75,7 +78,7 @@ def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry, capacit
 
 
 def _check_entry(entry: SetEntry, held: KernelSet) -> None:
-    """Raise Refusal for an entry without exactly the fields of its set's type, in the set's family."""
+    """Raise Refusal unless an entry has exactly the fields of its set's type, in the set's family."""
     required = {
         SetType.ADDRESS: (True, False, False),
         SetType.ADDRESS_PORT: (True, True, False),

@@ -1,4 +1,4 @@
-"""The real firewalld, as a daemon in this network namespace, with a message bus of its own."""
+"""The real firewalld, running as a daemon in this network namespace, with its own message bus."""
 
 import contextlib
 import os
@@ -29,12 +29,15 @@ _CONFIGURATION = "DefaultZone=public\nFirewallBackend=nftables\nIPv6_rpfilter=no
 
 
 def missing() -> str:
-    """The missing programs of firewalld; empty if all are installed."""
+    """The programs that firewalld needs and that are missing; empty if all are installed."""
     return ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
 
 
 class Firewalld:
-    """firewalld with the default zone ``public``, while the block runs. ``directory`` is for its files."""
+    """Run firewalld with the default zone ``public`` while the block runs.
+
+    ``directory`` is the place for the files of firewalld.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -64,7 +67,7 @@ class Firewalld:
         self._closing.close()
 
     def start(self) -> None:
-        """Start the daemon, and wait until its rules are in force."""
+        """Start the daemon, and wait until its rules have been written."""
         configuration = self._directory / "firewalld"
         self._daemon = self._start("firewalld", "--nofork", "--nopid", f"--system-config={configuration}")
         self._wait_until_it_answers()
@@ -81,7 +84,10 @@ class Firewalld:
         self.start()
 
     def reload(self) -> None:
-        """Let the daemon write its rules again. On a slow kernel that takes longer than a message bus waits for an answer."""
+        """Make the daemon write its rules again.
+
+        On a slow kernel, writing the rules takes longer than a message bus waits for an answer.
+        """
         done = self._command("--reload")
         assert done.returncode == 0 or "Did not receive a reply" in done.stderr, done.stderr
         self._wait_until_it_answers()

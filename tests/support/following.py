@@ -1,4 +1,4 @@
-"""A source that follows the tests' API server over HTTP; its pauses are recorded, and skipped."""
+"""A source that follows the tests' API server over HTTP. Its pauses are recorded and skipped."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def endpoint_slice(name: str, **labels: str) -> Object:
 
 
 class Sink:
-    """The receiver of events: a minimal store with a way to wait for changes."""
+    """The receiver of events: a minimal store that can wait for changes."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

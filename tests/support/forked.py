@@ -1,4 +1,7 @@
-"""Programs under test as forks of a process that has imported them: the import is most of a start on user-mode Linux."""
+"""Runs programs under test as forks of a process that has already imported them.
+
+The import takes most of the time of a start on user-mode Linux.
+"""
 
 import ctypes
 import multiprocessing
@@ -16,13 +19,13 @@ _context = multiprocessing.get_context("forkserver")
 
 
 def prepare() -> None:
-    """Start the process that forks, in the network namespace of this thread, unless it runs already."""
+    """Start the forking process in the network namespace of this thread, unless it already runs."""
     _context.set_forkserver_preload([*(suite for suite in _SUITES if suite in sys.modules), "tests.support.preloaded"])
     forkserver.ensure_running()
 
 
 class Forked:
-    """A function in a fork, in the network namespace of this thread, with the methods of ``subprocess.Popen``.
+    """A function that runs in a fork, in the network namespace of this thread; has the methods of ``subprocess.Popen``.
 
     ``target`` returns the exit status. Standard output and error go to the descriptor ``output``.
     """
@@ -39,11 +42,11 @@ class Forked:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """The exit status; None while it runs."""
+        """The exit status; None means that the process still runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; returns the exit status.
+        """Wait for the end of the process; returns its exit status.
 
         Raises:
             subprocess.TimeoutExpired: it still runs.
@@ -76,7 +79,7 @@ def _run(
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)
     log.close()
-    # The inherited ones would take a pipe for what they were before, perhaps a file.
+    # The inherited stream objects would still assume the former kind of file, perhaps a regular file instead of a pipe.
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     os.environ.clear()
     os.environ.update(environment)

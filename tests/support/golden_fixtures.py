@@ -1,8 +1,8 @@
 """The golden scenarios as directories of manifests, phase by phase.
 
-A recording began with the objects of all documents without a phase, then applied the documents of each phase, through a real API
-server. This module adds and keeps the same as such a server: the Service ``default/kubernetes``, and fields absent from a *put*
-that only the server or the status subresource may change.
+A recording started with the objects of all documents without a phase. The documents of each phase were then applied through a
+real API server. Like such a server, this module adds the Service ``default/kubernetes``, and keeps fields that are absent from a
+*put* and that only the server or the status subresource may change.
 """
 
 import dataclasses
@@ -48,14 +48,14 @@ class Document:
 
     @property
     def key(self) -> ObjectKey:
-        """Kind, namespace and name."""
+        """The kind, the namespace and the name of an object."""
         metadata = self.manifest["metadata"]
         return self.manifest["kind"], metadata.get("namespace", ""), metadata["name"]
 
 
 @functools.cache
 def documents() -> tuple[Document, ...]:
-    """All documents of all scenarios, in their order within a phase."""
+    """All documents of all scenarios, in their order within each phase."""
     return tuple(_read_documents())
 
 
@@ -84,7 +84,7 @@ def recording(profile: str, name: str) -> Mapping[str, Any]:
 
 
 def desired(profile: str, phase: str) -> Mapping[str, Any]:
-    """The recording of a phase, but that ``mh`` never comes without its fall-back (docs/differences.md, 70)."""
+    """The recording of a phase, except that ``mh`` always has its fall-back (docs/differences.md, 70)."""
     recorded = recording(profile, phase)
     rows = {
         row: value | {"flags": _MAGLEV.get(value["flags"], value["flags"])} for row, value in recorded["virtual_servers"].items()
@@ -95,7 +95,7 @@ def desired(profile: str, phase: str) -> Mapping[str, Any]:
 class World:
     """The API server's objects, and the directory that shows them to the proxy, one file per scenario.
 
-    ``node_has_ipv6`` false removes the IPv6 addresses of the Node.
+    If ``node_has_ipv6`` is false, the IPv6 addresses of the Node are removed.
     """
 
     def __init__(self, directory: Path, *, node_has_ipv6: bool = True) -> None:
@@ -105,11 +105,11 @@ class World:
         self._scenario_of: dict[ObjectKey, str] = {}
 
     def services(self) -> list[Manifest]:
-        """The Services as they are now."""
+        """The Services in their present state."""
         return [manifest for (kind, _, _), manifest in self._objects.items() if kind == "Service"]
 
     def apply(self, phase: str) -> None:
-        """Apply the documents of a phase and write the result; each file changes at once or not at all."""
+        """Apply the documents of a phase and write the result. Each file is replaced atomically."""
         changed = set()
         for document in documents():
             if document.phase == phase:
@@ -141,7 +141,7 @@ class World:
 
 @functools.cache
 def _tokens() -> tuple[tuple[str, str], ...]:
-    """Addresses and ports of only one scenario, with its name; virtual addresses and node ports first."""
+    """The addresses and ports that only one scenario uses, with the scenario's name; virtual addresses and node ports first."""
     owners: dict[str, set[str]] = {}
     weak = set()
     for document in documents():
@@ -159,9 +159,9 @@ def _tokens() -> tuple[tuple[str, str], ...]:
 
 
 def scenario_of(row: str) -> str:
-    """The scenario of a row of a recording; ``(node)`` if it belongs to no single scenario."""
+    """The scenario to which a row of a recording belongs; ``(node)`` if it belongs to no single scenario."""
     for token, scenario in _tokens():
-        before = "[0-9a-f.]" if token.isdecimal() else "[0-9a-f.:]"  # a port follows a colon, an address does not
+        before = "[0-9a-f.]" if token.isdecimal() else "[0-9a-f.:]"  # a port follows a colon, an address does not follow one
         if re.search(rf"(?<!{before}){re.escape(token)}(?![0-9a-f.])", row):
             return scenario
     return "(node)"
@@ -176,7 +176,7 @@ def _accepted() -> tuple[tuple[str, str, str], ...]:
 
 
 def is_accepted(file: str, section: str, row: str) -> bool:
-    """Whether a row of a recording may differ from ours, because ``golden/accepted.txt`` has a reason for it."""
+    """Whether a row of a recording may differ from ours because ``golden/accepted.txt`` gives a reason for the difference."""
     place = (file, section, row)
     return any(
         all(pattern == text or fnmatch.fnmatchcase(text, pattern) for pattern, text in zip(patterns, place, strict=True))

@@ -17,7 +17,7 @@ _SAMPLE = re.compile(r"^(?P<name>kubeproxy_[a-z_]+)(?:\{(?P<labels>.*)\})? (?P<v
 
 
 def read_answers(recorded: Mapping[str, Any]) -> State:
-    """The sections of ``SECTIONS``, requested from this namespace, with the ports and values of the recording."""
+    """The sections listed in ``SECTIONS``, requested from this namespace, with the ports and values of the recording."""
     ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
     with_value = {row for row, metric in recorded["metrics"].items() if "value" in metric}
     health = _read_health(ports)  # before the metrics, which count these requests
@@ -30,7 +30,10 @@ def _read_metrics(with_value: Iterable[str]) -> State:
 
 
 def parse_metrics(text: str, with_value: Iterable[str]) -> State:
-    """kube-proxy's metrics in text format: name and labels, then type, buckets, and the value for these rows."""
+    """kube-proxy's metrics in text format, by name and labels.
+
+    Each has its type and its buckets, and its value if it is one of these rows.
+    """
     types = {match["name"]: match["type"] for match in _TYPE.finditer(text)}
     metrics: State = {}
     for match in _SAMPLE.finditer(text):

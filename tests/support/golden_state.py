@@ -1,8 +1,8 @@
 """Reads and restores the kernel's state of the current namespace in the form of the recordings.
 
-``read_state`` returns an operator's view (ipvsadm, ipset, iptables-save, ip) in the form of ``tests/golden/expected``.
-``restore_state`` puts a recorded state into the kernel, as if kube-proxy had left it. Both use the operator's own tools, never
-ipvsproxy's drivers, so that no error of ours affects both sides of a comparison.
+``read_state`` returns the state as operators see it (ipvsadm, ipset, iptables-save, ip) in the form of ``tests/golden/expected``.
+``restore_state`` puts a recorded state into the kernel, as if kube-proxy had left it. Both functions use the operators' tools,
+never ipvsproxy's drivers, so that a bug of ours cannot affect both sides of a comparison.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.support import nft_state, scope_rows
 
-# Part of the recordings: untyped, and not edited.
+# The module ``compare`` belongs to the recordings: it has no types, and is not edited.
 compare: Any = importlib.import_module("tests.golden.compare")
 
 State = dict[str, Any]
@@ -48,7 +48,7 @@ HOST_CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
 
 _PROTOCOL_OPTIONS = {"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
 _PROTOCOL_OF = {name: option for option, name in _PROTOCOL_OPTIONS.items()}
-# The kernel chooses these itself, differently on every boot.
+# The kernel chooses these values itself, and differently at every boot.
 _SET_OPTIONS_OF_THE_KERNEL = frozenset({"hashsize", "bucketsize", "initval"})
 _BUILT_IN_TABLES = ("nat", "filter", "mangle")
 
@@ -65,9 +65,9 @@ def _run(*argv: str, stdin: str | None = None) -> str:
 
 
 def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """The kernel's part of a recording, in these sections; ``virtual_servers`` includes ``real_servers``.
+    """The sections of a recording that come from the kernel, limited to these; ``virtual_servers`` includes ``real_servers``.
 
-    Sets and rules are those of ``backend``.
+    The sets and rules are those of ``backend``.
     """
     state: State = {}
     if "virtual_servers" in sections:
@@ -90,7 +90,10 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = B
 
 
 def _saved_rules(label: str) -> str:
-    """The rules of the variant that has some in this namespace; an empty legacy table stays once it is there."""
+    """The rules of the iptables variant that has rules in this namespace.
+
+    A legacy table that is empty still exists after its first use.
+    """
     program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
     path = Path("/proc/net") / listing
     if path.exists() and path.read_text():
@@ -106,7 +109,7 @@ def parse_ipvs(text: str) -> tuple[State, State]:
     real_servers: State = {}
     for line in text.splitlines():
         verb, protocol, address, *rest = line.split()
-        if protocol == "-f":  # a firewall mark in the place of an address, in decimals
+        if protocol == "-f":  # a decimal firewall mark instead of an address
             key = scope_rows.server_row(int(address), Family.IPV6 if rest[:1] == ["-6"] else Family.IPV4)
             rest = rest[1:] if rest[:1] == ["-6"] else rest
         else:
@@ -175,7 +178,7 @@ def _read_addresses() -> State:
 
 
 def read_routes() -> State:
-    """Our local routes, in the form of rows: ``route 10.96.0.1/32``."""
+    """Our local routes, formatted as rows: ``route 10.96.0.1/32``."""
     rows: State = {}
     for option, bits in (("-4", 32), ("-6", 128)):
         listing = _run("ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))
@@ -222,7 +225,7 @@ def restore_rules(expected: Mapping[str, Any]) -> None:
 
 
 def unprepare_sysctls() -> None:
-    """Set the kernel's settings as on a node without a proxy, so that missing settings are noticed."""
+    """Set the kernel settings to their values on a node without a proxy, so that settings that the proxy forgets are noticed."""
     values = {name: "0" for name in SYSCTLS if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
     values |= {
         "net.ipv4.vs.conn_reuse_mode": "1",
@@ -291,7 +294,7 @@ def _rule_text(label: str, iptables: Mapping[str, list[str]]) -> str:
 def differences(
     expected: Mapping[str, Any], actual: Mapping[str, Any], sections: Iterable[str]
 ) -> dict[str, list[tuple[str, str, Any, Any]]]:
-    """The rows that differ, by section as ``compare.py`` names them: (row, kind, expected, actual)."""
+    """The rows that differ, by section. Sections are named as in ``compare.py``, and a row is (row, kind, expected, actual)."""
     chosen = tuple(sections)
     rows_expected, rows_actual = (
         compare.rows("", {name: state[name] for name in chosen if name in state}) for state in (expected, actual)

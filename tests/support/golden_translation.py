@@ -1,4 +1,4 @@
-"""The desired state of a node in the form of the recordings, to compare it with a kernel's state."""
+"""The desired state of a node in the form of the recordings, for comparison with a kernel's state."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,9 +27,9 @@ State = dict[str, Any]
 
 
 def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -> State:
-    """The kernel's sections, as ``scope_rows.without_marks`` has them.
+    """The sections that come from the kernel, in the form that ``scope_rows.without_marks`` returns.
 
-    ``states`` are in the order of their owners: the first that desires a virtual server has it.
+    ``states`` are in the order of their Services; of several that desire the same virtual server, the first gets it.
     """
     virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
     for state in states:
@@ -75,7 +75,7 @@ def _name(key: VirtualServerKey) -> str:
 def _scopes(
     states: Sequence[ServiceState], virtual_servers: Mapping[VirtualServerKey, VirtualServer]
 ) -> Iterator[tuple[str, ClusterScope]]:
-    """Each second scope with the first of its addresses."""
+    """Each second scope, with the first of its addresses."""
     for state in states:
         for scope in state.rare.scopes:
             assert all(virtual_servers[key].owner == state.owner for key in scope.virtual_servers)

@@ -1,4 +1,4 @@
-"""Drift of sets and rules by the operator's tools, the same for both backends of the program under test."""
+"""Commands of the operators' tools that cause drift of sets and rules, with the same effect in both backends."""
 
 from ipvsproxy.model.rules import Backend
 from tests.support import cluster, nft_state
@@ -14,14 +14,14 @@ def flush_set(name: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
 
 
 def remove_entry(name: str, entry: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
-    """The command that removes an entry, which is as ipset prints it, without a mark."""
+    """The command that removes an entry. The entry is written as ipset prints it, without a mark."""
     if backend is Backend.NFTABLES:
         return ("nft", "delete", "element", *_TABLE, name, f"{{ {entry.replace(',', ' . ').replace(':', ' . ')} }}")
     return ("ipset", "del", name, entry)
 
 
 def flush_chain(table: str, chain: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
-    """The command that empties a chain of IPv4."""
+    """The command that empties an IPv4 chain."""
     if backend is Backend.NFTABLES:
         return ("nft", "flush", "chain", *_TABLE, nft_state.chain_name("v4", table, chain))
     return ("iptables", "-t", table, "-F", chain)

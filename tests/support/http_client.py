@@ -1,4 +1,4 @@
-"""An HTTP client that returns raw answers, and can break the protocol."""
+"""An HTTP client that returns unprocessed answers, and can violate the protocol."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Response(NamedTuple):
-    """An answer; header names are as sent."""
+    """An answer; the spelling of header names is the one that was sent."""
 
     status: int
     headers: Mapping[str, str]
@@ -36,7 +36,7 @@ async def connection(port: int, host: str = "127.0.0.1") -> AsyncIterator[Stream
 
 
 async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) -> Response:
-    """Read the next answer of a connection."""
+    """Read the next answer on a connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in head[1:] if line)
     body = await reader.readexactly(int(headers["Content-Length"])) if has_body else b""

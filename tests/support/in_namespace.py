@@ -1,6 +1,6 @@
 """Runs the program in another network namespace: ``python -m tests.support.in_namespace PATH FLAG...``.
 
-``/sys`` shows the interfaces of the namespace in which it was mounted, so it is mounted anew, for this process alone.
+``/sys`` shows the interfaces of the namespace in which it was mounted, so it is mounted again, for this process only.
 """
 
 import ctypes

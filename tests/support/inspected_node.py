@@ -19,7 +19,7 @@ from tests.support.fake_kernel import FakeKernel
 def inspected(
     kernel: FakeKernel, *objects: ApiObject, translation: Settings | None = None, timeouts: Timeouts | None = memory_node.TIMEOUTS
 ) -> Inspected:
-    """The node with these objects listed."""
+    """The node after its source has listed these objects."""
 
     def no_file(path: str) -> bytes:
         raise FileNotFoundError(path)
@@ -48,7 +48,7 @@ def inspected(
 
 
 async def synced_kernel(*objects: ApiObject, translation: Settings | None = None) -> FakeKernel:
-    """A kernel in which all of these objects are in force."""
+    """A kernel in which all of these objects have been programmed."""
     node = memory_node.MemoryNode(settings=translation)
     node.begin_with(*objects)
     async with node.running():

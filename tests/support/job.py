@@ -1,6 +1,6 @@
-"""Runs the containers of the Jobs on standard input here, as a kubelet would in the host's network.
+"""Runs the containers of the Jobs given on standard input on this machine, as a kubelet would do in the host network.
 
-The argument is the folder that stands for the mounted ConfigMap.
+The argument is the folder that replaces the mounted ConfigMap.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
 """The lab: a node with pods, a remote node with pods, and clients outside, all on one machine.
 
-The *node* is the namespace of the caller; ipvsproxy and tests program that one. Everything else is in namespaces of the agent
-process (:mod:`tests.support.lab_agent`) and vanishes with it.
+The *node* is the namespace of the caller. ipvsproxy and the tests program the kernel state of this namespace. Everything else is
+in namespaces of the agent process (:mod:`tests.support.lab_agent`) and vanishes with it.
 
 ::
 
@@ -31,7 +31,7 @@ from tests.support import patience
 
 POD_PORTS = (("TCP", 8080), ("SCTP", 8080), ("UDP", 8053))
 
-# Redirects between node and pods on one wire, and answers by a shorter way, are normal here.
+# ICMP redirects between the node and pods on one link, and answers that take a shorter path, are normal in the lab.
 _EVERYWHERE = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
@@ -39,9 +39,9 @@ _EVERYWHERE = {
     "net/ipv4/conf/default/send_redirects": "0",
     "net/ipv4/icmp_ratelimit": "0",  # a second refusal within a second would look like a timeout
     "net/ipv6/icmp/ratelimit": "0",
-    "net/ipv4/icmp_ratemask": "0",  # the kernel limits all senders together, too
+    "net/ipv4/icmp_ratemask": "0",  # the kernel also limits the rate of all senders together
     "net/ipv6/icmp/ratemask": "\n",
-    "net/ipv6/conf/default/accept_dad": "0",  # addresses are usable at once
+    "net/ipv6/conf/default/accept_dad": "0",  # makes addresses usable at once
     "net/ipv6/conf/all/disable_ipv6": "0",
     "net/ipv6/conf/default/disable_ipv6": "0",
 }
@@ -59,7 +59,7 @@ class LabError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """A request to send ``count`` times at once; ``src`` is the source address, None lets the kernel choose."""
+    """A request to send ``count`` times at once. ``src`` is the source address; None lets the kernel choose it."""
 
     from_: str
     protocol: str
@@ -83,9 +83,10 @@ class Result(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The result of a load: counts of each outcome and each backend, the slowest answer, and all failures.
+    """The result of a load: the number of answers by outcome and by backend, the slowest answer, and all failures.
 
-    A failure is the time of the request in ``time.monotonic``, which is the same for all processes of a kernel, and the outcome.
+    A failure consists of the time of the request in ``time.monotonic``, which is the same for all processes of a kernel, and of
+    the outcome.
     """
 
     outcomes: Mapping[str, int]
@@ -95,7 +96,7 @@ class Load(NamedTuple):
 
     @property
     def failed(self) -> int:
-        """The number of unanswered requests."""
+        """The number of requests that were not answered."""
         return sum(count for outcome, count in self.outcomes.items() if outcome != "ok")
 
 
@@ -112,7 +113,7 @@ class Connection:
         """Send another request; returns the answering address.
 
         Raises:
-            LabError: the connection is broken or silent.
+            LabError: the connection is broken, or no answer comes.
         """
         answer: str = self._lab.call("ask", number=self._number, timeout_s=patience.seconds(timeout_s))["backend"]
         return answer
@@ -122,7 +123,7 @@ class Connection:
         self._lab.call("release", number=self._number, abort=False)
 
     def abort(self) -> None:
-        """Reset the connection: no side waits for a late packet, so IPVS forgets it within seconds."""
+        """Reset the connection, so that neither side waits for late packets and IPVS deletes the connection within seconds."""
         self._lab.call("release", number=self._number, abort=True)
 
 
@@ -158,7 +159,7 @@ class Lab:
         self.call("sysctl", namespace="node", values=before)
 
     def _unlink(self) -> None:
-        # The devices would also vanish with the agent, but later. The build may have failed before there were any.
+        # The devices would vanish with the agent as well, but later. The build may have failed before there were any devices.
         text = "".join(f"link delete {device}\n" for device in ("eth0", "cni0", *self._pods))
         self.call("run", namespace="node", argv=["ip", "-force", "-batch", "-"], stdin=text)
 
@@ -205,7 +206,7 @@ class Lab:
         return text
 
     def ip(self, namespace: str, *commands: str) -> None:
-        """Run commands of iproute2, in one process."""
+        """Run several commands of iproute2 in one process."""
         self.run(namespace, "ip", "-batch", "-", stdin="\n".join(commands) + "\n")
 
     def _namespace(self, name: str) -> str:
@@ -286,7 +287,7 @@ class Lab:
         self._wait_until_reachable()
 
     def _wait_until_reachable(self) -> None:
-        """A new device transmits packets after a moment, and the first packet needs a neighbour's address."""
+        """A new device starts to transmit packets after a moment, and the neighbour's address must be resolved first."""
         probes = [Probe("host", "TCP", f"10.244.{node}.{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("host", "TCP", f"fd00:10:244:{node}::{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("client", "TCP", address, 22) for address in ("172.18.0.2", "fc00:f853:ccd::2")]
@@ -299,7 +300,8 @@ class Lab:
         """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
         path = self._namespace(name)
         self._pods.append(name)
-        # Hairpin as with the bridge CNI plugin's hairpinMode: a pod's answer to itself through a Service leaves by its own port.
+        # Hairpin mode as with hairpinMode of the bridge CNI plugin: a pod's answer to itself through a Service leaves by the port
+        # on which it came.
         self.ip(
             "node",
             f"link add {name} type veth peer name eth0 netns {path}",
@@ -336,7 +338,7 @@ class Lab:
         return self.probe_all([Probe(from_, protocol, to, port, **options)])[0]
 
     def probe_all(self, probes: Iterable[Probe]) -> list[Result]:
-        """Run several probes at the same time; returns the results in their order."""
+        """Run several probes at the same time; returns the results in the order of the probes."""
         results = self._gather(
             (
                 "probe",
@@ -376,7 +378,7 @@ class Lab:
         interval_s: float = 0.01,
         timeout_s: float = 5.0,
     ) -> Iterator[list[Load]]:
-        """Send requests while the block runs; after it, the list that the block got has the result."""
+        """Send requests while the block runs. After the block, the list that the block got contains the result."""
         target = _target(from_, protocol, to, port, src)
         number = self.call("start_load", target=target, interval_s=interval_s, timeout_s=timeout_s)
         results: list[Load] = []
@@ -386,11 +388,11 @@ class Lab:
             results.append(Load(**self.call("stop_load", number=number)))
 
     def mute(self, namespace: str, address: str, port: int) -> None:
-        """Let the UDP server on an address answer no more; it still counts what comes."""
+        """Make the UDP server on an address stop answering; it still counts the datagrams that arrive."""
         self.call("mute", namespace=namespace, address=address, port=port)
 
     def heard(self, namespace: str, address: str, port: int) -> tuple[int, str]:
-        """How many datagrams have come to the UDP server on an address, and the source of the last one."""
+        """How many datagrams have arrived at the UDP server on an address, and the source of the last one."""
         count, source = self.call("heard", namespace=namespace, address=address, port=port)
         return count, source
 
@@ -400,8 +402,8 @@ class Lab:
     ) -> Iterator[Callable[[], Mapping[str, int]]]:
         """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
 
-        The block gets a function that returns how many were sent so far, and how many the kernel refused to send because of an
-        error that came back for the one before.
+        The block gets a function that returns how many datagrams were sent so far, and how many the kernel refused to send
+        because of an error that came back for an earlier datagram.
         """
         number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), interval_s=interval_s, size=size)
         try:

@@ -1,9 +1,9 @@
-"""The agent process of the lab: owns the network namespaces, serves in them and sends from them.
+"""The agent process of the lab: it owns the network namespaces, runs servers in them and sends requests from them.
 
-One process suffices, because a socket stays in the namespace in which it was made: the agent enters a namespace to make a socket
-or to start a command, and waits for all of them in one loop. A namespace exists as long as its descriptor, so nothing is left
-when this process ends, however it ends. It reads one JSON request per line from standard input, and answers on standard output in
-the order of completion. It needs only the standard library.
+One process suffices, because a socket stays in the namespace in which it was created: the agent enters a namespace to create a
+socket or to start a command, and waits for all sockets and commands in one event loop. A namespace exists as long as its
+descriptor is open, so nothing is left when this process ends, however it ends. The agent reads one JSON request per line from
+standard input, and writes answers to standard output in the order of completion. The agent needs only the standard library.
 """
 
 import asyncio
@@ -42,9 +42,11 @@ OUTCOMES = {
 
 
 class Target(NamedTuple):
-    """A client namespace and a target; ``src`` None lets the kernel choose the source address, ``address#port`` has both.
+    """A client namespace and a target.
 
-    With SCTP it may be several IPv4 addresses with commas between, all of which the client has at once.
+    ``src`` is the source address; None lets the kernel choose it, and ``address#port`` also sets the port.
+
+    With SCTP, ``src`` may be several IPv4 addresses separated by commas; the client then uses all of them.
     """
 
     namespace: str
@@ -56,7 +58,10 @@ class Target(NamedTuple):
 
 @dataclasses.dataclass
 class Counts:
-    """Requests so far: counts of each outcome and each backend, the slowest answer, and time and outcome of each failure."""
+    """The requests so far: the number of answers by outcome and by backend, the slowest answer, and all failures.
+
+    Each failure has its time and its outcome.
+    """
 
     outcomes: dict[str, int] = dataclasses.field(default_factory=dict)
     backends: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -74,14 +79,14 @@ def _check(result: int) -> None:
 
 
 class Namespaces:
-    """The namespaces by name; ``node`` is the one that this process was started in."""
+    """The namespaces by name; ``node`` is the namespace in which this process was started."""
 
     def __init__(self) -> None:
         self._home = os.open("/proc/self/ns/net", os.O_RDONLY)
         self._descriptors: dict[str, int] = {"node": self._home}
 
     def create(self, name: str) -> str:
-        """Make a namespace with its loopback device down; returns a path that `ip link … netns` accepts."""
+        """Create a namespace with its loopback device down; returns a path that `ip link … netns` accepts."""
         _check(_libc.unshare(CLONE_NEWNET))
         try:
             self._descriptors[name] = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -91,7 +96,7 @@ class Namespaces:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Enter a namespace; the block must not await."""
+        """Enter a namespace for the duration of the block, which must not await."""
         if name == "node":
             yield
             return
@@ -102,7 +107,7 @@ class Namespaces:
             _check(_libc.setns(self._home, CLONE_NEWNET))
 
     def socket(self, name: str, protocol: str, address: str) -> socket.socket:
-        """A non-blocking socket that lives in the namespace."""
+        """A non-blocking socket in this namespace."""
         kind, number = PROTOCOLS[protocol]
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with self.inside(name):
@@ -113,7 +118,10 @@ class Namespaces:
 
 @contextlib.asynccontextmanager
 async def _timeout(seconds: float) -> AsyncIterator[None]:
-    """As ``asyncio.timeout``, but in turns of the loop, so that a moment in which the machine ran something else is one turn."""
+    """Like ``asyncio.timeout``, but measured in turns of the event loop.
+
+    A moment in which the machine ran something else counts as one turn.
+    """
     loop = asyncio.get_running_loop()
 
     async def end() -> None:
@@ -134,7 +142,7 @@ def _answer(address: str, peer: str) -> bytes:
 
 
 class StreamServer(asyncio.Protocol):
-    """Answers each line of a connection with the server's own address and the peer's, and keeps the connection open."""
+    """Answers each line with the server's address and the peer's address, and keeps the connection open."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -151,7 +159,10 @@ class StreamServer(asyncio.Protocol):
 
 
 class DatagramServer(asyncio.DatagramProtocol):
-    """Answers each datagram with the server's own address and the sender's; a mute one answers none, and counts them."""
+    """Answers each datagram with the server's address and the sender's address.
+
+    A mute server counts datagrams and answers none.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -161,7 +172,7 @@ class DatagramServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.DatagramTransport", transport)  # Python 3.11's transport is not a subclass
+        self._transport = cast("asyncio.DatagramTransport", transport)  # in Python 3.11, the transport is not a subclass
 
     def datagram_received(self, _data: bytes, addr: tuple[str | Any, int]) -> None:
         self.heard += 1
@@ -173,7 +184,7 @@ class DatagramServer(asyncio.DatagramProtocol):
 
 
 class Agent:
-    """The requests by name; each public method is one."""
+    """The requests by name: each public method implements the request of the same name."""
 
     def __init__(self) -> None:
         self._namespaces = Namespaces()
@@ -185,17 +196,17 @@ class Agent:
         self._loads: list[tuple[asyncio.Task[dict[str, Any]], asyncio.Event]] = []
 
     async def create(self, namespace: str) -> str:
-        """Make a namespace; returns its path."""
+        """Create a namespace; returns its path."""
         return self._namespaces.create(namespace)
 
     async def run(self, namespace: str, argv: list[str], stdin: str | None) -> list[Any]:
-        """Run a command to its end; returns its status, output and error text."""
+        """Run a command and wait for its end; returns its status, output and error text."""
         with self._namespaces.inside(namespace):
             done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)  # noqa: ASYNC221 - see inside()
         return [done.returncode, done.stdout, done.stderr]
 
     async def sysctl(self, namespace: str, values: dict[str, str]) -> dict[str, str]:
-        """Write existing kernel settings; returns their former values."""
+        """Write existing kernel settings; returns the values that the settings had before."""
         before = {}
         with self._namespaces.inside(namespace):
             for name, value in values.items():
@@ -222,15 +233,15 @@ class Agent:
         self._servers[namespace, protocol, address, port] = server
 
     async def hush(self, namespace: str, protocol: str, address: str, port: int) -> None:
-        """Stop serving new clients on this address; open connections stay."""
+        """Stop serving new clients on this address, but keep open connections."""
         self._servers.pop((namespace, protocol, address, port)).close()
 
     async def mute(self, namespace: str, address: str, port: int) -> None:
-        """Let the UDP server on this address answer no more."""
+        """Make the UDP server on an address stop answering."""
         self._datagram_servers[namespace, address, port].is_mute = True
 
     async def heard(self, namespace: str, address: str, port: int) -> list[Any]:
-        """Return the number of datagrams that have come to this address, and the source of the last one."""
+        """Return the number of datagrams that have arrived at this address, and the source of the last one."""
         server = self._datagram_servers[namespace, address, port]
         return [server.heard, server.last_source]
 
@@ -256,7 +267,7 @@ class Agent:
             await asyncio.sleep(interval_s)
 
     async def sent(self, number: int) -> dict[str, int]:
-        """Return how many datagrams a sender has sent, by what the kernel said to the next one."""
+        """Return how many datagrams a sender has sent, by the error that the kernel reported for the next datagram."""
         return self._sent[number]
 
     async def stop_sender(self, number: int) -> None:
@@ -333,7 +344,7 @@ class Agent:
         client.close()
 
     async def start_load(self, target: list[Any], interval_s: float, timeout_s: float = 5.0) -> int:
-        """Start to send requests, each on a new connection; returns a number for :meth:`stop_load`."""
+        """Start to send requests, each on a new connection; returns a number that identifies the load for :meth:`stop_load`."""
         stopping = asyncio.Event()
         self._loads.append((asyncio.create_task(self._load(Target(*target), interval_s, timeout_s, stopping)), stopping))
         return len(self._loads) - 1
@@ -365,7 +376,7 @@ class Agent:
         return dataclasses.asdict(counts)
 
     async def stop_load(self, number: int) -> dict[str, Any]:
-        """End a load with its last answer; returns the counts of outcomes and backends, and the slowest answer."""
+        """End a load after its last answer; returns the number of answers by outcome and by backend, and the slowest answer."""
         task, stopping = self._loads[number]
         stopping.set()
         return await task

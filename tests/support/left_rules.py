@@ -1,4 +1,4 @@
-"""Rules that a kube-proxy in iptables mode leaves on a node, with foreign ones: as text, and in an in-memory kernel."""
+"""Rules that kube-proxy in iptables mode leaves on a node, next to foreign rules: as text, and in an in-memory kernel."""
 
 import itertools
 import shutil
@@ -39,7 +39,7 @@ _NEW = "-m conntrack --ctstate NEW -m comment --comment"
 
 
 def iptables_mode(family: Family) -> str:
-    """Rules of a Service without endpoints (REJECT), of one with an endpoint, and foreign rules."""
+    """Rules of a Service without endpoints (REJECT), rules of a Service with an endpoint, and foreign rules."""
     v4 = family is Family.IPV4
     refused, served = ("10.96.0.1/32", "10.96.0.11/32") if v4 else ("fd00:96::1/128", "fd00:96::11/128")
     reject = "icmp-port-unreachable" if v4 else "icmp6-port-unreachable"
@@ -81,7 +81,10 @@ COMMIT
 
 
 class Tables(LeftoverRules):
-    """The rules of all places. Each change gives another fingerprint; ``reads`` are the listed places."""
+    """The rules of all iptables variants and families.
+
+    Each change changes the fingerprint; ``reads`` are the variants and families that were listed.
+    """
 
     def __init__(self) -> None:
         self.held: dict[RulesPlace, LeftRules] = {}
@@ -97,7 +100,7 @@ class Tables(LeftoverRules):
         return PLACES
 
     def put(self, place: RulesPlace, rules: LeftRules) -> None:
-        """Change the rules of a place, as another program."""
+        """Change the rules of one variant and family, as another program would."""
         self.held[place] = rules
         self._mark[place] = next(self._marks)
 
@@ -136,6 +139,6 @@ def run(program: str, *arguments: str, stdin: str = "") -> str:
 
 
 def listed(program: str) -> set[str]:
-    """All rules, and all chains that are not built in."""
+    """All rules, and all chains that are not built-in chains."""
     lines = run(f"{program}-save").splitlines()
     return {line.removesuffix(" [0:0]") for line in lines if line.startswith("-A") or " - [" in line}

@@ -1,6 +1,6 @@
-"""The table that a kube-proxy in nftables mode leaves on a node: as text for nft, and in an in-memory kernel.
+"""The table that kube-proxy in nftables mode leaves on a node: as text for nft, and in an in-memory kernel.
 
-Chains, maps, hooks, priorities and comments are those of setupNFTables and syncProxyRules in pkg/proxy/nftables/proxier.go
+The chains, maps, hooks, priorities and comments are those of setupNFTables and syncProxyRules in pkg/proxy/nftables/proxier.go
 (kubernetes/kubernetes 1.31).
 """
 
@@ -29,7 +29,7 @@ LEFT = NftTable(family="ip", name=TABLE_NAME, comment=TABLE_COMMENT, chains=CHAI
 
 
 def nftables_mode(family: Family, *, served: Mapping[tuple[str, int], tuple[str, int]], refused: Mapping[str, int] = {}) -> str:
-    """The input of ``nft -f``, for TCP: the endpoint of each ``served`` address and port, and those that have none."""
+    """The input of ``nft -f`` for TCP: the endpoint of each ``served`` address and port; ``refused`` ones have none."""
     v4 = family is Family.IPV4
     ip, kind, loopback = ("ip", "ipv4_addr", "127.0.0.0/8") if v4 else ("ip6", "ipv6_addr", "::1")
     service = f"type {kind} . inet_proto . inet_service : verdict"
@@ -100,7 +100,7 @@ table {ip} {TABLE_NAME} {{
 
 
 class MemoryTables(LeftoverTables):
-    """The tables of both places. Each change gives another fingerprint; ``reads`` are the places that were read."""
+    """The tables of both families. Each change changes the fingerprint; ``reads`` are the families that were read."""
 
     def __init__(self, held: Mapping[TablePlace, NftTable] = {}) -> None:
         self.held = dict(held)
@@ -110,7 +110,7 @@ class MemoryTables(LeftoverTables):
         self._mark = next(self._marks)
 
     def put(self, place: TablePlace, table: NftTable) -> None:
-        """Make a table, as another program."""
+        """Create a table, as another program would."""
         self.held[place] = table
         self._mark = next(self._marks)
 

@@ -1,4 +1,4 @@
-"""The vocabulary of the log, as docs/log.md has it."""
+"""The events and keys of the log that docs/log.md documents."""
 
 import pathlib
 import re

@@ -1,6 +1,6 @@
-"""A node with an in-memory kernel: store, loop and kernel thread are the real ones, events come from the test.
+"""A node with an in-memory kernel. The store, the loop and the kernel thread are the real ones; events come from the test.
 
-``from_scratch`` computes the desired state of such a node independently, without a loop and without a history.
+``from_scratch`` computes the desired state of such a node independently, without a loop and without earlier events.
 """
 
 import asyncio
@@ -55,7 +55,10 @@ KINDS: Mapping[type, ObjectKind] = {
 
 
 class InlineExecutor(concurrent.futures.Executor):
-    """Runs a call at once, without a thread, so that its time is not random. The result comes as late as from a thread."""
+    """Runs a call immediately and without a thread, so that the time that it takes is not random.
+
+    The result is delivered as late as that of a thread would be.
+    """
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
         future = concurrent.futures.Future[Any]()
@@ -67,7 +70,7 @@ class InlineExecutor(concurrent.futures.Executor):
 
 
 class Watcher:
-    """The notifications of the loop. ``queued_s`` and ``syncing_s`` are the times of these notifications."""
+    """The notifications of the loop. ``queued_s`` and ``syncing_s`` are the times at which the loop sent these notifications."""
 
     def __init__(self) -> None:
         self.queued_s: list[float] = []
@@ -93,13 +96,13 @@ class Watcher:
             self._synced.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the end of a sync after which the condition holds."""
+        """Wait until a sync has ended and the condition holds."""
         async with self._synced:
             await self._synced.wait_for(condition)
 
 
 class MemoryNode:
-    """One process with an in-memory kernel. ``executor`` defaults to one without a thread."""
+    """One process with an in-memory kernel. By default, ``executor`` runs calls without a thread."""
 
     def __init__(
         self,
@@ -144,11 +147,11 @@ class MemoryNode:
     def _now(self) -> float:
         try:
             return asyncio.get_running_loop().time()
-        except RuntimeError:  # no loop runs yet: a node may be made before its test starts
+        except RuntimeError:  # no event loop runs yet, because a node may be created before its test starts
             return 0.0
 
     def deliver(self, events: Iterable[Event]) -> None:
-        """Deliver events as a source does."""
+        """Deliver events in the same way as a source."""
         now = self._now()
         self.store.deliver(events, now)
         self.engine.changed(now)
@@ -162,13 +165,13 @@ class MemoryNode:
         self.deliver([Gone(KINDS[type(item)], key_of(item)) for item in objects])
 
     def begin_with(self, *objects: ApiObject) -> None:
-        """Deliver complete first lists with these objects."""
+        """Deliver first lists that are complete and contain these objects."""
         self.deliver([put(item) for item in objects])
         self.deliver([listed(kind, objects) for kind in ObjectKind])
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the loop while the block runs; an error that ended it is raised at the end of the block."""
+        """Run the loop while the block runs; if an error ended the loop, it is raised at the end of the block."""
         task = asyncio.create_task(self.engine.run())
         try:
             yield
@@ -179,12 +182,12 @@ class MemoryNode:
             task.result()
 
     async def quiet(self, after_s: float = 0) -> None:
-        """Let this time pass, then wait until all is done that can be done."""
+        """Let this time pass, then wait until nothing remains to be done."""
         await asyncio.sleep(after_s + QUIET_S)
 
     @property
     def done(self) -> list[str]:
-        """The operations since the kernel last forgot, one line each."""
+        """The operations since the kernel's record was last cleared, one line each."""
         return list(map(str, self.kernel.applied))
 
 
@@ -194,7 +197,7 @@ def put(item: ApiObject) -> Put:
 
 
 def listed(kind: ObjectKind, objects: Collection[ApiObject]) -> Listed:
-    """The event that ends a list of this kind with those of the objects that are of it."""
+    """The event that ends a list of this kind, with those of the objects that have the kind."""
     return Listed(kind, frozenset(key_of(item) for item in objects if KINDS[type(item)] is kind))
 
 
@@ -204,7 +207,7 @@ def key_of(item: ApiObject) -> ObjectKey:
 
 
 def new_kernel() -> FakeKernel:
-    """The kernel of a node with an address of each family on eth0."""
+    """The kernel of a node whose eth0 has an address of each family."""
     kernel = FakeKernel()
     kernel.host_addresses = [
         builders.interface_address("lo", "127.0.0.1"),
@@ -246,7 +249,7 @@ def contents(kernel: FakeKernel) -> Contents:
 
 
 def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Contents:
-    """The desired contents for the objects of a store, on a node with the interfaces of another kernel."""
+    """The desired kernel contents for the objects of a store, on a node with the interfaces of another kernel."""
     kernel = new_kernel()
     kernel.host_addresses = list(like.host_addresses)
     api_servers = builders.api_servers(store.slices_of(ServiceName("default", "kubernetes")))

@@ -9,9 +9,7 @@ portmap, the CNI's plug-in for host ports: the rules that its source describes, 
 (containernetworking/plugins, plugins/meta/portmap).
 
 Felix, Calico's program on each node: its rules beside IPVS as its source describes them (projectcalico/calico, felix/rules),
-without policies, for workloads behind the interface ``cni0``. The pools of pods are a network instead of a set.
-
-flannel: the rules of its nftables mode (flannel-io/flannel, pkg/trafficmngr/nftables/nftables.go), for a node with 10.244.0.0/24.
+without policies, for workloads behind the interface ``cni0``. A network replaces the set of pod pools.
 """
 
 DOCKER_IPTABLES = """\

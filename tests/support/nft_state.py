@@ -1,7 +1,8 @@
 """Our table of nftables in the form of the recordings, as ipset and iptables-save would print the same sets and rules.
 
-It is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment, except for the longest
-ones; that its expressions do what the text says is judged by packets, and that they stay the same by ``Expressions``.
+The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment, except for the
+longest rules. Packet tests check that the expressions of a rule do what its text says, and ``Expressions`` checks that they do
+not change.
 """
 
 import json
@@ -22,7 +23,7 @@ _CHANGING = frozenset({"handle"})
 
 
 def listing(table: tuple[str, str] = TABLE) -> list[tuple[str, State]]:
-    """The objects of a table, each with its kind; none if there is no table."""
+    """The objects of a table, each with its kind; none if the table does not exist."""
     if not Path("/sys/module/nf_tables").exists():
         return []
     done = subprocess.run(("nft", "--json", "list", "table", *table), capture_output=True, text=True, check=False)
@@ -52,7 +53,7 @@ def read_sets(objects: Iterable[tuple[str, State]] | None = None) -> State:
 
 
 def _member(element: Any) -> str:
-    """An element as ipset prints the same entry."""
+    """An element in the form in which ipset prints the same entry."""
     if isinstance(element, list):
         key, mark = element
         commented = key.get("elem", {"val": key, "comment": "mask 0x0"})
@@ -68,9 +69,9 @@ def _member(element: Any) -> str:
 
 
 def read_rules(objects: Iterable[tuple[str, State]] | None = None) -> dict[str, list[str]]:
-    """The rules of our chains and the jumps to them, as ``golden_state.parse_rules`` has them.
+    """The rules of our chains and the jumps to them, in the form that ``golden_state.parse_rules`` returns.
 
-    A rule that takes several successive rules of nf_tables counts as one.
+    A rule that is translated to several successive rules of nf_tables counts as one.
     """
     chains: dict[str, list[str]] = {}
     for kind, one in listing() if objects is None else objects:
@@ -96,13 +97,16 @@ def chain_name(label: str, table: str, chain: str) -> str:
 
 
 class Expressions:
-    """The expressions of each rule and base chain when first seen, because the text of a rule does not show them."""
+    """The expressions of each rule and base chain when first seen.
+
+    They are recorded because the text of a rule does not show them.
+    """
 
     def __init__(self) -> None:
         self._first: dict[str, list[str]] = {}
 
     def changed(self, objects: Iterable[tuple[str, State]]) -> list[str]:
-        """The rules and base chains that are not as they were when they were first seen, one line each."""
+        """The rules and base chains that have changed since they were first seen, one line each."""
         seen: dict[str, list[str]] = {}
         for kind, one in objects:
             if kind == "rule":

@@ -1,7 +1,8 @@
-"""A kernel that speaks as an older one: each answer in which they differ is replaced by the recorded one.
+"""A kernel that answers like an older one: each answer that differs between the versions is replaced by a recorded one.
 
-What older kernels answer is taken from their source, because none of them runs here. ``OldSocket`` is put around any netlink
-socket: a fake one, or one of a real kernel, which then does all else. ``old_program`` runs the program so.
+The answers of older kernels are taken from their source code, because none of these kernels runs here. ``OldSocket`` wraps any
+netlink socket: a fake one, or that of a real kernel, which then does everything else. ``old_program`` runs the program with such
+sockets.
 """
 
 import errno
@@ -32,8 +33,8 @@ _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 class OldKernel(NamedTuple):
     """The answers of one version of Linux.
 
-    ``protocols`` are the numbers in ipset's answer for its protocol, by attribute. ``newest_revisions`` are those of the types of
-    sets. The other fields say whether the version has a feature of docs/compatibility.md.
+    ``protocols`` are the numbers in the answer of ipset about its protocol, by attribute. ``newest_revisions`` are the newest
+    revisions of the set types. The other fields say whether the kernel version has a feature that docs/compatibility.md lists.
     """
 
     version: str
@@ -114,7 +115,7 @@ class OldSocket:
         return len(data)
 
     def _pass(self, whole: bytes) -> bytes:
-        """The part of a message that the real kernel gets; empty if the answer is recorded."""
+        """The bytes of a message that the real kernel gets; empty if a recorded answer is used."""
         _, kind, _, sequence, _ = _HEADER.unpack_from(whole)
         if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
             return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know
@@ -193,9 +194,9 @@ def _is_nat_in_inet(whole: bytes) -> bool:
 
 
 def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
-    """The answers to a transaction with a chain that cannot be: The answers are ENOENT for the chain and for each rule in it.
+    """The answers to a transaction with a chain that cannot exist: ENOENT for the chain and for each rule in it.
 
-    nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type; nfnetlink_rcv_batch goes on to the end, reports
+    nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type; nfnetlink_rcv_batch continues to the end, reports
     all errors, and applies nothing.
     """
     refused: set[str] = set()
@@ -214,11 +215,11 @@ def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
 
 
 def sockets(kernel: OldKernel, make: Callable[..., socket.socket] = socket.socket) -> types.SimpleNamespace:
-    """What ``ipvsproxy.kernel.base.netlink`` uses of the module ``socket``, with the sockets of an old kernel."""
+    """The names of the module ``socket`` that ``ipvsproxy.kernel.base.netlink`` uses, with the sockets of an old kernel."""
     names = {name: getattr(socket, name) for name in dir(socket)}
     return types.SimpleNamespace(**{**names, "socket": lambda *arguments: OldSocket(make(*arguments), kernel)})
 
 
 def speak_as(version: str) -> None:
-    """Make all drivers of this process get answers as from this version of the kernel."""
+    """Make all drivers of this process receive answers like those of this kernel version."""
     vars(netlink)["socket"] = sockets(OLD_KERNELS[version])

@@ -1,4 +1,4 @@
-"""A node with an in-memory kernel and its page: counters that grow by themselves, and a real HTTP server."""
+"""A node with an in-memory kernel and its web page: counters that grow by themselves, and a real HTTP server."""
 
 import asyncio
 import contextlib
@@ -32,9 +32,9 @@ PROGRAM = Program((1, 8, 9), "nf_tables")
 
 
 class Traffic(TrafficReader):
-    """The counters of a kernel in memory: each virtual server counts ``per_second`` of its own, times the age of this object.
+    """The counters of an in-memory kernel: each virtual server counts ``per_second``, times the age of this object.
 
-    ConnectionCounts are read from ``FakeKernel.connection_counts``. ``readings`` counts readings of all virtual servers.
+    Connection counts are read from ``FakeKernel.connection_counts``. ``readings`` counts how often all virtual servers were read.
     """
 
     def __init__(self, kernel: FakeKernel) -> None:
@@ -50,11 +50,11 @@ class Traffic(TrafficReader):
     def _now(self) -> float:
         try:
             return asyncio.get_running_loop().time()
-        except RuntimeError:  # in the kernel's thread
+        except RuntimeError:  # runs in the kernel's thread
             return time.monotonic()
 
     def totals_at(self, age_s: float) -> Counters:
-        """The counters of the whole node when this object was so old."""
+        """The counters of the whole node when this object had this age."""
         return self._counted(sum(self.per_second.values()), age_s)
 
     def _counted(self, rate: float, age_s: float | None = None) -> Counters:
@@ -112,7 +112,7 @@ class _Watcher(memory_node.Watcher):
 
 
 class PageNode(MemoryNode):
-    """One process with its page. ``watches`` are those of its source; a test may change them."""
+    """One process of ipvsproxy with its web page. ``watches`` are the watches of the process's source; a test may change them."""
 
     def __init__(self, **arguments: Any) -> None:
         watcher = _Watcher()
@@ -151,7 +151,7 @@ class PageNode(MemoryNode):
         watcher.pages, watcher.status = self.pages, self.status
 
     async def read_targets(self, service: ServiceName) -> Targets:
-        """What its source would answer about the pods of a Service; ``names_read`` has each question."""
+        """The answers of the source about the pods of a Service; ``names_read`` records each query."""
         self.names_read.append(service)
         await asyncio.sleep(self.names_delay_s)
         if self.names_error:
@@ -159,7 +159,7 @@ class PageNode(MemoryNode):
         return {key: target for key, target in self.targets.items() if key[0] == service}
 
     def wall_clock(self) -> float:
-        """Seconds since the epoch, which pass as the loop's time does."""
+        """Seconds since the epoch; this clock advances with the time of the event loop."""
         return self._began_s + self._now()
 
     def begin_with(self, *objects: ApiObject) -> None:
@@ -168,7 +168,7 @@ class PageNode(MemoryNode):
 
     @contextlib.asynccontextmanager
     async def showing(self, port: int = 0) -> AsyncIterator[int]:
-        """Run the loop and the page's readings, and answer HTTP on loopback; gives the port."""
+        """Run the loop and the readings for the page, and answer HTTP on loopback; yields the port."""
         async with self.reading():
             listener = await server.listen(parse_address("127.0.0.1"), port, self.pages.answer)
             try:
@@ -178,7 +178,7 @@ class PageNode(MemoryNode):
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Run the loop and the page's readings, without a server."""
+        """Run the loop and the readings for the page, without an HTTP server."""
         async with self.running():
             reading = asyncio.create_task(self.pages.run())
             try:
@@ -190,7 +190,7 @@ class PageNode(MemoryNode):
             reading.result()
 
     async def ask(self, what: str, /, **query: str) -> dict[str, Any]:
-        """A document of the API, without HTTP."""
+        """A document of the page's API, read without HTTP."""
         answer = await self.pages.answer(Request(f"/ui/api/{what}.json", query, {"host": "localhost"}))
         document: dict[str, Any] = msgspec.json.decode(answer.body)
         assert answer.status == 200, document

@@ -1,4 +1,4 @@
-"""A node for the pictures of the page: ten thousand Services, some with faults, and one with hostile names."""
+"""A node for screenshots of the web page: ten thousand Services, some with faults, and one with hostile names."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ ZONES = {THIS_NODE: "zone-a", OTHER_NODE: "zone-b"}
 
 
 def in_zone(item: Endpoint, zone: str = "") -> Endpoint:
-    """The endpoint in a zone, by default that of its node."""
+    """The endpoint with a zone; by default, the zone of its node."""
     zone = zone or ZONES.get(item.conditions.node_name, "zone-c")
     return item._replace(conditions=msgspec.structs.replace(item.conditions, zone=zone))
 
@@ -40,7 +40,7 @@ def web_slice(*more: Endpoint, without: str = "") -> ApiObject:
 
 
 def pods() -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
-    """The pods behind the endpoints of ``shop/web``, but for the first one, and one with a hostile name."""
+    """The pods behind the endpoints of ``shop/web`` except the first, and one pod with a hostile name."""
     for number, address in enumerate(("10.244.0.12", "10.244.0.13", "10.244.1.11", "10.244.1.12", "10.244.1.13", "10.244.2.11")):
         yield (
             (ServiceName("shop", "web"), builders.backend(address)),
@@ -101,7 +101,7 @@ def notable() -> Iterator[ApiObject]:
 
 
 def many(count: int) -> Iterator[ApiObject]:
-    """Services of two endpoints, one of them on this node in each hundred."""
+    """Services with two endpoints. In every hundredth Service, one of them is on this node."""
     for number in range(count):
         high, low = divmod(number, 250)
         name = f"service-{number:05}"
@@ -112,7 +112,7 @@ def many(count: int) -> Iterator[ApiObject]:
 
 
 def begin(node: PageNode, count: int = 10_000) -> None:
-    """Let the node have this many Services, the notable ones among them."""
+    """Let the node have this many Services, including the notable ones."""
     known = list(notable())
     services = sum(isinstance(one, Service) for one in known)
     node.targets.update(pods())
@@ -120,7 +120,7 @@ def begin(node: PageNode, count: int = 10_000) -> None:
 
 
 def add_past(node: PageNode, length_s: int = 880) -> None:
-    """Let traffic and changes have gone on for a while. There were few changes, and one of them took long."""
+    """Let traffic and changes happen for a while. There are few changes, and one of them takes long."""
     history, now, at_s = node.pages._history, node.traffic._now(), node.wall_clock()
     node.traffic.began_s = now - length_s
     history._points.clear()
@@ -132,7 +132,7 @@ def add_past(node: PageNode, length_s: int = 880) -> None:
 
 
 def add_traffic(node: PageNode) -> None:
-    """Let clients use every seventh Service; the web shop most."""
+    """Let clients use every seventh Service, and the web shop most of all."""
     node.traffic.swing = 0.7
     for number, key in enumerate(node.kernel.virtual_servers):
         if number % 7 == 0:

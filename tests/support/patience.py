@@ -1,8 +1,8 @@
-"""How long tests wait on a slow kernel, and which ones a usual run leaves out.
+"""How long tests wait on a slow kernel, and which tests are skipped by default.
 
 Debian's kernel in QEMU takes 10 to 25 times as long as others, so scripts/test --kernel=debian sets the variable
-``IPVSPROXY_TEST_PATIENCE``. It stretches how long a test waits for what must happen, and the periods that a test sets so that
-something else can happen meanwhile.
+``IPVSPROXY_TEST_PATIENCE``. The variable multiplies the time that a test waits for an expected event, and the periods that a test
+sets so that something else can happen in between.
 """
 
 import os

@@ -11,6 +11,7 @@ for _name in (
 ):
     cli.load_module(_name)
 
-# A fork gets a copy of each page that its collector of garbage touches, which costs a tenth of a millisecond on user-mode Linux.
+# The garbage collector of a fork touches memory pages, and each touched page is copied, which costs a tenth of a millisecond on
+# user-mode Linux.
 gc.collect()
 gc.freeze()

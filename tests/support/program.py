@@ -1,4 +1,4 @@
-"""The real program as a subprocess, with a directory of manifests as source."""
+"""The real program as a subprocess, with a directory of manifests as its source."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Ended(NamedTuple):
 
 
 def python_environment() -> dict[str, str]:
-    """The environment of ``PYTHON``."""
+    """The environment variables for ``PYTHON``."""
     return os.environ | ({"PYTHONPATH": f"{OTHER_VERSION}:{Path.cwd()}"} if OTHER_VERSION else {})
 
 
@@ -69,16 +69,16 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
 
 
 class ProgramError(Exception):
-    """The program did not behave as expected; the message ends with its last log lines."""
+    """Raised if the program did not behave as expected; the message ends with the last log lines."""
 
 
 class Program:
-    """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, while the block runs.
+    """Runs ``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace while the block runs.
 
-    With ``manifests`` None, the flags name the source. Output is appended to the file ``log``, or goes to ``output``, a
-    descriptor, which is closed here after the start. ``path`` is put in front of PATH, and ``environment`` is added to ours.
-    ``starter`` are the arguments of Python before the flags, which run the program; without, or with ``main``, it is a fork
-    (``forked.py``), which runs ``main`` with the flags.
+    If ``manifests`` is None, the flags name the source. Output is appended to the file ``log``, or goes to the descriptor
+    ``output``, which this process closes after the start. ``path`` is prepended to PATH, and ``environment`` is added to the
+    environment of this process. ``starter`` has the arguments of Python before the flags, which run the program. Without
+    ``starter``, or with ``main``, the program is a fork (``forked.py``) that runs ``main`` with the flags.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Program:
             self._environment |= {"PATH": f"{path}:{os.environ['PATH']}"}
 
     def __enter__(self) -> Self:
-        with self._log.open("ab") if self._output is None else open(self._output, "wb") as log:  # noqa: PTH123 - no path
+        with self._log.open("ab") if self._output is None else open(self._output, "wb") as log:  # noqa: PTH123 - not a path
             self._process = self._fork(log.fileno()) if self._is_fork else self._start(log.fileno())
         return self
 
@@ -124,27 +124,27 @@ class Program:
                 raise ProgramError(f"still running {STOPPED_WITHIN_S} s after SIGTERM\n{self.log_tail()}") from None
 
     def kill(self) -> None:
-        """Kill it, as a crash would."""
+        """Kill the program, as a crash would."""
         self._process.kill()
         self._process.wait()
 
     def wait_for_end(self, within_s: float) -> None:
-        """Wait until it has ended by itself."""
+        """Wait until the program has ended by itself."""
         self._process.wait(within_s)
 
     @property
     def process_id(self) -> int:
-        """The process number of the program."""
+        """The process ID of the program."""
         return self._process.pid
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """The exit status of the program; None means that it still runs."""
         return self._process.poll()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the program runs."""
+        """Whether the program is running."""
         return self.status is None
 
     @property

@@ -1,6 +1,6 @@
 """docs/compatibility.md and docs/metrics.md, generated from the program.
 
-``python -m tests.support.reference_pages compatibility`` writes one of them.
+``python -m tests.support.reference_pages compatibility`` writes docs/compatibility.md, and likewise for metrics.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ ENDPOINTS: Sequence[tuple[str, str, Likeness, str]] = (
 
 
 class Series(NamedTuple):
-    """One metric as on the page."""
+    """One metric in the form of docs/metrics.md."""
 
     name: str
     kind: str
@@ -65,7 +65,7 @@ class Series(NamedTuple):
 
 
 def series(page: str) -> Iterator[Series]:
-    """All metrics of a page, by name."""
+    """All metrics that a page lists, by name."""
     meanings = dict(re.findall(r"^# HELP (\S+) (.*)$", page, re.MULTILINE))
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
     labels: dict[str, set[str]] = {}
@@ -117,7 +117,7 @@ def _names(page: str) -> Iterable[str]:
 
 
 def compatibility(page: str) -> str:
-    """docs/compatibility.md. The page's sections from "Kubernetes 1.33 to 1.38" on stay as they are."""
+    """docs/compatibility.md. The sections of the page from "Kubernetes 1.33 to 1.38" on are kept as they are."""
     options = [option for group in catalogue.OPTIONS.values() for option in group]
     lines = [
         "# Compatibility",

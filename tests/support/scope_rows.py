@@ -1,6 +1,7 @@
 """Second scopes of addresses in the form of the recordings, without their marks.
 
-A mark is any free number, so two equal states may have other marks. Here each mark is named by the first address that gives it.
+A mark is any free number, so the marks of two equal states may differ. In this form, each mark is replaced by the first address
+that has it.
 """
 
 import re
@@ -19,17 +20,20 @@ _MARKED = re.compile(r"(?P<address>\S+) skbmark (?P<mark>0x[0-9a-f]+)(?P<mask>/0
 
 
 def server_row(mark: int, family: Family) -> str:
-    """The name of a virtual server by firewall mark."""
+    """The name of a firewall-mark virtual server."""
     return f"FWM {mark} {family.label}"
 
 
 def named_server(first: str) -> str:
-    """The name of a second scope without its mark: ``first`` is its first address in the set, such as ``203.0.113.12,tcp:80``."""
+    """The name of a second scope without its mark.
+
+    ``first`` is the first address of the scope in the set, such as ``203.0.113.12,tcp:80``.
+    """
     return f"FWM of {first}"
 
 
 def without_marks(state: Mapping[str, Any]) -> State:
-    """The state with the address of each mark in its place. A mark without an address keeps its number."""
+    """The state in which each mark is replaced by its address. A mark without an address keeps its number."""
     normal = dict(state)
     names = _names(state.get("ipsets", {}))
     if "virtual_servers" in state:
@@ -52,7 +56,7 @@ def without_scopes(state: Mapping[str, Any]) -> State:
 
 
 def marks_of(sets: Mapping[str, Any], family: Family) -> Mapping[int, list[str]]:
-    """The addresses and ports that give each mark, sorted."""
+    """The addresses and ports that have each mark, sorted."""
     found: dict[int, list[str]] = {}
     for member in sets.get(IpSet(SetKind.SCOPE, family).name, {}).get("members", ()):
         match = _MARKED.fullmatch(member)

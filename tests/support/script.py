@@ -1,4 +1,4 @@
-"""A scripted API server: connection, clock and observer of a reflector, in one."""
+"""A scripted API server that is also the connection, the clock and the observer of a reflector."""
 
 import asyncio
 import contextlib
@@ -42,17 +42,19 @@ GONE_LINE = line("ERROR", {"kind": "Status", "code": 410, "message": "too old re
 
 
 class ScriptEndError(Exception):
-    """The script has ended; the test checks the events so far."""
+    """Raised at the end of the script; the test then checks the events so far."""
 
 
 Answer = bytes | ApiError | Sequence[bytes | float | ApiError]
 
 
 class World:
-    """Connection, clock and observer in one. A script is a list of answers: a page, or the parts of a watch, in order.
+    """The connection, the clock and the observer in one object.
 
-    A float within a watch lets that time pass; an exception is raised. ``served_versions`` are the answers to requests for the
-    server's version; by default, it is ahead of every client.
+    A script is a list of answers in their order: an answer is a page, or the fragments of a watch.
+
+    A float in a watch lets that time pass, and an exception is raised. ``served_versions`` are the answers to requests for the
+    server's version; by default, the server is newer than every client.
     """
 
     def __init__(self, *script: Answer) -> None:

@@ -1,7 +1,7 @@
 """Lets several pytest processes share the same tests: the first process that claims a module runs it.
 
-Each gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that all can access, empty at first. Modules claimed by
-others are skipped silently: together, the reports of all processes have every test once.
+Each process gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that all processes can access and that is empty
+at first. Modules claimed by other processes are skipped silently: together, the reports of all processes contain every test once.
 """
 
 import itertools
@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
-    """As pytest's own, but module by module: each is torn down completely, because the next module is unknown."""
+    """Like pytest's own loop, but module by module: each is torn down completely, because the next is not known yet."""
     directory = session.config.getoption("--share")
     if session.testsfailed:
         raise session.Interrupted(f"{session.testsfailed} errors during collection")
@@ -71,7 +71,7 @@ def _place(module: pathlib.Path) -> int:
 
 
 def _claim(directory: pathlib.Path, module: pathlib.Path) -> bool:
-    """Claim a module by making a directory, which is atomic even in a file system that several kernels share."""
+    """Claim a module by creating a directory, which is atomic even in a file system that several kernels share."""
     try:
         (directory / "-".join(module.parts[1:])).mkdir()
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Changes by other programs to the kernel objects of an in-memory node, which the loop repairs."""
+"""Changes that other programs make to the kernel objects of an in-memory node and that the loop repairs."""
 
 from collections.abc import Callable, Collection
 

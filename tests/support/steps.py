@@ -1,4 +1,4 @@
-"""Counts the steps of code, because a clock would measure the machine more than the code."""
+"""Counts the executed steps of code, because a clock would measure the machine more than the code."""
 
 import asyncio
 import concurrent.futures
@@ -35,7 +35,7 @@ class _Thread:
 
 
 class Steps:
-    """Steps of Python: calls and executed lines, including each round of a loop or a comprehension."""
+    """Steps of Python: calls and executed lines, where each iteration of a loop or a comprehension counts."""
 
     def __init__(self) -> None:
         self._here = threading.get_ident()
@@ -44,12 +44,12 @@ class Steps:
 
     @property
     def here(self) -> int:
-        """Steps of the counting thread, which is the loop's."""
+        """The steps of the thread that started counting, which is that of the event loop."""
         return self._threads[self._here].steps
 
     @property
     def all(self) -> int:
-        """Steps of this thread and of threads started since."""
+        """The steps of this thread and of threads started since counting began."""
         return sum(thread.steps for thread in self._threads.values())
 
     def trace(self, frame: FrameType, _event: str, _argument: object) -> Any:

@@ -1,4 +1,4 @@
-"""Builds summaries of finished syncs, so that a test states only its subject."""
+"""Builds summaries of finished syncs, so that a test specifies only what it is about."""
 
 from collections.abc import Collection, Mapping
 
@@ -32,7 +32,7 @@ def summary(
     unmet_settings: Mapping[str, str] | None = None,
     drifted: Mapping[str, int] | None = None,
 ) -> SyncSummary:
-    """A sync; without ``changes``, of the Services that have states."""
+    """A sync. If ``changes`` is not given, the Services with states have changed."""
     by_name = {state.owner.service: state for state in states}
     return SyncSummary(
         report=report,
@@ -62,7 +62,7 @@ def state(
     without_local_internal: Collection[Family] = (),
     without_local_external: Collection[Family] = (),
 ) -> ServiceState:
-    """The desired state of a Service; ``ports`` are health-check ports, with the number of its endpoints on this node."""
+    """The desired state of a Service; ``ports`` maps health-check ports to the number of the Service's endpoints on this node."""
     service = ServiceName(builders.NAMESPACE, name)
     return ServiceState(
         owner=Owner(created_s, service),

@@ -33,7 +33,7 @@ class Terminal:
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self._ours, theirs = pty.openpty()
-        # These two would go before the size of the terminal.
+        # These two variables would take precedence over the size of the terminal.
         inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(
@@ -44,7 +44,7 @@ class Terminal:
             start_new_session=True,
             env={**inherited, "TERM": "xterm-256color", **(environment or {})},
         )
-        self._theirs = theirs  # open as in a shell, which reads on when the program has ended
+        self._theirs = theirs  # stays open as in a shell, which continues to read when the program has ended
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,7 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """The lines on the screen, without the spaces at the end of each line."""
+        """The lines on the screen without trailing spaces."""
         return [line.rstrip() for line in self._screen.display]
 
     @property
@@ -84,7 +84,7 @@ class Terminal:
         self._until(lambda: all(text in self.text for text in texts), f"{texts} cannot be seen")
 
     def until_gone(self, text: str) -> None:
-        """Wait until this text has left the screen. Raises AssertionError as ``until``."""
+        """Wait until this text has left the screen. Raises AssertionError in the same cases as ``until``."""
         self._until(lambda: text not in self.text, f"{text!r} can still be seen")
 
     def end(self) -> int:
@@ -103,7 +103,7 @@ class Terminal:
             assert self._receive() or self.process.poll() is None, f"{failure}, the program has ended:\n{self.text}"
 
     def _receive(self) -> bool:
-        """Show the output that comes within a moment; False if there is none."""
+        """Process the output that arrives within a moment; False if there is none."""
         if not select.select([self._ours], [], [], _LOOK_S)[0]:
             return False
         data = os.read(self._ours, 1 << 16)

@@ -1,7 +1,7 @@
 """The contract of the tests' API server, against the page "Kubernetes API Concepts" of the Kubernetes documentation.
 
-Each test names its section. Trouble on demand is proved by the tests that cause it. Not tested, because the program does not use
-them: verbs other than list and watch, single namespaces, protobuf and tables.
+Each test names its section. The faults on demand are covered by the tests that use them. Not tested, because the program does not
+use them: verbs other than list and watch, single namespaces, protobuf and tables.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 class Watch:
-    """A plain client's side of a watch."""
+    """The client side of a watch, without any logic."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -44,7 +44,7 @@ class Watch:
 
 
 class Client:
-    """Sends requests like any HTTP client."""
+    """Sends requests as any HTTP client does."""
 
     def __init__(self, session: aiohttp.ClientSession, closing: contextlib.AsyncExitStack) -> None:
         self.get = session.get
@@ -86,7 +86,7 @@ async def test_a_watch_sends_all_changes_after_its_revision_in_order(server: Api
     assert events[2][1]["metadata"]["resourceVersion"] == str(server.store.revision)
 
 
-async def test_a_watch_from_before_the_history_is_gone(server: ApiServer, http: Client) -> None:
+async def test_a_watch_from_a_revision_older_than_the_history_gets_status_410(server: ApiServer, http: Client) -> None:
     old = str(server.store.revision)
     server.put(SERVICES, service("web"))
     server.store.forget_history()
@@ -94,7 +94,7 @@ async def test_a_watch_from_before_the_history_is_gone(server: ApiServer, http: 
     assert (status, body["kind"], body["code"], body["reason"]) == (410, "Status", 410, "Expired")
 
 
-async def test_status_gone_may_also_come_as_an_event_in_a_stream_of_status_200(server: ApiServer, http: Client) -> None:
+async def test_status_410_may_also_come_as_an_event_in_a_stream_with_status_200(server: ApiServer, http: Client) -> None:
     server.gone_by_event = True
     watch = await http.watch(SERVICES, {"resourceVersion": "1"})
     kind, body = await watch.event()
@@ -105,7 +105,7 @@ async def test_status_gone_may_also_come_as_an_event_in_a_stream_of_status_200(s
 # Section "Watch bookmarks"
 
 
-async def test_a_bookmark_has_kind_and_revision_only_and_is_sent_on_request_only(server: ApiServer, http: Client) -> None:
+async def test_a_bookmark_has_only_kind_and_revision_and_is_sent_only_on_request(server: ApiServer, http: Client) -> None:
     version = str(server.store.revision)
     asking = await http.watch(SERVICES, {"allowWatchBookmarks": "true", "resourceVersion": version})
     silent = await http.watch(SERVICES, {"resourceVersion": version})
@@ -122,7 +122,7 @@ async def test_a_bookmark_has_kind_and_revision_only_and_is_sent_on_request_only
 # Section "Retrieving large results sets in chunks"
 
 
-async def test_pages_together_are_one_snapshot(server: ApiServer, http: Client) -> None:
+async def test_all_pages_of_a_list_show_the_same_snapshot(server: ApiServer, http: Client) -> None:
     for number in range(5):
         server.put(SERVICES, service(f"s{number}"))
     _, first = await http.list(SERVICES, {"limit": "2"})
@@ -136,7 +136,7 @@ async def test_pages_together_are_one_snapshot(server: ApiServer, http: Client) 
     assert first["metadata"]["remainingItemCount"] == 3
 
 
-async def test_a_continue_token_expires_with_410(server: ApiServer, http: Client) -> None:
+async def test_an_expired_continue_token_gets_status_410(server: ApiServer, http: Client) -> None:
     for number in range(3):
         server.put(SERVICES, service(f"s{number}"))
     _, first = await http.list(SERVICES, {"limit": "2"})
@@ -157,7 +157,7 @@ async def test_a_continue_token_with_a_revision_is_a_bad_request(server: ApiServ
 # Section "Resource Versions"
 
 
-async def test_a_list_of_any_version_is_one_page_and_may_be_old(server: ApiServer, http: Client) -> None:
+async def test_a_list_at_revision_zero_is_one_page_and_may_be_old(server: ApiServer, http: Client) -> None:
     for number in range(3):
         server.put(SERVICES, service(f"s{number}"))
     server.cache = copy.deepcopy(server.store)
@@ -168,7 +168,9 @@ async def test_a_list_of_any_version_is_one_page_and_may_be_old(server: ApiServe
     assert names(latest) == ["s0", "s1", "s2", "s3"]
 
 
-async def test_a_list_from_a_version_on_is_not_older_and_with_a_limit_is_of_that_version(server: ApiServer, http: Client) -> None:
+async def test_a_list_is_not_older_than_the_requested_revision_and_with_a_limit_has_exactly_that_revision(
+    server: ApiServer, http: Client
+) -> None:
     server.put(SERVICES, service("s0"))
     revision = str(server.store.revision)
     server.cache = copy.deepcopy(server.store)
@@ -181,14 +183,14 @@ async def test_a_list_from_a_version_on_is_not_older_and_with_a_limit_is_of_that
     assert (await http.list(SERVICES, {"resourceVersion": revision, "limit": "1"}))[0] == 410
 
 
-async def test_a_watch_without_a_revision_begins_with_added_events_of_the_state(server: ApiServer, http: Client) -> None:
+async def test_a_watch_without_a_revision_starts_with_an_added_event_for_each_object(server: ApiServer, http: Client) -> None:
     server.put(SERVICES, service("web"))
     watch = await http.watch()
     kind, item = await watch.event()
     assert (kind, item["metadata"]["name"]) == ("ADDED", "web")
 
 
-async def test_one_counter_serves_all_resources_and_an_object_keeps_the_revision_of_its_change(
+async def test_all_resources_share_one_revision_counter_and_an_object_keeps_the_revision_of_its_change(
     server: ApiServer, http: Client
 ) -> None:
     server.put(SERVICES, service("web"))
@@ -198,20 +200,22 @@ async def test_one_counter_serves_all_resources_and_an_object_keeps_the_revision
     assert page["metadata"]["resourceVersion"] == str(server.store.revision)
 
 
-async def test_an_update_keeps_uid_and_creation_time(server: ApiServer) -> None:
+async def test_an_update_keeps_the_uid_and_the_creation_time(server: ApiServer) -> None:
     before = server.put(SERVICES, service("web"))["metadata"]
     after = server.put(SERVICES, service("web", clusterIP="10.0.0.2"))["metadata"]
     assert (before["uid"], before["creationTimestamp"]) == (after["uid"], after["creationTimestamp"])
     assert before["resourceVersion"] != after["resourceVersion"]
 
 
-async def test_an_unknown_revision_times_out_and_an_invalid_one_is_a_bad_request(server: ApiServer, http: Client) -> None:
+async def test_a_list_at_a_future_revision_times_out_and_at_an_invalid_one_is_a_bad_request(
+    server: ApiServer, http: Client
+) -> None:
     status, body = await http.list(SERVICES, {"resourceVersion": "999999"})
     assert (status, body["message"]) == (504, f"Timeout: Too large resource version: 999999, current: {server.store.revision}")
     assert (await http.list(SERVICES, {"resourceVersion": "x"}))[0] == 400
 
 
-async def test_a_watch_from_an_unknown_revision_waits_until_it_is_reached(server: ApiServer, http: Client) -> None:
+async def test_a_watch_from_a_future_revision_waits_for_that_revision(server: ApiServer, http: Client) -> None:
     watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision + 2), "allowWatchBookmarks": "true"})
     for name in ("a", "b", "c"):
         server.put(SERVICES, service(name))
@@ -224,7 +228,7 @@ async def test_a_watch_from_an_unknown_revision_waits_until_it_is_reached(server
     ]
 
 
-async def test_a_watch_from_an_unknown_revision_may_be_refused_instead(server: ApiServer, http: Client) -> None:
+async def test_a_watch_from_a_future_revision_may_be_refused_instead(server: ApiServer, http: Client) -> None:
     server.waits_for_revision = False
     watch = await http.watch(SERVICES, {"resourceVersion": str(server.store.revision + 1)})
     assert watch.response.status == 504
@@ -234,7 +238,7 @@ async def test_a_watch_from_an_unknown_revision_may_be_refused_instead(server: A
 # Pages "Labels and Selectors" and "Field Selectors"
 
 
-async def test_selectors_choose_by_the_absence_of_a_label_and_by_fields(server: ApiServer, http: Client) -> None:
+async def test_selectors_match_the_absence_of_a_label_and_the_values_of_fields(server: ApiServer, http: Client) -> None:
     server.put(SERVICES, service("web"))
     server.put(SERVICES, service("headless", clusterIP="None"))
     server.put(SERVICES, service("foreign") | {"metadata": {"name": "foreign", "labels": {"proxy": ""}}})
@@ -247,7 +251,7 @@ async def test_selectors_choose_by_the_absence_of_a_label_and_by_fields(server: 
     assert (await http.list(SERVICES, {"fieldSelector": "spec.colour=red"}))[0] == 400
 
 
-async def test_an_object_that_leaves_or_enters_a_selection_is_deleted_or_added_for_its_watchers(
+async def test_an_object_that_begins_or_ceases_to_match_a_selector_is_added_or_deleted_for_its_watchers(
     server: ApiServer, http: Client
 ) -> None:
     watch = await http.watch(SERVICES, {"labelSelector": "!proxy", "resourceVersion": str(server.store.revision)})
@@ -288,14 +292,14 @@ EVENT: Object = {
         ({"series": {"count": 0, "lastObservedTime": "2026-11-21T10:00:00.000001Z"}}, 422),
     ],
 )
-async def test_an_event_that_breaks_a_rule_is_not_created(server: ApiServer, change: Object, code: int) -> None:
+async def test_an_event_that_violates_a_validation_rule_is_not_created(server: ApiServer, change: Object, code: int) -> None:
     path = f"{server.url}/apis/events.k8s.io/v1/namespaces/default/events"
     async with aiohttp.ClientSession() as session, session.post(path, json=EVENT | change) as response:
         assert response.status == code
     assert len(server.events) == (code == 201)
 
 
-async def test_an_event_with_a_taken_name_is_a_conflict(server: ApiServer) -> None:
+async def test_creating_an_event_with_a_name_in_use_is_a_conflict(server: ApiServer) -> None:
     path = f"{server.url}/apis/events.k8s.io/v1/namespaces/default/events"
     async with aiohttp.ClientSession() as session:
         codes = []
@@ -309,7 +313,7 @@ async def test_an_event_with_a_taken_name_is_a_conflict(server: ApiServer) -> No
 
 
 @pytest.mark.parametrize("knows_drop", [True, False])
-async def test_managed_fields_are_left_out_for_those_who_ask_a_server_that_knows_it(
+async def test_managed_fields_are_omitted_on_request_if_the_server_supports_that(
     server: ApiServer, http: Client, *, knows_drop: bool
 ) -> None:
     server.knows_drop = knows_drop

@@ -1,6 +1,6 @@
-"""Reading the kernel's state in the form of the recordings, and putting a recording into the kernel.
+"""Reading the kernel's state in the form of the recordings, and restoring a recorded state in the kernel.
 
-The recordings themselves prove both at once: a restored state must be read as it was recorded.
+The recordings test both at once: a restored state must be read as it was recorded.
 """
 
 import copy
@@ -46,7 +46,7 @@ def test_every_kind_of_difference_is_found() -> None:
     }
 
 
-def test_a_line_of_ipvsadm_is_parsed_completely() -> None:
+def test_all_options_in_a_line_of_ipvsadm_are_parsed() -> None:
     virtual_servers, real_servers = golden_state.parse_ipvs(
         "-A --sctp-service [fd00::1]:80 -s mh -p 600 -M 64 -b mh-port\n-a --sctp-service [fd00::1]:80 -r [fd00::2]:8080 -g -w 0\n"
     )
@@ -54,6 +54,6 @@ def test_a_line_of_ipvsadm_is_parsed_completely() -> None:
     assert real_servers == {"SCTP [fd00::1]:80 -> [fd00::2]:8080": {"forward": "route", "weight": 0}}
 
 
-def test_foreign_rules_are_left_out_and_empty_chains_are_kept() -> None:
+def test_rules_of_other_programs_are_omitted_and_empty_chains_are_kept() -> None:
     text = "*nat\n:OUTPUT ACCEPT [0:0]\n:KUBE-A - [0:0]\n:B - [0:0]\n-A OUTPUT -j KUBE-A\n-A OUTPUT -j B\n-A B -j LOG\n"
     assert golden_state.parse_rules("v4", text) == {"v4/nat/KUBE-A": [], "v4/nat/OUTPUT": ["-A OUTPUT -j KUBE-A"]}

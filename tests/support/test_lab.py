@@ -1,4 +1,4 @@
-"""The lab itself: reachability, the results of refusals and silence, and a complete removal."""
+"""Tests of the lab itself: reachability, the outcomes of refused and unanswered requests, and complete removal."""
 
 import socket
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ def _lab() -> Iterator[laboratory.Lab]:
         yield lab
 
 
-def test_a_lab_leaves_nothing_behind() -> None:
-    """Comes first, because the lab of the other tests has the same names."""
+def test_a_removed_lab_leaves_no_devices_and_no_changed_settings() -> None:
+    """Runs first, because the lab of the other tests uses the same names."""
     forwarding = Path("/proc/sys/net/ipv6/conf/all/forwarding")
     devices, before = socket.if_nameindex(), forwarding.read_text()
     with laboratory.Lab():
@@ -42,14 +42,14 @@ def test_a_lab_leaves_nothing_behind() -> None:
         ("remote", "fd00:10:244::11", "fc00:f853:ccd::3"),
     ],
 )
-def test_a_backend_answers_with_its_address_and_the_observed_source(
+def test_a_backend_answers_with_its_address_and_the_source_address_that_it_sees(
     lab: laboratory.Lab, from_: str, protocol: str, to: str, source: str
 ) -> None:
     port = dict(laboratory.POD_PORTS)[protocol]
     assert lab.probe(from_, protocol, to, port, count=3) == laboratory.Result("ok", (to,), (source,))
 
 
-def test_the_client_chooses_its_source_address(lab: laboratory.Lab) -> None:
+def test_the_client_can_choose_its_source_address(lab: laboratory.Lab) -> None:
     result = lab.probe("client", "TCP", "172.18.0.2", 22, src="172.18.1.51")
     assert result == laboratory.Result("ok", ("0.0.0.0",), ("172.18.1.51",))
 
@@ -60,7 +60,7 @@ def test_a_closed_port_refuses_every_request(lab: laboratory.Lab, protocol: str,
     assert lab.probe("client", protocol, to, 9999, count=20) == laboratory.Result("refused", (), ())
 
 
-def test_a_dropped_packet_is_a_timeout_and_a_prohibited_send_an_errno(lab: laboratory.Lab) -> None:
+def test_a_dropped_packet_gives_the_outcome_timeout_and_a_prohibited_send_its_errno(lab: laboratory.Lab) -> None:
     lab.run("node", "iptables-legacy", "-A", "FORWARD", "-d", "10.244.1.12", "-j", "DROP")
     lab.run("node", "iptables-legacy", "-A", "OUTPUT", "-d", "10.244.1.12", "-j", "DROP")
     try:
@@ -70,11 +70,11 @@ def test_a_dropped_packet_is_a_timeout_and_a_prohibited_send_an_errno(lab: labor
         lab.run("node", "iptables-legacy", "-F")
 
 
-def test_a_destination_without_a_route_is_unreachable(lab: laboratory.Lab) -> None:
+def test_a_destination_without_a_route_gives_the_outcome_unreachable(lab: laboratory.Lab) -> None:
     assert lab.probe("host", "TCP", "203.0.113.9", 80).outcome == "unreachable"
 
 
-def test_a_connection_stays_open_while_new_ones_are_refused(lab: laboratory.Lab) -> None:
+def test_an_open_connection_is_kept_while_new_connections_are_refused(lab: laboratory.Lab) -> None:
     lab.serve("p1", "TCP", "10.244.0.11", 7070)
     connection = lab.open("p2", "TCP", "10.244.0.11", 7070)
     lab.hush("p1", "TCP", "10.244.0.11", 7070)
@@ -83,7 +83,7 @@ def test_a_connection_stays_open_while_new_ones_are_refused(lab: laboratory.Lab)
     connection.close()
 
 
-def test_a_load_counts_its_results(lab: laboratory.Lab) -> None:
+def test_a_load_counts_its_answers_and_failures(lab: laboratory.Lab) -> None:
     with lab.load("p2", "UDP", "10.244.0.11", 8053, interval_s=0) as results:
         lab.probe("host", "UDP", "10.244.0.11", 8053, count=5)
     (load,) = results
@@ -91,6 +91,6 @@ def test_a_load_counts_its_results(lab: laboratory.Lab) -> None:
     assert load.failed < load.outcomes["ok"], "a busy machine may answer a datagram too late"
 
 
-def test_a_failed_command_is_an_error_with_its_text(lab: laboratory.Lab) -> None:
+def test_the_error_of_a_failed_command_contains_its_error_text(lab: laboratory.Lab) -> None:
     with pytest.raises(laboratory.LabError, match="Cannot find device"):
         lab.run("p1", "ip", "link", "delete", "no-such-device")

@@ -1,4 +1,4 @@
-"""Documents of nodes and Services as the daemon sends them, and endpoints as ``top`` shows them, with defaults."""
+"""Documents about nodes and Services in the form that the daemon sends, and endpoints as ``top`` shows them, with defaults."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -46,12 +46,12 @@ def service(name: str = "demo/web", *, connections_s: float | None = 1.5, proble
 
 
 def picture(*services: dict[str, Any], node: dict[str, Any] = NODE, page: int = 1, pages: int = 1) -> Picture:
-    """These Services of a node."""
+    """A document with these Services of a node."""
     return top_data.picture(node, {"services": services, "matching": len(services), "page": page, "pages": pages})
 
 
 def endpoint(address: str, *, node: str = "demo-node", reason: str = "") -> Row:
-    """An endpoint, which is unused if there is a reason."""
+    """An endpoint; if a reason is given, it is unused."""
     state = f"out: {reason}" if reason else "in"
     texts = ("80/TCP http", "web-7d", address, node, "zone-a", "0" if reason else "1", "3", "4", "0.5", state)
     assert len(texts) == len(ENDPOINT_COLUMNS)

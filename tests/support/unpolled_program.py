@@ -1,4 +1,4 @@
-"""The program without periodic polls: it reads the kernel again only at an audit and after a notification."""
+"""The program without periodic polls: the kernel is read again only by an audit or after a notification."""
 
 from ipvsproxy import cli
 from ipvsproxy.daemon.loop import reader

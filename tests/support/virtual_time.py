@@ -1,4 +1,7 @@
-"""An event loop whose clock jumps: if nothing is ready, the next timer is due at once. No test really waits."""
+"""An event loop whose clock jumps: if nothing is ready to run, the clock advances to the next timer at once.
+
+Tests therefore never really wait.
+"""
 
 import asyncio
 import functools
@@ -30,7 +33,7 @@ class _Jump(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its time begins at ``BEGIN_S``, in seconds."""
+    """The time of the loop begins at ``BEGIN_S``, in seconds."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
@@ -40,19 +43,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now_s
 
     def pass_time(self, seconds: float) -> None:
-        """Let the present work take this long."""
+        """Advance the clock as if the current work took this long."""
         self._jump.now_s += seconds
 
 
 def loop() -> VirtualLoop:
-    """The loop that runs the present test."""
+    """The event loop that runs the current test."""
     running = asyncio.get_running_loop()
     assert isinstance(running, VirtualLoop)
     return running
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Make a test function that runs this coroutine on a loop of its own."""
+    """Make a test function that runs this coroutine on its own event loop."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
