@@ -58,7 +58,7 @@ class FaultySocket:
         self._is_silent = False
 
     def send(self, data: bytes, /) -> int:
-        """Send the messages that must not fail in one call."""
+        """Send all messages for which no failure is ordered, in one call."""
         self._before, self._behind, self._trouble, self._is_silent = [], [], None, False
         order = self._faults.ordered()
         if order is None:
