@@ -13,8 +13,8 @@ from tests.chaos.moments import Moment
 
 def _give_up_families() -> None:
     """Treat every failed trial write as if the family were not supported."""
-    from ipvsproxy.kernel.iptables import iptables_driver as iptables  # noqa: PLC0415 - only in the process that runs it
-    from ipvsproxy.kernel.iptables import rules_driver  # noqa: PLC0415 - only in the process that runs it
+    from ipvsproxy.kernel.iptables import iptables_driver as iptables  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.kernel.iptables import rules_driver  # noqa: PLC0415 - imported only in the process that needs it
 
     usual = rules_driver.RulesDriver.try_writing
 
@@ -22,12 +22,12 @@ def _give_up_families() -> None:
         refusal = usual(self, family)
         return refusal and iptables.Refusal(refusal.reason, is_certain=True)
 
-    rules_driver.RulesDriver.try_writing = try_writing  # type: ignore[method-assign]  # that is the purpose
+    rules_driver.RulesDriver.try_writing = try_writing  # type: ignore[method-assign]  # replaced on purpose
 
 
 def _wait_for_all_parts() -> None:
     """Program nothing before the whole kernel state could be read."""
-    from ipvsproxy.daemon.loop import reader  # noqa: PLC0415 - as above
+    from ipvsproxy.daemon.loop import reader  # noqa: PLC0415 - imported only in the process that needs it
 
     usual = reader.KernelReader.observe
 
@@ -36,28 +36,28 @@ def _wait_for_all_parts() -> None:
         if self.unreadable:
             await asyncio.Event().wait()
 
-    reader.KernelReader.observe = observe  # type: ignore[method-assign]  # as above
+    reader.KernelReader.observe = observe  # type: ignore[method-assign]  # replaced on purpose
 
 
 def _grant_no_grace() -> None:
     """Remove node ports as soon as their address is gone."""
-    from ipvsproxy.translate import view  # noqa: PLC0415 - as above
+    from ipvsproxy.translate import view  # noqa: PLC0415 - imported only in the process that needs it
 
     view.GRACE_S = 0.0
 
 
 def _bear_silence() -> None:
     """Tolerate a silent watch for an unlimited time."""
-    from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
+    from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - imported only in the process that needs it
 
     reflector.LONGEST_SILENCE_S = math.inf
 
 
 def _end_with_reload() -> None:
     """End the process after a failed reload, as it ends after a failed start."""
-    from ipvsproxy.daemon import app  # noqa: PLC0415 - as above
-    from ipvsproxy.daemon.base.errors import CannotStartError  # noqa: PLC0415 - as above
-    from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - as above
+    from ipvsproxy.daemon import app  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.daemon.base.errors import CannotStartError  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - imported only in the process that needs it
 
     usual = app._Node._reconfigure
 
@@ -67,7 +67,7 @@ def _end_with_reload() -> None:
         except reload.CannotApplyError as error:
             raise CannotStartError(str(error)) from error
 
-    app._Node._reconfigure = reconfigure  # type: ignore[method-assign, assignment]  # as above
+    app._Node._reconfigure = reconfigure  # type: ignore[method-assign, assignment]  # replaced on purpose
 
 
 WITHOUT_MEND: Mapping[Moment, Callable[[], None]] = {

@@ -21,7 +21,7 @@ def install(faults: Faults) -> None:
     dice = random.Random()
     usual = netlink.Channel
 
-    class FaultyChannel(usual):  # type: ignore[misc, valid-type]  # it is a class, whatever it is by then
+    class FaultyChannel(usual):  # type: ignore[misc, valid-type]  # the class may itself be a replacement
         """A channel that tells its sockets whether they send a change."""
 
         def __init__(
@@ -37,11 +37,11 @@ def install(faults: Faults) -> None:
             """As it is."""
             self._changes = True
             try:
-                return super().run(messages, refusal)  # type: ignore[no-any-return]  # as above
+                return super().run(messages, refusal)  # type: ignore[no-any-return]  # the class may itself be a replacement
             finally:
                 self._changes = False
 
-    netlink.Channel = FaultyChannel  # type: ignore[misc]  # that is the purpose
+    netlink.Channel = FaultyChannel  # type: ignore[misc]  # replaced on purpose
 
 
 class FaultySocket:

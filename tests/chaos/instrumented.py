@@ -88,8 +88,8 @@ def main(flags: Sequence[str] | None = None) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     count_tasks(directory / TASKS)
     faulty_socket.install(faults.Faults(directory))
-    from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
-    from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
+    from ipvsproxy import cli  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - imported only in the process that needs it
 
     reflector.LONGEST_SILENCE_S = LONGEST_SILENCE_S
     if without := os.environ.get(WITHOUT):

@@ -190,7 +190,7 @@ def _watch_questions(acts: Acts) -> None:
                 return -1
             return int(library.getsockopt(descriptor, level, option, *rest))
 
-    sockets._libc = Library()  # type: ignore[assignment]  # as above
+    sockets._libc = Library()  # type: ignore[assignment]  # replaced on purpose
 
 
 def _watch_processes(acts: Acts) -> None:
@@ -207,7 +207,7 @@ def _watch_processes(acts: Acts) -> None:
             raise OSError(getattr(errno, failure), f"{failure}, as ordered")
         return start(command, **options)
 
-    subprocess.run = run  # type: ignore[assignment]  # as above
+    subprocess.run = run  # type: ignore[assignment]  # replaced on purpose
 
 
 def _watch_files(acts: Acts) -> None:

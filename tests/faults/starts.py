@@ -237,8 +237,8 @@ def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
 
 def _program(flags: Sequence[str], written: str, orders: Sequence[acts.Order]) -> int:
     acts.install(acts.Acts(Path(written), orders))
-    from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
-    from ipvsproxy.daemon.process import requirements  # noqa: PLC0415 - as above
+    from ipvsproxy import cli  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.daemon.process import requirements  # noqa: PLC0415 - imported only in the process that needs it
 
     requirements.DELAYS_S = requirements.DELAYS_S[:TRIES]
     return cli.main(flags)

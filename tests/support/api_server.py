@@ -221,7 +221,7 @@ class ApiServer:
         """End ``stall``."""
         self._flowing.set()
 
-    # For tests to wait and to check
+    # Functions with which tests wait for and check requests
 
     def _of(self, resource: Resource) -> list[_Watcher]:
         return [watcher for watcher in self._watchers if watcher.resource is resource]

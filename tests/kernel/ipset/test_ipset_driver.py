@@ -1,6 +1,6 @@
 """The ipset driver on a real kernel, checked with the program ipset; and errors of its netlink socket, with a fake socket.
 
-Properties that the fake kernel shares are in test_contract.py.
+Properties that the fake kernel has as well are tested in test_contract.py.
 """
 
 import contextlib
