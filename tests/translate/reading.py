@@ -1,4 +1,4 @@
-"""Parts of a translated Service as texts, for tests."""
+"""The objects of a translated Service in the form of texts, for tests."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ from tests.support import builders
 def state_of(
     service: Service, *slices: EndpointSlice, view: NodeView | None = None, settings: Settings | None = None
 ) -> ServiceState:
-    """The Service on the builders' node."""
+    """Translates the Service on the default node of the builders."""
     return translate(service, slices, view or builders.node_view(), settings or Settings())
 
 

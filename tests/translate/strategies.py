@@ -1,4 +1,4 @@
-"""Hypothesis strategies: API documents of the right shape with any content, and small worlds of Services and endpoints."""
+"""Hypothesis strategies: API documents of valid structure with arbitrary contents, and small sets of Services and endpoints."""
 
 import types
 import typing
@@ -24,7 +24,7 @@ _PLAIN = {str: _TEXTS, int: _NUMBERS, bool: st.booleans(), types.NoneType: st.no
 
 
 def documents(shape: type[schema.Schema]) -> st.SearchStrategy[dict[str, Any]]:
-    """JSON objects in which every field of the shape may be there, null, or absent."""
+    """JSON objects in which every field of the schema may be present, null, or absent."""
     fields = {field.encode_name: _values(field.type) for field in msgspec.structs.fields(shape)}
     return st.fixed_dictionaries({}, optional=fields)
 
@@ -64,13 +64,13 @@ ENDPOINTS = st.builds(
 
 
 def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """One entry for each address: the meaning of two that contradict each other depends on their order, as the API says."""
+    """Each address occurs only once: the meaning of two contradictory entries depends on their order, as the API says."""
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 
 @st.composite
 def slice_lists(draw: st.DrawFn, service: str = "web") -> list[EndpointSlice]:
-    """Some slices of one Service; no address is in two of them."""
+    """Several EndpointSlices of one Service; each address is in only one of them."""
     endpoints = _without_contradictions(draw(st.lists(ENDPOINTS, max_size=5)))
     ports = [builders.endpoint_port(8080, name="a"), builders.endpoint_port(5353, Protocol.UDP, name="b")]
     cuts = sorted(draw(st.lists(st.integers(0, len(endpoints)), max_size=2)))
@@ -83,7 +83,7 @@ def slice_lists(draw: st.DrawFn, service: str = "web") -> list[EndpointSlice]:
 
 @st.composite
 def services(draw: st.DrawFn, name: str = "web", number: int = 10) -> Service:
-    """A Service with addresses that no Service of another number has, node ports and external addresses apart."""
+    """A Service that shares its addresses with no Service of another number, except for node ports and external addresses."""
     ports: list[ServicePort] = [
         builders.service_port(80, name="a", node_port=draw(st.sampled_from([0, 30080]))),
         builders.service_port(53, Protocol.UDP, name="b", node_port=draw(st.sampled_from([0, 30053]))),

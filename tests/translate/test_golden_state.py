@@ -1,7 +1,7 @@
-"""Translation against the recorded kube-proxy: the same objects, the same node, row by row, without a kernel.
+"""Translation compared with recordings of kube-proxy: the same objects, the same node, row by row, without a kernel.
 
-The kernel's part (sysctls, draining real servers, packets) is left to ``tests/test_golden.py``, which runs the program. Rows
-in ``golden/accepted.txt`` may differ.
+Results that need the kernel (sysctls, draining real servers, packets) are tested in ``tests/test_golden.py``, which runs the
+program. Rows that are listed in ``golden/accepted.txt`` may differ.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def _directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def _objects(directory: Path, phase: str, *, has_ipv6: bool) -> tuple[Put, ...]:
-    """All objects after a phase, as the program reads them."""
+    """All objects after a phase of the recording, as the program reads them."""
     manifests = directory / f"{phase}-{has_ipv6}"
     manifests.mkdir()
     world = golden_fixtures.World(manifests, node_has_ipv6=has_ipv6)
@@ -80,7 +80,7 @@ def _objects(directory: Path, phase: str, *, has_ipv6: bool) -> tuple[Put, ...]:
 
 @functools.cache
 def _state(directory: Path, profile: str, phase: str) -> State:
-    """The desired state of the node after a phase, in the form of the recordings."""
+    """The desired state of the node after a phase, written like a recording."""
     settings = PROFILES[profile]
     has_ipv6 = Family.IPV6 in settings.families
     objects = [put.object for put in _objects(directory, phase, has_ipv6=has_ipv6)]
@@ -124,7 +124,7 @@ def _health_rows(states: list[ServiceState], settings: Settings) -> Iterator[tup
 
 
 def _without_what_no_translation_shows(recorded: Mapping[str, Any]) -> State:
-    """A recording less its draining real servers, and less the ports that it found closed."""
+    """A recording without its draining real servers, and without the ports that it found closed."""
     shown = dict(recorded)
     shown["real_servers"] = {row: value for row, value in recorded["real_servers"].items() if value["weight"]}
     listening = {row: value for row, value in recorded["health_check_node_ports"].items() if value["code"] != "refused"}

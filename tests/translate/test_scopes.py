@@ -1,4 +1,4 @@
-"""Second scopes of external addresses: from a Service to them, their rules, and a connection's way through these."""
+"""Second scopes of external addresses: how a Service gets them, their rules, and the path of a connection through these rules."""
 
 import dataclasses
 from collections.abc import Set as AbstractSet
@@ -45,24 +45,24 @@ def _chains(settings: Settings, occupied: AbstractSet[SetKind] = OCCUPIED, **vie
     return {key.chain: list(texts(skeleton, *key)) for key in SCOPE_CHAINS}
 
 
-def test_a_scope_has_all_endpoints_for_every_external_address_of_a_port() -> None:
+def test_a_second_scope_has_all_endpoints_for_every_external_address_of_a_port() -> None:
     (scope,) = _shop("10.244.0.5", "10.244.1.5").rare.scopes
     assert {str(key) for key in scope.virtual_servers} == {f"TCP {BALANCER}:80", f"TCP {builders.NODE_ADDRESS}:30080"}
     assert {str(one) for one in scope.weights} == {"10.244.0.5:8080", "10.244.1.5:8080"}
 
 
-def test_addresses_without_a_local_endpoint_are_named_for_clients_outside() -> None:
+def test_addresses_without_a_local_endpoint_are_in_the_set_that_shuts_out_clients_outside() -> None:
     assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
     assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
     assert members(SetKind.NO_LOCAL, _shop()) == set()
 
 
-def test_affinity_is_by_the_address_of_the_client() -> None:
+def test_session_affinity_of_a_second_scope_depends_on_the_address_of_the_client() -> None:
     (scope,) = _shop("10.244.0.5", affinity_s=600).rare.scopes
     assert scope.settings == ("mh", SCHEDULER_FALLBACK, 0, 0)
 
 
-def test_a_service_without_external_addresses_has_one_scope() -> None:
+def test_a_service_without_external_addresses_has_only_one_scope() -> None:
     assert state_of(builders.service(external_local=True), settings=API).rare.scopes == ()
     assert _shop("10.244.0.5", settings=dataclasses.replace(API, scopes=TrafficScopes.KUBE_PROXY)).rare.scopes == ()
 
@@ -81,7 +81,7 @@ OF_THE_CLUSTER = "-s 10.244.0.0/16 -j RETURN"
         (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+", []),
     ],
 )
-def test_pods_of_this_node_get_a_mark_and_clients_outside_are_dropped_without_local_endpoints(
+def test_pods_of_this_node_get_a_mark_and_clients_outside_are_dropped_if_there_are_no_local_endpoints(
     mode: LocalMode, match: str, kept: list[str], backend: Backend
 ) -> None:
     settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0", backend=backend)
@@ -97,12 +97,15 @@ def test_pods_of_this_node_get_a_mark_and_clients_outside_are_dropped_without_lo
     }
 
 
-def test_no_client_is_dropped_where_pods_cannot_be_recognised() -> None:
+def test_no_client_is_dropped_if_the_rules_cannot_recognise_pods() -> None:
     assert _chains(dataclasses.replace(API, cluster_networks=()))["KUBE-IPVSPROXY-ARRIVAL"] == []
 
 
-def test_where_no_range_shows_which_pods_are_here_none_gets_a_mark_and_none_is_dropped() -> None:
-    """An address that may be a pod of another node is treated like a client outside, but may be a local pod."""
+def test_if_no_range_shows_which_pods_are_local_no_pod_gets_a_mark_and_no_pod_is_dropped() -> None:
+    """An address that may belong to a pod of another node is treated like a client outside the cluster.
+
+    The packets are nevertheless not dropped, because the address may also belong to a local pod.
+    """
     assert _chains(API)["KUBE-IPVSPROXY-ARRIVAL"] == [OF_THE_CLUSTER, DROPPED]
 
 
@@ -126,13 +129,13 @@ def test_where_no_range_shows_which_pods_are_here_none_gets_a_mark_and_none_is_d
     ],
     ids=["of a bridge", "unused podCIDRs", "used podCIDRs", "of the nodes", "of the whole cluster"],
 )
-def test_ranges_that_pods_of_other_nodes_may_have_give_no_mark(node: dict[str, Any], ranges: list[str]) -> None:
+def test_packets_from_ranges_that_may_contain_pods_of_other_nodes_get_no_mark(node: dict[str, Any], ranges: list[str]) -> None:
     settings = dataclasses.replace(API, cluster_networks=builders.networks("192.168.0.0/16"))
     arrival = _chains(settings, **node)["KUBE-IPVSPROXY-ARRIVAL"]
     assert [rule for rule in arrival if "MARK" in rule] == [f"-s {item} -j KUBE-IPVSPROXY-MARK" for item in ranges]
 
 
-def test_there_are_no_chains_without_an_occupied_set_and_no_marks_without_scopes() -> None:
+def test_chains_of_scopes_exist_only_with_an_occupied_set_and_marks_only_with_scopes() -> None:
     skeleton = build_skeleton(Family.IPV4, API, builders.node_view(), frozenset(), ())
     assert not any(key in skeleton.chains for key in SCOPE_CHAINS)
     assert _chains(API, frozenset({SetKind.NO_LOCAL}))["KUBE-IPVSPROXY-MARK"] == []
@@ -158,24 +161,24 @@ def _trace(
     return trace.follow(skeleton, is_in_set, connection, has_scopes=has_scopes)
 
 
-def test_a_process_of_this_host_comes_to_the_second_scope_and_is_masqueraded() -> None:
+def test_a_connection_of_this_host_reaches_the_second_scope_and_is_masqueraded() -> None:
     for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
         result = _trace(TracedClient.HOST, address, port, has_scopes=True)
         assert (result.is_marked, result.is_masqueraded) == (True, True)
 
 
-def test_a_pod_comes_to_the_second_scope_with_its_own_address() -> None:
+def test_a_connection_of_a_pod_reaches_the_second_scope_with_the_address_of_the_pod() -> None:
     result = _trace(TracedClient.POD, BALANCER, 80, has_scopes=True)
     assert (result.is_marked, result.is_masqueraded) == (True, False)
 
 
-def test_a_pod_that_no_range_shows_to_be_here_stays_with_the_first_scope_and_is_not_dropped() -> None:
+def test_a_pod_that_no_range_shows_to_be_local_uses_the_first_scope_and_is_not_dropped() -> None:
     for has_local in (True, False):
         result = _trace(TracedClient.POD, BALANCER, 80, has_scopes=True, has_local=has_local, node=builders.node_view())
         assert (result.is_marked, result.is_masqueraded, result.is_dropped) == (False, False, False)
 
 
-def test_clients_outside_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() -> None:
+def test_clients_outside_use_the_first_scope_and_are_dropped_if_it_is_empty() -> None:
     assert not _trace(TracedClient.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
     for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
         assert not _trace(TracedClient.OUTSIDE, address, port, has_scopes=True).is_masqueraded
@@ -184,7 +187,7 @@ def test_clients_outside_stay_with_the_first_scope_and_are_dropped_where_it_is_e
     assert not _trace(TracedClient.POD, BALANCER, 80, has_scopes=False).is_marked
 
 
-def test_a_pod_of_another_node_stays_with_the_first_scope_and_no_rule_drops_it() -> None:
+def test_a_pod_of_another_node_uses_the_first_scope_and_is_not_dropped_by_a_rule() -> None:
     connection = trace.connection_of(TracedClient.OTHER_POD, builders.frontend(BALANCER, 80), API, BRIDGED)
     assert str(connection.source) == "10.244.255.254"
     for has_local in (True, False):
@@ -193,7 +196,7 @@ def test_a_pod_of_another_node_stays_with_the_first_scope_and_no_rule_drops_it()
 
 
 @pytest.mark.parametrize("mode", [LocalMode.CLUSTER_CIDR, LocalMode.NODE_CIDR])
-def test_rules_of_scopes_name_ranges_of_their_own_family_alone(mode: LocalMode) -> None:
+def test_rules_of_scopes_contain_only_ranges_of_their_own_family(mode: LocalMode) -> None:
     ranges = builders.networks("10.244.0.0/16", "fd00:10:244::/56")
     settings = dataclasses.replace(API, detect_local=mode, cluster_networks=ranges)
     own = builders.networks("10.244.7.0/24", "fd00:10:244:7::/64")
@@ -201,7 +204,7 @@ def test_rules_of_scopes_name_ranges_of_their_own_family_alone(mode: LocalMode) 
     assert not any(":" in rule for rules in _chains(settings, pod_networks=own, elsewhere=elsewhere).values() for rule in rules)
 
 
-def test_traffic_outside_the_second_scope_is_explained_without_its_rules() -> None:
+def test_the_trace_of_a_connection_outside_the_second_scope_does_not_show_the_rules_of_scopes() -> None:
     for client, has_scopes in ((TracedClient.POD, False), (TracedClient.OUTSIDE, True)):
         result = _trace(client, BALANCER, 80, has_scopes=has_scopes)
         assert not result.is_dropped
@@ -234,10 +237,10 @@ LOCAL_A, LOCAL_B = ({f"{HERE}:{port}"} for port in (8080, 9090))
         ),
     ],
 )
-def test_an_address_and_port_that_a_service_names_twice_has_one_role_and_at_most_one_scope(
+def test_an_address_and_port_that_a_service_uses_twice_has_one_role_and_at_most_one_second_scope(
     addresses: dict[str, list[str]], role: str, contested: dict[tuple[str, int], set[str]], *, reverse: bool
 ) -> None:
-    """Port 80 has the node port 30080, which is also the number of another port of the Service, with other endpoints."""
+    """Port 80 has the node port 30080. This is also the number of another port of the Service, which has other endpoints."""
     ports = [builders.service_port(80, name="a", node_port=30080), builders.service_port(30080, name="b", node_port=30081)]
     service = builders.service(
         "web",
@@ -271,6 +274,6 @@ def test_an_address_and_port_that_a_service_names_twice_has_one_role_and_at_most
         assert role != "CLUSTER_IP" or roles == {role}
 
 
-def test_source_ranges_restrict_a_balancer_that_is_the_cluster_ip() -> None:
+def test_source_ranges_restrict_a_load_balancer_address_that_is_also_the_cluster_ip() -> None:
     service = builders.service("web", cluster=[CLUSTER], load_balancer=[CLUSTER], source_ranges=["203.0.113.0/24"])
     assert members(SetKind.LOAD_BALANCER_FIREWALL, state_of(service, settings=API)) == {f"{CLUSTER},tcp:80"}

@@ -1,4 +1,4 @@
-"""Which kernel settings serving needs, by kernel version, operator's choice and number of processors."""
+"""Which kernel settings are needed, depending on kernel version, operator's choice and number of processors."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def _values(kernel_version: tuple[int, int] = MODERN, *, strict_arp: bool = Fals
     return {item.path: item.value for item in ipvs_sysctls(kernel_version, strict_arp=strict_arp)}
 
 
-def test_masquerading_ipvs_needs_conntrack_forwarding_and_prompt_expiry() -> None:
+def test_ipvs_with_masquerading_needs_conntrack_forwarding_and_immediate_expiry() -> None:
     assert _values() == {
         "net/ipv4/vs/conntrack": "1",
         "net/ipv4/vs/expire_nodest_conn": "1",
@@ -23,11 +23,13 @@ def test_masquerading_ipvs_needs_conntrack_forwarding_and_prompt_expiry() -> Non
 @pytest.mark.parametrize(
     ("kernel_version", "value"), [((4, 0), None), ((4, 1), "0"), ((5, 8), "0"), ((5, 9), None), ((5, 10), None), (MODERN, None)]
 )
-def test_connection_reuse_is_off_on_kernels_where_it_costs_a_second(kernel_version: tuple[int, int], value: str | None) -> None:
+def test_connection_reuse_is_turned_off_on_kernels_where_it_delays_a_connection_by_a_second(
+    kernel_version: tuple[int, int], value: str | None
+) -> None:
     assert _values(kernel_version).get("net/ipv4/vs/conn_reuse_mode") == value
 
 
-def test_strict_arp_answers_for_addresses_of_the_asked_interface_only() -> None:
+def test_with_strict_arp_an_interface_only_answers_arp_requests_for_its_own_addresses() -> None:
     added = _values(strict_arp=True).items() - _values().items()
     assert added == {("net/ipv4/conf/all/arp_ignore", "1"), ("net/ipv4/conf/all/arp_announce", "2")}
 
@@ -45,7 +47,7 @@ def test_strict_arp_answers_for_addresses_of_the_asked_interface_only() -> None:
         (65536, 2000000, 64, 1048576),
     ],
 )
-def test_the_conntrack_maximum_is_per_processor_between_a_floor_and_a_ceiling(
+def test_the_conntrack_maximum_grows_with_the_number_of_processors_between_a_minimum_and_a_ceiling(
     per_core: int, minimum: int, processors: int, maximum: int
 ) -> None:
     assert conntrack_maximum(ConntrackChoices(max_per_core=per_core, minimum=minimum), processors) == maximum
@@ -74,7 +76,7 @@ def test_only_the_conntrack_settings_that_the_operator_chose_are_set() -> None:
 
 
 @pytest.mark.parametrize(("current", "suffices"), [("262143", False), ("262144", True), ("1000000", True)])
-def test_a_conntrack_maximum_that_suffices_is_left_alone(current: str, suffices: bool) -> None:  # noqa: FBT001 - a table
+def test_a_larger_conntrack_maximum_is_not_changed(current: str, suffices: bool) -> None:  # noqa: FBT001 - a table
     maximum, buckets = conntrack_sysctls(ConntrackChoices(max_per_core=32768), 8)
     assert maximum.is_met_by(current) is suffices
     assert buckets.is_met_by("65536")

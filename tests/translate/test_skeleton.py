@@ -1,4 +1,4 @@
-"""The fixed rules: the chains, the rules of each set, and how local pods are recognised."""
+"""The fixed rules: the chains, the rules for each set, and how rules recognise local pods."""
 
 import pytest
 
@@ -17,7 +17,7 @@ CLUSTER_COMMENT = '-m comment --comment "Kubernetes service cluster ip + port fo
 
 @pytest.mark.checklist(27)
 @pytest.mark.parametrize(("fully", "option"), [({}, " --random-fully"), ({Family.IPV4: False}, "")])
-def test_masquerading_is_fully_random_unless_iptables_cannot_do_it(fully: dict[Family, bool], option: str) -> None:
+def test_masquerading_chooses_fully_random_ports_if_iptables_supports_it(fully: dict[Family, bool], option: str) -> None:
     skeleton = reading.skeleton_of(settings=Settings(random_fully=fully))
     *_, last = reading.texts(skeleton, "nat", "KUBE-POSTROUTING")
     assert last == f'-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE{option}'
@@ -25,14 +25,14 @@ def test_masquerading_is_fully_random_unless_iptables_cannot_do_it(fully: dict[F
 
 @pytest.mark.checklist(28)
 @pytest.mark.parametrize(("family", "network"), [(Family.IPV4, "127.0.0.0/8"), (Family.IPV6, "::1/128")])
-def test_traffic_from_loopback_leaves_the_services_chain_first(family: Family, network: str) -> None:
+def test_traffic_from_loopback_returns_from_the_services_chain_at_its_first_rule(family: Family, network: str) -> None:
     first, *_ = reading.texts(reading.skeleton_of(family=family), "nat", "KUBE-SERVICES")
     assert first == f"-s {network} -j RETURN"
 
 
 @pytest.mark.checklist(29)
 @pytest.mark.parametrize("family", Family)
-def test_there_are_five_nat_chains_and_six_filter_chains_in_the_order_that_operators_know(family: Family) -> None:
+def test_five_nat_chains_and_six_filter_chains_exist_in_the_order_of_kube_proxy(family: Family) -> None:
     assert [str(key) for key in reading.skeleton_of(family=family).chains] == [
         "nat/KUBE-SERVICES",
         "nat/KUBE-POSTROUTING",
@@ -48,7 +48,7 @@ def test_there_are_five_nat_chains_and_six_filter_chains_in_the_order_that_opera
     ]
 
 
-def test_nine_jumps_lead_into_the_chains() -> None:
+def test_nine_jumps_lead_from_built_in_chains_to_our_chains() -> None:
     assert [(jump.table, jump.source, jump.target, jump.comment) for jump in reading.skeleton_of().jumps] == [
         ("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
         ("nat", "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
@@ -63,7 +63,7 @@ def test_nine_jumps_lead_into_the_chains() -> None:
 
 
 @pytest.mark.checklist(30)
-def test_rules_of_a_node_with_cluster_external_and_load_balancer_addresses_and_node_ports() -> None:
+def test_the_rules_of_a_node_with_cluster_ip_external_and_load_balancer_addresses_and_node_ports() -> None:
     view = builders.node_view()
     states = [
         reading.state_of(builders.service("clusterip", cluster=["10.96.0.1"], external=["50.60.70.81"]), view=view),
@@ -83,7 +83,7 @@ def test_rules_of_a_node_with_cluster_external_and_load_balancer_addresses_and_n
     ]
 
 
-def test_external_addresses_with_local_traffic_are_accepted_but_not_masqueraded() -> None:
+def test_traffic_to_external_addresses_with_policy_local_is_accepted_but_not_masqueraded() -> None:
     service = builders.service(external=["192.0.2.1"], external_local=True)
     skeleton = reading.skeleton_of(reading.state_of(service))
     comment = '-m comment --comment "Kubernetes service external ip + port with externalTrafficPolicy=local"'
@@ -94,7 +94,7 @@ def test_external_addresses_with_local_traffic_are_accepted_but_not_masqueraded(
     ]
 
 
-def test_with_every_set_empty_only_the_rules_that_need_none_are_there() -> None:
+def test_if_every_set_is_empty_only_the_rules_that_need_no_set_exist() -> None:
     skeleton = reading.skeleton_of()
     assert {str(key): len(rules) for key, rules in skeleton.chains.items()} == {
         "nat/KUBE-SERVICES": 2,
@@ -111,30 +111,31 @@ def test_with_every_set_empty_only_the_rules_that_need_none_are_there() -> None:
     }
 
 
-def test_with_every_set_of_kube_proxy_s_occupied_there_are_thirty_seven_rules() -> None:
+def test_if_every_set_of_kube_proxy_has_an_entry_thirty_seven_rules_exist() -> None:
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
     assert sum(map(len, skeleton.chains.values())) == 37
 
 
 @pytest.mark.parametrize(("family", "name"), [(Family.IPV4, "icmp-port-unreachable"), (Family.IPV6, "icmp6-port-unreachable")])
-def test_other_ports_of_service_addresses_are_refused_as_the_family_does_it(family: Family, name: str) -> None:
+def test_other_ports_of_service_addresses_are_rejected_with_the_icmp_message_of_the_family(family: Family, name: str) -> None:
     *returns, reject = reading.texts(reading.skeleton_of(family=family), "filter", "KUBE-IPVS-FILTER")
     assert all(rule.endswith("-j RETURN") for rule in returns)
     ips = IpSet(SetKind.IPVS_IPS, family).name
     assert reject == f"-m conntrack --ctstate NEW -m set --match-set {ips} dst -j REJECT --reject-with {name}"
 
 
-def test_the_rules_of_ipv6_name_the_sets_of_ipv6() -> None:
+def test_the_ipv6_rules_match_the_ipv6_sets() -> None:
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind), [])
     rules = [rule for rules in skeleton.chains.values() for rule in rules]
     marks = [rule.target for rule in rules if isinstance(rule.target, TakeMark)]
     names = {rule.set.set for rule in rules if rule.set} | {target.match.set for target in marks}
-    unnamed = {SetKind.MARKS, SetKind.NO_LOCAL, SetKind.DIRECT}  # the latter two need a way to recognise pods
+    # the sets NO_LOCAL and DIRECT are used only if pods can be recognised
+    unnamed = {SetKind.MARKS, SetKind.NO_LOCAL, SetKind.DIRECT}
     assert names == {IpSet(kind, Family.IPV6).name for kind in SetKind if kind not in unnamed}
     assert "KUBE-6-LOAD-BALANCER-SOURCE-CID" in names
 
 
-def test_the_mark_is_set_on_request_and_taken_off_again_before_masquerading() -> None:
+def test_the_masquerade_mark_is_set_on_request_and_cleared_before_masquerading() -> None:
     skeleton = reading.skeleton_of(settings=Settings(masquerade_bit=15))
     assert list(reading.texts(skeleton, "nat", "KUBE-MARK-MASQ")) == ["-j MARK --set-xmark 0x8000/0x8000"]
     unmarked, unmark, _ = reading.texts(skeleton, "nat", "KUBE-POSTROUTING")
@@ -144,7 +145,7 @@ def test_the_mark_is_set_on_request_and_taken_off_again_before_masquerading() ->
     assert accept_marked == '-m comment --comment "kubernetes forwarding rules" -m mark --mark 0x8000/0x8000 -j ACCEPT'
 
 
-def test_hairpin_traffic_is_masqueraded_before_the_mark_is_tested() -> None:
+def test_hairpin_traffic_is_masqueraded_before_the_masquerade_mark_is_tested() -> None:
     state = reading.state_of(builders.service(), builders.endpoint_slice(builders.endpoint("10.244.0.5")))
     first, *_ = reading.texts(reading.skeleton_of(state), "nat", "KUBE-POSTROUTING")
     assert first == (
@@ -193,7 +194,7 @@ def test_local_pods_are_recognised_by_the_range_of_each_family() -> None:
 
 
 @pytest.mark.checklist(104)
-def test_a_nodes_pod_ranges_count_only_if_local_pods_are_recognised_by_them() -> None:
+def test_the_pod_ranges_of_the_node_are_used_only_if_local_pods_are_recognised_by_them() -> None:
     before = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]))
     after = builders.node_view(node_object=builders.node(pod_networks=["10.244.4.0/24"]))
     by_node = Settings(detect_local=LocalMode.NODE_CIDR)
@@ -202,7 +203,7 @@ def test_a_nodes_pod_ranges_count_only_if_local_pods_are_recognised_by_them() ->
     assert _masquerade(by_cluster, view=before) == _masquerade(by_cluster, view=after)
 
 
-def test_a_load_balancer_address_that_this_node_may_not_use_has_a_rule_in_its_family_only() -> None:
+def test_a_load_balancer_address_that_this_node_may_not_use_adds_a_rule_only_in_its_family() -> None:
     service = builders.service(
         cluster=["10.96.0.10", "fd00:10:96::10"],
         kind=ServiceType.LOAD_BALANCER,
@@ -218,7 +219,7 @@ def test_a_load_balancer_address_that_this_node_may_not_use_has_a_rule_in_its_fa
     ]
 
 
-def test_with_a_route_this_host_is_kept_away_whatever_source_the_kernel_chooses() -> None:
+def test_if_a_refused_address_has_a_route_this_host_is_dropped_whatever_source_address_the_kernel_chooses() -> None:
     routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
     assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {
@@ -236,7 +237,7 @@ def test_with_a_route_this_host_is_kept_away_whatever_source_the_kernel_chooses(
         (Family.IPV6, Settings(binding=Binding.ROUTES, masquerade_all=True), False),
     ],
 )
-def test_with_routes_this_host_is_masqueraded_where_the_kernel_chooses_its_source(
+def test_with_routes_connections_of_this_host_are_masqueraded_if_the_kernel_chooses_their_source(
     family: Family, settings: Settings, *, expected: bool
 ) -> None:
     service = builders.service(cluster=["10.96.0.10", "fd00:10:96::10"])
@@ -246,14 +247,14 @@ def test_with_routes_this_host_is_masqueraded_where_the_kernel_chooses_its_sourc
     assert (rule in reading.texts(skeleton, "nat", "KUBE-SERVICES")) is expected
 
 
-def test_rules_for_refused_addresses_are_in_order_whatever_order_services_come_in() -> None:
+def test_rules_for_refused_addresses_have_a_fixed_order_whatever_the_order_of_services() -> None:
     keys = [builders.frontend("192.0.2.2", 80), builders.frontend("192.0.2.1", 80), builders.frontend("192.0.2.1", 443)]
     view = builders.node_view()
     one, other = (build_skeleton(Family.IPV4, Settings(), view, set(), refused) for refused in (keys, keys[::-1]))
     assert one == other
 
 
-def test_only_traffic_to_an_address_of_this_host_comes_to_its_node_ports() -> None:
+def test_only_traffic_to_an_address_of_this_host_reaches_the_node_port_chain() -> None:
     skeleton = build_skeleton(Family.IPV4, Settings(), builders.node_view(), {SetKind.NODE_PORT_TCP}, [])
     leading = [rule for rule in reading.texts(skeleton, "nat", "KUBE-SERVICES") if rule.endswith("-j KUBE-NODE-PORT")]
     assert leading == ["-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"]

@@ -1,7 +1,7 @@
-"""Masquerading by connection: the rules of a backend that can look up in a set which destination a client has chosen.
+"""Masquerading by connection: the rules of a backend that can look up in a set the destination that a client has chosen.
 
-Masquerading by mark has its tests in ``test_skeleton``. This module and the packets of ``tests/packets`` show that both ways
-masquerade the same clients.
+Masquerading by mark has its tests in ``test_skeleton``. The tests in this module and the packets of ``tests/packets`` show that
+both methods masquerade the same clients.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ def _cluster_rules(settings: Settings, family: Family = Family.IPV4) -> list[str
     return [text for text in rules if "CLUSTER-IP" in text]
 
 
-def test_a_node_has_the_same_rules_whatever_its_sets_hold() -> None:
+def test_the_rules_of_a_node_do_not_depend_on_the_entries_of_its_sets() -> None:
     empty = skeleton.build_skeleton(Family.IPV4, BY_CLUSTER, builders.node_view(), set(), [])
     full = skeleton.build_skeleton(Family.IPV4, BY_CLUSTER, builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
     assert empty == full
 
 
 @pytest.mark.parametrize("family", Family)
-def test_no_rule_reads_or_writes_the_mark_of_a_packet_without_scopes(family: Family) -> None:
+def test_without_scopes_no_rule_reads_or_writes_the_mark_of_a_packet(family: Family) -> None:
     rules = skeleton.build_skeleton(family, BY_CLUSTER, builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
     assert ChainKey("nat", "KUBE-MARK-MASQ") not in rules.chains
     for rule in itertools.chain(*rules.chains.values()):
@@ -46,7 +46,7 @@ def test_no_rule_reads_or_writes_the_mark_of_a_packet_without_scopes(family: Fam
         assert not isinstance(rule.target, SetMark | InvertMark)
 
 
-def test_before_ipvs_connections_only_stay_at_their_service_address() -> None:
+def test_before_ipvs_the_rules_only_accept_connections_to_service_addresses() -> None:
     assert reading.outline(reading.skeleton_of(settings=BY_CLUSTER), "nat", "KUBE-SERVICES") == [
         ("", "RETURN"),
         ("KUBE-LOAD-BALANCER", "ACCEPT"),
@@ -59,7 +59,7 @@ def test_before_ipvs_connections_only_stay_at_their_service_address() -> None:
     ]
 
 
-def test_behind_ipvs_each_set_is_looked_up_by_the_destination_that_the_client_chose() -> None:
+def test_behind_ipvs_each_set_is_looked_up_by_the_destination_that_the_client_has_chosen() -> None:
     rules = reading.skeleton_of(settings=BY_CLUSTER)
     assert [text.split("-m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-POSTROUTING")] == [
         "--match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",
@@ -82,7 +82,7 @@ def test_behind_ipvs_each_set_is_looked_up_by_the_destination_that_the_client_ch
     ]
 
 
-def test_only_at_an_address_with_node_ports_a_connection_stays_at_its_node_port() -> None:
+def test_connections_to_node_ports_are_accepted_only_on_addresses_with_node_ports() -> None:
     texts = reading.texts(reading.skeleton_of(settings=BY_CLUSTER), "nat", "KUBE-SERVICES")
     kept = [text for text in texts if "NODE-PORT" in text]
     assert len(kept) == 3
@@ -94,7 +94,7 @@ def test_only_at_an_address_with_node_ports_a_connection_stays_at_its_node_port(
     ]
 
 
-def test_each_address_with_node_ports_leads_to_them() -> None:
+def test_each_address_with_node_ports_has_a_jump_to_the_node_port_chain() -> None:
     view = builders.node_view()
     addresses = builders.addresses("192.0.2.10", "192.0.2.11")
     view = dataclasses.replace(view, node_port_addresses={**view.node_port_addresses, Family.IPV4: addresses})
@@ -122,11 +122,13 @@ def test_each_address_with_node_ports_leads_to_them() -> None:
         ),
     ],
 )
-def test_clients_of_cluster_ips_are_told_apart_behind_ipvs_as_before_it(settings: Settings, expected: list[str]) -> None:
+def test_clients_of_cluster_ips_are_distinguished_behind_ipvs_in_the_same_manner_as_before_ipvs(
+    settings: Settings, expected: list[str]
+) -> None:
     assert _cluster_rules(dataclasses.replace(settings, backend=Backend.NFTABLES)) == expected
 
 
-def test_with_local_routes_the_node_s_own_ipv6_connections_are_masqueraded_by_their_source() -> None:
+def test_with_routes_ipv6_connections_of_this_host_are_masqueraded_by_their_source() -> None:
     settings = dataclasses.replace(BY_CLUSTER, binding=Binding.ROUTES)
     *_, last = _cluster_rules(settings, Family.IPV6)
     assert last == f"-m set --match-set KUBE-6-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}"
@@ -156,7 +158,7 @@ def _is_masqueraded(service: Service, key: VirtualServerKey, client: TracedClien
     ],
 )
 @pytest.mark.parametrize("protocol", Protocol)
-def test_both_bindings_masquerade_the_same_clients_of_every_kind_of_address(
+def test_both_bindings_masquerade_the_same_clients_for_every_kind_of_address(
     client: TracedClient, settings: Settings, protocol: Protocol, *, is_local: bool
 ) -> None:
     service = builders.service(

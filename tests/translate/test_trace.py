@@ -1,4 +1,4 @@
-"""Which clients of a virtual server are masqueraded, computed from the rules."""
+"""Which clients of a virtual server are masqueraded, as computed from the rules."""
 
 import pytest
 
@@ -41,7 +41,7 @@ CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
         Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
     ],
 )
-def test_traffic_to_a_cluster_ip_is_masqueraded_unless_it_comes_from_pods_of_this_node(
+def test_connections_to_a_cluster_ip_are_masqueraded_unless_they_come_from_pods_of_this_node(
     client: TracedClient, settings: Settings, *, expected: bool
 ) -> None:
     result = _trace(builders.service(), CLUSTER, client, settings)
@@ -54,18 +54,22 @@ def test_traffic_to_a_cluster_ip_is_masqueraded_unless_it_comes_from_pods_of_thi
 @pytest.mark.parametrize(
     ("client", "expected"), [(TracedClient.POD, False), (TracedClient.HOST, True), (TracedClient.OUTSIDE, False)]
 )
-def test_without_knowing_pods_only_the_host_is_masqueraded(client: TracedClient, *, expected: bool) -> None:
+def test_if_pods_cannot_be_recognised_only_connections_of_the_host_are_masqueraded(
+    client: TracedClient, *, expected: bool
+) -> None:
     assert _trace(builders.service(), CLUSTER, client, Settings()).is_masqueraded is expected
 
 
-def test_all_clients_are_masqueraded_if_so_configured() -> None:
+def test_all_clients_are_masqueraded_if_masquerade_all_is_configured() -> None:
     everything = Settings(masquerade_all=True)
     assert all(_trace(builders.service(), CLUSTER, client, everything).is_masqueraded for client in TracedClient)
 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("protocol", list(Protocol))
-def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Protocol, *, local: bool) -> None:
+def test_connections_to_a_node_port_are_masqueraded_unless_their_traffic_policy_is_local(
+    protocol: Protocol, *, local: bool
+) -> None:
     port = builders.service_port(80, protocol, node_port=30080)
     service = builders.service("web", port, kind=ServiceType.NODE_PORT, external_local=local)
     result = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), TracedClient.OUTSIDE)
@@ -74,7 +78,7 @@ def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Prot
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
+def test_connections_to_a_load_balancer_address_are_masqueraded_unless_their_traffic_policy_is_local(*, local: bool) -> None:
     service = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=local)
     result = _trace(service, builders.frontend("192.0.2.80", 80), TracedClient.OUTSIDE)
     assert result.is_masqueraded is not local
@@ -82,7 +86,7 @@ def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*,
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
+def test_connections_to_an_external_address_are_masqueraded_unless_their_traffic_policy_is_local(*, local: bool) -> None:
     service = builders.service(external=["192.0.2.90"], external_local=local)
     assert _trace(service, builders.frontend("192.0.2.90", 80), TracedClient.OUTSIDE).is_masqueraded is not local
 
@@ -98,13 +102,13 @@ def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, loc
         ([], Settings(), "203.0.113.1"),
     ],
 )
-def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[str], settings: Settings, source: str) -> None:
+def test_the_example_address_of_a_local_pod_is_in_a_range_of_local_pods(pods: list[str], settings: Settings, source: str) -> None:
     view = builders.node_view(node_object=builders.node(pod_networks=pods), settings=settings)
     result = trace.connection_of(TracedClient.POD, CLUSTER, settings, view)
     assert (str(result.source), result.is_from_pod_interface, result.is_from_host) == (source, True, False)
 
 
-def test_the_hosts_own_connection_comes_from_the_very_address_that_it_goes_to() -> None:
+def test_the_hosts_own_connection_has_its_destination_address_as_source() -> None:
     result = trace.connection_of(TracedClient.HOST, CLUSTER, Settings(), builders.node_view())
     assert result == trace.TracedConnection(CLUSTER.address, CLUSTER, is_from_host=True)
     assert trace.connection_of(TracedClient.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
@@ -119,7 +123,7 @@ def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -
 MARK, TO_OTHER = Rule(target=JumpTo("KUBE-MARK-MASQ")), Rule(target=JumpTo("OTHER"))
 
 
-def test_an_accepted_connection_reaches_no_later_rule_of_any_chain() -> None:
+def test_an_accepted_connection_does_not_reach_later_rules_of_any_chain() -> None:
     accept = Rule(target=Verdict.ACCEPT)
     applied = (trace.AppliedRule(ChainKey("nat", "KUBE-SERVICES"), accept),)
     assert _follow(("KUBE-SERVICES", (accept, MARK))) == trace.Trace(is_masqueraded=False, applied_rules=applied)
@@ -128,12 +132,12 @@ def test_an_accepted_connection_reaches_no_later_rule_of_any_chain() -> None:
 
 
 @pytest.mark.parametrize("is_from_host", [False, True])
-def test_a_rule_for_packets_from_elsewhere_does_not_apply_to_the_host(*, is_from_host: bool) -> None:
+def test_a_rule_for_packets_that_do_not_come_from_this_host_does_not_apply_to_this_host(*, is_from_host: bool) -> None:
     rules = Rule(target=Verdict.ACCEPT, from_elsewhere=True), MARK
     assert _follow(("KUBE-SERVICES", rules), is_from_host=is_from_host).is_masqueraded is is_from_host
 
 
-def test_a_trace_shows_a_jump_only_if_its_chain_applied_a_rule() -> None:
+def test_a_trace_shows_a_jump_only_if_a_rule_of_its_chain_applied() -> None:
     nothing = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (Rule(target=Verdict.ACCEPT, protocol=Protocol.UDP),)))
     assert (nothing.is_masqueraded, [applied.rule for applied in nothing.applied_rules]) == (True, [MARK])
     back = Rule(target=Verdict.RETURN)
@@ -141,13 +145,13 @@ def test_a_trace_shows_a_jump_only_if_its_chain_applied_a_rule() -> None:
     assert (ended.is_masqueraded, [applied.rule for applied in ended.applied_rules]) == (True, [TO_OTHER, back, MARK])
 
 
-def test_a_target_that_decides_nothing_leaves_no_rule() -> None:
+def test_a_trace_does_not_show_a_rule_whose_target_decides_nothing() -> None:
     result = _follow(("KUBE-SERVICES", (Rule(target=SetMark(0x8)), MARK)))
     assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (True, [MARK])
 
 
 @pytest.mark.parametrize("client", [TracedClient.OUTSIDE, TracedClient.POD])
-def test_a_rule_for_the_interfaces_of_pods_applies_to_pods_only(client: TracedClient) -> None:
+def test_a_rule_for_the_interfaces_of_pods_applies_only_to_pods(client: TracedClient) -> None:
     rules = Rule(target=Verdict.ACCEPT, interface=InterfaceMatch("cni0")), MARK
     skeleton = Skeleton(family=Family.IPV4, chains={ChainKey("nat", "KUBE-SERVICES"): rules}, jumps=())
     connection = trace.connection_of(client, CLUSTER, Settings(), builders.node_view())

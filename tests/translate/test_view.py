@@ -1,4 +1,4 @@
-"""The roles of a node's addresses: its own, those of node ports, those on other interfaces."""
+"""The roles of a node's addresses: the node's own address, addresses for node ports, addresses on other interfaces."""
 
 import pytest
 
@@ -25,41 +25,41 @@ def _node_port_addresses(
 
 
 @pytest.mark.checklist(1)
-def test_a_node_port_answers_on_the_interface_but_not_on_loopback() -> None:
+def test_node_ports_answer_on_the_address_of_an_interface_but_not_on_loopback() -> None:
     assert _node_port_addresses({"eth0": ["1.2.3.4"], "lo": ["127.0.0.1"]}) == ["1.2.3.4"]
 
 
 @pytest.mark.checklist(2)
 @pytest.mark.parametrize("interfaces", [{}, {"lo": ["127.0.0.1", "::1"]}])
-def test_a_node_without_an_address_but_loopback_has_no_node_port_address(interfaces: dict[str, list[str]]) -> None:
+def test_a_node_that_has_only_a_loopback_address_has_no_node_port_address(interfaces: dict[str, list[str]]) -> None:
     assert _node_port_addresses(interfaces) == []
     assert _node_port_addresses(interfaces, Family.IPV6) == []
 
 
 @pytest.mark.checklist(3)
-def test_bridges_and_tunnels_count_like_any_interface_and_families_do_not_mix() -> None:
+def test_addresses_of_bridges_and_tunnels_count_like_those_of_any_interface_in_their_own_family() -> None:
     interfaces = {"eth0": ["1.2.3.4", "2001:db8::1"], "docker0": ["172.17.0.1", "fd00::1"], "lo": ["127.0.0.1"]}
     assert _node_port_addresses(interfaces) == ["1.2.3.4", "172.17.0.1"]
 
 
 @pytest.mark.checklist(4)
-def test_of_two_interfaces_one_of_them_dual_stack_both_ipv4_addresses_count() -> None:
+def test_ipv4_addresses_of_two_interfaces_count_even_if_one_interface_is_dual_stack() -> None:
     assert _node_port_addresses({"eth0": ["1.2.3.4"], "eth1": ["100.200.201.1", "2001:db8::2"]}) == ["1.2.3.4", "100.200.201.1"]
 
 
 @pytest.mark.checklist(5)
-def test_service_addresses_on_our_device_are_not_node_addresses() -> None:
+def test_service_addresses_on_our_device_do_not_count_as_addresses_of_the_node() -> None:
     assert _node_port_addresses({"eth0": ["1.2.3.4"], DEVICE: ["10.96.0.1", "10.96.0.10"]}) == ["1.2.3.4"]
 
 
 @pytest.mark.checklist(6)
 @pytest.mark.parametrize("others", [{}, {"lo": ["127.0.0.1"]}])
-def test_a_node_whose_only_addresses_are_services_has_no_node_port_address(others: dict[str, list[str]]) -> None:
+def test_a_node_that_has_only_service_addresses_has_no_node_port_address(others: dict[str, list[str]]) -> None:
     assert _node_port_addresses({DEVICE: ["10.96.0.1"]} | others) == []
 
 
 @pytest.mark.checklist(7)
-def test_node_port_addresses_leave_out_our_device_and_loopback() -> None:
+def test_node_port_addresses_do_not_include_our_device_and_loopback() -> None:
     assert _node_port_addresses({DEVICE: ["1.2.3.4"], "eth5": ["100.0.0.1"], "lo": ["127.0.0.1"]}) == ["100.0.0.1"]
 
 
@@ -69,13 +69,13 @@ def test_an_interface_whose_name_resembles_our_device_is_not_our_device() -> Non
 
 
 @pytest.mark.checklist(9)
-def test_ipv6_addresses_of_every_interface_count_but_link_local_ones() -> None:
+def test_ipv6_addresses_of_every_interface_count_except_link_local_addresses() -> None:
     interfaces = {"eth0": ["1.2.3.4", "fe80::1:2"], "eth1": ["2001:db8::1"], "docker0": ["fd00::1", "fe80::3"], "lo": ["::1"]}
     assert _node_port_addresses(interfaces, Family.IPV6) == ["2001:db8::1", "fd00::1"]
 
 
 @pytest.mark.checklist(10)
-def test_an_address_of_a_network_card_counts_although_our_device_carries_it_too() -> None:
+def test_an_address_of_a_network_card_counts_although_our_device_has_it_too() -> None:
     view = builders.node_view({"eth0": ["2001:db8::1"], DEVICE: ["2001:db8::1"]})
     assert view.node_port_addresses[Family.IPV6] == builders.addresses("2001:db8::1")
     assert parse_address("2001:db8::1") in view.elsewhere
@@ -95,7 +95,7 @@ def test_an_address_of_a_network_card_counts_although_our_device_carries_it_too(
         ("1000::", False),
     ],
 )
-def test_node_port_addresses_of_ipv4_leave_out_special_addresses(address: str, *, counts: bool) -> None:
+def test_ipv4_node_port_addresses_do_not_include_special_addresses(address: str, *, counts: bool) -> None:
     assert bool(_node_port_addresses({"eth0": [address]})) is counts
 
 
@@ -104,7 +104,7 @@ def test_node_port_addresses_of_ipv4_leave_out_special_addresses(address: str, *
     ("address", "counts"),
     [("::1", False), ("fe80::1", False), ("febf::1", False), ("8.8.8.8", False), ("::ffff:8.8.8.8", False), ("1000::", True)],
 )
-def test_node_port_addresses_of_ipv6_leave_out_special_addresses(address: str, *, counts: bool) -> None:
+def test_ipv6_node_port_addresses_do_not_include_special_addresses(address: str, *, counts: bool) -> None:
     assert bool(_node_port_addresses({"eth0": [address]}, Family.IPV6)) is counts
 
 
@@ -116,34 +116,34 @@ def _limited(*ranges: str) -> Settings:
 
 
 @pytest.mark.checklist(101)
-def test_a_range_of_all_addresses_beside_other_ranges_covers_every_address() -> None:
+def test_a_range_of_all_addresses_includes_every_address_even_beside_other_ranges() -> None:
     assert _node_port_addresses(INTERFACES, settings=_limited("10.1.0.0/16", "0.0.0.0/0")) == ["10.1.0.5", "10.2.0.5"]
     assert _node_port_addresses(INTERFACES, Family.IPV6, _limited("::/0")) == ["2001:db8::5"]
 
 
 @pytest.mark.checklist(101)
-def test_ranges_of_one_family_leave_the_other_open() -> None:
+def test_node_port_ranges_of_one_family_do_not_restrict_the_other_family() -> None:
     settings = _limited("10.1.0.0/16")
     assert _node_port_addresses(INTERFACES, settings=settings) == ["10.1.0.5"]
     assert _node_port_addresses(INTERFACES, Family.IPV6, settings) == ["2001:db8::5"]
 
 
 @pytest.mark.checklist(101)
-def test_an_address_in_two_ranges_counts_once() -> None:
+def test_an_address_in_two_node_port_ranges_is_used_once() -> None:
     assert _node_port_addresses(INTERFACES, settings=_limited("10.1.0.0/16", "10.0.0.0/8")) == ["10.1.0.5", "10.2.0.5"]
 
 
 @pytest.mark.checklist(101)
-def test_ranges_without_an_address_of_the_node_leave_none() -> None:
+def test_if_no_address_of_the_node_is_in_the_ranges_there_are_no_node_port_addresses() -> None:
     assert _node_port_addresses(INTERFACES, settings=_limited("192.168.0.0/16")) == []
 
 
-def test_ranges_may_name_link_local_addresses_but_never_loopback() -> None:
+def test_node_port_ranges_may_include_link_local_addresses_but_never_loopback() -> None:
     assert _node_port_addresses(INTERFACES, Family.IPV6, _limited("fe80::/10", "::1/128")) == ["fe80::5"]
     assert _node_port_addresses(INTERFACES, settings=_limited("127.0.0.0/8", "10.2.0.0/24")) == ["10.2.0.5"]
 
 
-def test_health_check_ports_listen_everywhere_unless_ranges_limit_node_ports() -> None:
+def test_health_check_ports_listen_on_all_addresses_unless_ranges_restrict_node_ports() -> None:
     assert builders.node_view({}).health_check_addresses == {
         Family.IPV4: builders.addresses("0.0.0.0"),
         Family.IPV6: builders.addresses("::"),
@@ -154,15 +154,15 @@ def test_health_check_ports_listen_everywhere_unless_ranges_limit_node_ports() -
     )
     assert limited.health_check_addresses == {
         Family.IPV4: builders.addresses("10.2.0.5", "127.0.0.1"),
-        Family.IPV6: (),  # a link-local address cannot be listened on without its interface
+        Family.IPV6: (),  # the host cannot listen on a link-local address without naming the interface
     }
 
 
-def test_an_address_that_two_interfaces_carry_counts_once() -> None:
+def test_an_address_that_two_interfaces_have_is_used_once() -> None:
     assert _node_port_addresses({"eth0": ["10.1.0.5"], "vrf0": ["10.1.0.5"]}) == ["10.1.0.5"]
 
 
-def test_primary_means_the_nodes_own_address_of_each_family() -> None:
+def test_the_value_primary_means_the_nodes_own_address_of_each_family() -> None:
     node = builders.node("10.2.0.5", "2001:db8::5")
     view = builders.node_view(INTERFACES, node_object=node, settings=Settings(node_port_primary=True))
     assert view.node_port_addresses == {
@@ -171,41 +171,41 @@ def test_primary_means_the_nodes_own_address_of_each_family() -> None:
     }
 
 
-def test_primary_stands_for_every_address_of_a_family_in_which_the_nodes_own_is_not_known() -> None:
+def test_the_value_primary_means_all_addresses_in_a_family_where_the_nodes_own_address_is_unknown() -> None:
     view = builders.node_view(INTERFACES, node_object=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
 
 
-def test_the_first_address_of_each_family_is_the_nodes_own() -> None:
+def test_the_first_address_of_each_family_is_the_primary_address_of_the_node() -> None:
     view = builders.node_view(node_object=builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"))
     assert view.primary_addresses == {Family.IPV4: parse_address("10.0.0.1"), Family.IPV6: parse_address("2001:db8::1")}
 
 
-def test_a_concrete_bind_address_beats_the_node_object() -> None:
+def test_a_bind_address_that_is_not_unspecified_takes_precedence_over_the_node_object() -> None:
     view = builders.node_view(settings=Settings(bind_address=parse_address("192.0.2.7")))
     assert view.primary_addresses[Family.IPV4] == parse_address("192.0.2.7")
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0", "::"])
-def test_with_an_unspecified_bind_address_the_node_object_gives_the_addresses(text: str) -> None:
+def test_if_the_bind_address_is_unspecified_the_addresses_come_from_the_node_object(text: str) -> None:
     view = builders.node_view(settings=Settings(bind_address=parse_address(text)))
     assert view.primary_addresses[Family.IPV4] == parse_address(builders.NODE_ADDRESS)
 
 
-def test_without_a_node_object_addresses_are_loopback_and_zone_and_pod_ranges_unknown() -> None:
+def test_without_a_node_object_the_primary_addresses_are_loopback_and_zone_and_pod_ranges_are_unknown() -> None:
     view = view_node(Settings(), "node-a", None, [builders.interface_address("eth0", "10.1.0.5")], ())
     assert (view.name, view.zone, view.pod_networks) == ("node-a", "", ())
     assert view.primary_addresses == {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5")
 
 
-def test_zone_and_pod_ranges_are_those_of_the_node_object() -> None:
+def test_zone_and_pod_ranges_come_from_the_node_object() -> None:
     view = builders.node_view(node_object=builders.node(zone="zone-7", pod_networks=["10.244.3.0/24", "fd00:3::/64"]))
     assert view.zone == "zone-7"
     assert view.pod_networks == builders.networks("10.244.3.0/24", "fd00:3::/64")
 
 
-def test_addresses_of_other_interfaces_leave_out_our_device_loopback_and_ipv6_link_local() -> None:
+def test_addresses_of_other_interfaces_do_not_include_our_device_loopback_and_ipv6_link_local() -> None:
     interfaces = {
         "eth0": ["10.1.0.5", "169.254.1.1", "fe80::1", "2001:db8::5"],
         "lo": ["127.0.0.1", "::1"],
@@ -215,7 +215,7 @@ def test_addresses_of_other_interfaces_leave_out_our_device_loopback_and_ipv6_li
     assert view.elsewhere == frozenset(builders.addresses("10.1.0.5", "169.254.1.1", "2001:db8::5"))
 
 
-def test_the_mark_is_the_bit_that_the_operator_chose() -> None:
+def test_the_masquerade_mark_is_the_bit_that_the_operator_chose() -> None:
     assert Settings().mark == 0x4000
     assert Settings(masquerade_bit=31).mark == 0x80000000
 
@@ -229,7 +229,7 @@ def test_the_mark_is_the_bit_that_the_operator_chose() -> None:
         ("192.168.0.10", ("fd00:10::10",), Family.IPV4),
     ],
 )
-def test_the_primary_family_is_that_of_the_bind_address_or_of_the_first_address_of_the_node(
+def test_the_primary_family_is_the_family_of_the_bind_address_or_of_the_first_address_of_the_node(
     bind_address: str | None, addresses: tuple[str, ...], expected: Family | None
 ) -> None:
     settings = Settings(bind_address=parse_address(bind_address) if bind_address else None)
@@ -246,7 +246,7 @@ def test_the_primary_family_is_that_of_the_bind_address_or_of_the_first_address_
         (Settings(node_port_primary=True), [f"{builders.NODE_ADDRESS}/32", "::/0"]),
     ],
 )
-def test_node_ports_are_served_in_ranges_that_are_known_before_the_interfaces_are(settings: Settings, ranges: list[str]) -> None:
+def test_node_port_ranges_are_known_before_the_interfaces_have_been_read(settings: Settings, ranges: list[str]) -> None:
     seen = builders.node()
     assert node_port_ranges(settings, seen) == builders.networks(*ranges)
 
@@ -262,7 +262,7 @@ def test_node_ports_are_served_in_ranges_that_are_known_before_the_interfaces_ar
         (LocalMode.BRIDGE_INTERFACE, ("10.244.0.0/16",), (), set()),
     ],
 )
-def test_local_pods_cannot_be_recognised_in_families_that_the_ranges_leave_out(
+def test_local_pods_cannot_be_recognised_in_a_family_without_pod_ranges(
     mode: LocalMode, cluster: tuple[str, ...], pods: tuple[str, ...], expected: set[Family]
 ) -> None:
     settings = Settings(detect_local=mode, cluster_networks=builders.networks(*cluster), local_interface="cni0")
@@ -272,13 +272,13 @@ def test_local_pods_cannot_be_recognised_in_families_that_the_ranges_leave_out(
 ONE, TWO, THREE = builders.addresses("172.18.0.2", "172.18.0.3", "fc00::2")
 
 
-def test_an_address_that_was_never_lost_does_not_linger() -> None:
+def test_an_address_that_was_never_lost_has_no_grace_period() -> None:
     assert Lingering().next_s is None
     observed = Lingering().after([ONE, TWO], 10)
     assert (list(observed.addresses), observed.next_s, observed.is_due(1e9)) == ([], None, False)
 
 
-def test_a_lost_address_lingers_for_its_grace_and_no_longer() -> None:
+def test_a_lost_address_is_kept_for_its_grace_period_and_no_longer() -> None:
     lost = Lingering().after([ONE, TWO, THREE], 10).after([ONE], 20)
     assert list(lost.addresses) == [TWO, THREE]
     assert lost.next_s == 20 + GRACE_S
@@ -288,25 +288,25 @@ def test_a_lost_address_lingers_for_its_grace_and_no_longer() -> None:
     assert list(lost.after([ONE], 20 + GRACE_S).addresses) == []
 
 
-def test_each_address_has_its_own_grace() -> None:
+def test_each_lost_address_has_its_own_grace_period() -> None:
     lost = Lingering().after([ONE, TWO], 10).after([ONE], 20).after([], 23)
     assert dict(lost.until_s) == {TWO: 20 + GRACE_S, ONE: 23 + GRACE_S}
     assert lost.next_s == 20 + GRACE_S
 
 
-def test_an_address_that_comes_back_has_a_full_grace_when_it_is_lost_again() -> None:
+def test_an_address_that_returns_has_a_full_grace_period_when_it_is_lost_again() -> None:
     back = Lingering().after([ONE], 10).after([], 20).after([ONE], 21)
     assert list(back.addresses) == []
     assert back.after([], 25).next_s == 25 + GRACE_S
 
 
-def test_a_failed_reading_gives_no_address_up() -> None:
+def test_after_a_failed_reading_all_addresses_are_kept() -> None:
     lost = Lingering().after([ONE], 10).after([], 20).postponed(20 + GRACE_S)
     assert not lost.is_due(20 + GRACE_S)
     assert (list(lost.addresses), lost.next_s) == ([ONE], 20 + 2 * GRACE_S)
 
 
-def test_node_ports_and_health_checks_stay_on_lingering_addresses_and_service_addresses_are_bound_at_once() -> None:
+def test_node_ports_and_health_checks_are_served_on_lost_addresses_but_service_addresses_are_bound_at_once() -> None:
     settings = Settings(node_port_networks=builders.networks("172.18.0.0/16"))
     carried = [builders.interface_address("eth0", str(ONE))]
     view = view_node(settings, "node-a", None, carried, (), lingering=[TWO, parse_address("203.0.113.9")])
@@ -315,7 +315,7 @@ def test_node_ports_and_health_checks_stay_on_lingering_addresses_and_service_ad
 
 
 @pytest.mark.parametrize(("bind_address", "is_known"), [(None, False), ("0.0.0.0", False), ("192.0.2.1", True)])
-def test_ranges_of_node_ports_at_primary_addresses_are_known_without_a_node_where_the_bind_address_is_one(
+def test_primary_node_port_ranges_are_known_without_a_node_object_if_a_bind_address_is_given(
     bind_address: str | None, *, is_known: bool
 ) -> None:
     settings = Settings(node_port_primary=True, bind_address=parse_address(bind_address) if bind_address else None)

@@ -38,7 +38,7 @@ def _list(*items: Any, kind: ObjectKind = ObjectKind.SERVICE, version: str = "")
 
 
 def _page(body: str) -> decode.ListPage:
-    """A list of Services with a byte that is no UTF-8 where the text has a question mark."""
+    """A list of Services with one byte that is not valid UTF-8, at the place of a question mark in the text."""
     return decode.decode_list(ObjectKind.SERVICE, body.encode().replace(b"?", b"\xff"))
 
 
@@ -46,7 +46,7 @@ def _line(what: str, item: Any, kind: ObjectKind = ObjectKind.SERVICE) -> decode
     return decode.decode_watch_line(kind, json.dumps({"type": what, "object": item}).encode())
 
 
-def test_a_list_page_has_objects_a_version_and_a_continue_token() -> None:
+def test_a_page_of_a_list_has_objects_a_resource_version_and_a_continue_token() -> None:
     body = {"metadata": {"resourceVersion": "77", "continue": "next"}, "items": [SERVICE]}
     page = decode.decode_list(ObjectKind.SERVICE, json.dumps(body).encode())
     (event,) = page.events
@@ -59,7 +59,7 @@ def test_a_list_page_has_objects_a_version_and_a_continue_token() -> None:
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
-def test_an_item_of_a_list_is_an_event_only_once_it_is_complete() -> None:
+def test_an_item_of_a_list_becomes_an_event_only_once_it_is_complete() -> None:
     item = json.dumps(SERVICE).encode()
     event = decode.decode_item(ObjectKind.SERVICE, item)
     assert isinstance(event, Put)
@@ -70,7 +70,7 @@ def test_an_item_of_a_list_is_an_event_only_once_it_is_complete() -> None:
     )
 
 
-def test_each_kind_is_read_as_its_own() -> None:
+def test_objects_of_each_kind_are_parsed_by_the_schema_of_their_kind() -> None:
     slices = _list({"metadata": {"name": "web-1", "namespace": "shop"}, "addressType": "IPv6"}, kind=ObjectKind.ENDPOINT_SLICE)
     nodes = _list({"metadata": {"name": "node-a"}}, kind=ObjectKind.NODE)
     assert isinstance(slices.events[0], Put)
@@ -87,7 +87,7 @@ def test_a_list_may_be_empty(items: list[Any] | None) -> None:
     assert page == decode.ListPage((), "", "")
 
 
-def test_one_broken_object_costs_itself_only() -> None:
+def test_one_invalid_object_of_a_list_does_not_affect_the_other_objects() -> None:
     page = _list(SERVICE, BROKEN, {"metadata": {"name": "c"}}, version="77")
     first, second, third = page.events
     assert isinstance(first, Put)
@@ -102,7 +102,7 @@ def test_an_object_without_a_name_is_rejected_without_a_key(item: dict[str, Any]
     assert _list(item).events == (Rejected(ObjectKind.SERVICE, None, "", "is missing", "metadata.name"),)
 
 
-def test_text_that_is_no_utf8_costs_its_object_only() -> None:
+def test_an_object_that_is_not_valid_utf8_does_not_affect_the_other_objects() -> None:
     page = _page('{"metadata": {}, "items": [{"metadata": {"name": "a"}}, {"metadata": {"name": "?"}}]}')
     first, second = page.events
     assert isinstance(first, Put)
@@ -110,7 +110,7 @@ def test_text_that_is_no_utf8_costs_its_object_only() -> None:
     assert (second.key, "can't decode byte 0xff" in second.reason) == (None, True)
 
 
-def test_an_object_that_is_broken_down_to_its_name_has_no_key() -> None:
+def test_an_object_whose_name_is_invalid_is_rejected_without_a_key() -> None:
     (event,) = _list({"metadata": {"name": ["web"]}}).events
     assert event == Rejected(ObjectKind.SERVICE, None, "", "expected str | null, got array", "metadata.name")
 
@@ -129,23 +129,23 @@ def test_an_object_that_is_broken_down_to_its_name_has_no_key() -> None:
         b'{"metadata": {"resourceVersion": "\xff"}, "items": []}',
     ],
 )
-def test_a_body_that_is_no_list_is_undecodable_and_says_of_what(body: bytes) -> None:
+def test_a_body_that_is_not_a_list_is_undecodable_and_the_error_names_the_expected_list(body: bytes) -> None:
     with pytest.raises(UndecodableError, match=r"^list of Services: "):
         decode.decode_list(ObjectKind.SERVICE, body)
 
 
 @pytest.mark.parametrize("what", ["ADDED", "MODIFIED"])
-def test_an_object_that_is_new_or_changed_is_put(what: str) -> None:
+def test_an_added_or_modified_object_becomes_a_put_event(what: str) -> None:
     line = _line(what, SERVICE | {"metadata": {"name": "web", "namespace": "shop", "resourceVersion": "78"}})
     assert isinstance(line.event, Put)
     assert (line.event.key, line.resource_version) == (KEY, "78")
 
 
-def test_a_deleted_object_is_gone() -> None:
+def test_a_deleted_object_becomes_a_gone_event() -> None:
     assert _line("DELETED", SERVICE) == decode.WatchLine(Gone(ObjectKind.SERVICE, KEY), "")
 
 
-def test_a_deleted_object_is_gone_however_broken_it_was() -> None:
+def test_a_deleted_object_becomes_a_gone_event_even_if_it_breaks_the_schema() -> None:
     assert _line("DELETED", BROKEN).event == Gone(ObjectKind.SERVICE, BROKEN_KEY)
 
 
@@ -155,23 +155,23 @@ def test_a_deletion_without_a_name_is_rejected() -> None:
     assert isinstance(_line("DELETED", {"metadata": {}, "spec": 1}).event, Rejected)
 
 
-def test_a_bookmark_brings_a_version_only() -> None:
+def test_a_bookmark_only_changes_the_resource_version() -> None:
     item = {"kind": "Service", "metadata": {"resourceVersion": "99", "creationTimestamp": None}, "spec": {}}
     assert _line("BOOKMARK", item) == decode.WatchLine(None, "99")
 
 
-def test_a_broken_object_on_a_watch_is_rejected_and_the_watch_goes_on_from_its_version() -> None:
+def test_an_invalid_object_on_a_watch_is_rejected_and_the_watch_continues_from_its_resource_version() -> None:
     item = BROKEN | {"metadata": {"name": "bad", "namespace": "shop", "resourceVersion": "80"}}
     assert _line("MODIFIED", item) == decode.WatchLine(Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON, FIELD), "80")
 
 
-def test_an_object_broken_down_to_its_metadata_is_rejected_without_key_or_version() -> None:
+def test_an_object_with_invalid_metadata_is_rejected_without_a_key_or_a_resource_version() -> None:
     line = _line("ADDED", {"metadata": "web"})
     assert line == decode.WatchLine(Rejected(ObjectKind.SERVICE, None, "", "expected object | null, got str", "metadata"), "")
 
 
 @pytest.mark.parametrize("kind", ObjectKind)
-def test_a_version_that_is_gone_expires_the_watch(kind: ObjectKind) -> None:
+def test_a_resource_version_that_is_too_old_is_reported_as_error_410(kind: ObjectKind) -> None:
     status = {"kind": "Status", "metadata": {}, "status": "Failure", "message": "too old resource version", "code": 410}
     assert _line("ERROR", status, kind) == decode.WatchLine(ServerError(410, "too old resource version"), "")
 
@@ -185,7 +185,7 @@ def test_a_version_that_is_gone_expires_the_watch(kind: ObjectKind) -> None:
         ({"code": 500, "message": "x" * 1000}, ServerError(500, "x" * 500)),
     ],
 )
-def test_any_other_error_of_the_server_is_passed_on_briefly(status: dict[str, Any], event: ServerError) -> None:
+def test_any_other_server_error_on_a_watch_is_passed_on_in_shortened_form(status: dict[str, Any], event: ServerError) -> None:
     assert _line("ERROR", status).event == event
 
 
@@ -206,12 +206,12 @@ def test_any_other_error_of_the_server_is_passed_on_briefly(status: dict[str, An
         f'{{"type": "ADDED", "object": {{"spec": 1, "x": {TOO_DEEP}'.encode(),
     ],
 )
-def test_a_line_that_is_no_event_is_undecodable_and_says_of_what(line: bytes) -> None:
+def test_a_line_that_is_not_a_watch_event_is_undecodable_and_the_error_names_the_watch(line: bytes) -> None:
     with pytest.raises(UndecodableError, match=r"^watch of Services: "):
         decode.decode_watch_line(ObjectKind.SERVICE, line)
 
 
-def test_an_unknown_event_is_named_but_not_at_length() -> None:
+def test_an_unknown_watch_event_is_quoted_in_shortened_form() -> None:
     with pytest.raises(UndecodableError, match=r"event type 'S{32}' is not known$"):
         _line("S" * 1000, SERVICE)
 
@@ -219,14 +219,14 @@ def test_an_unknown_event_is_named_but_not_at_length() -> None:
 MANIFEST = {"apiVersion": "v1", "kind": "Service"} | SERVICE
 
 
-def test_a_manifest_is_an_object_of_its_kind() -> None:
+def test_a_manifest_is_parsed_as_an_object_of_its_kind() -> None:
     assert isinstance(decode.decode_document(MANIFEST, "web.yaml"), Put)
     node = decode.decode_document({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}, "node.yaml")
     assert isinstance(node, Put)
     assert (node.kind, node.key) == (ObjectKind.NODE, ObjectKey("", "node-a"))
 
 
-def test_a_manifests_absent_endpoint_port_name_is_what_an_api_server_would_write() -> None:
+def test_an_absent_port_name_in_an_endpoint_slice_manifest_gets_the_default_of_the_api_server() -> None:
     document = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -262,14 +262,16 @@ def test_a_manifest_of_another_kind_is_ignored(head: dict[str, str]) -> None:
         ),
     ],
 )
-def test_a_manifest_that_cannot_be_used_says_where_it_stands_and_why(
+def test_the_rejection_of_a_manifest_names_the_file_and_the_reason(
     document: Any, key: ObjectKey | None, reason: str, field: str
 ) -> None:
     assert decode.decode_document(document, "web.yaml") == Rejected(ObjectKind.SERVICE, key, "web.yaml", reason, field)
 
 
 @pytest.mark.parametrize("spec", [{"type": "ExternalName"}, {"clusterIP": "None"}, {"clusterIPs": ["10.96.0.10"]}])
-def test_a_manifest_needs_no_cluster_ip_where_the_api_would_allot_none_or_the_list_has_it(spec: dict[str, Any]) -> None:
+def test_a_manifest_needs_no_cluster_ip_if_the_api_server_would_allocate_none_or_if_cluster_ips_are_given(
+    spec: dict[str, Any],
+) -> None:
     assert isinstance(decode.decode_document(MANIFEST | {"spec": spec}, "web.yaml"), Put)
 
 
@@ -277,7 +279,7 @@ _BYTES = st.binary(max_size=64) | strategies.JSON.map(lambda value: json.dumps(v
 
 
 @hypothesis.given(st.sampled_from(ObjectKind), _BYTES)
-def test_no_bytes_are_too_strange_to_decode(kind: ObjectKind, data: bytes) -> None:
+def test_any_bytes_are_decoded_or_raise_undecodable_error(kind: ObjectKind, data: bytes) -> None:
     with contextlib.suppress(UndecodableError):
         decode.decode_list(kind, data)
     with contextlib.suppress(UndecodableError):
@@ -285,19 +287,19 @@ def test_no_bytes_are_too_strange_to_decode(kind: ObjectKind, data: bytes) -> No
 
 
 @hypothesis.given(strategies.JSON | strategies.documents(schema.ServiceJson).map(lambda document: MANIFEST | document))
-def test_no_document_is_too_strange_to_decode(document: Any) -> None:
+def test_any_document_is_decoded_without_an_unexpected_error(document: Any) -> None:
     event = decode.decode_document(document, "web.yaml")
     assert event is None or event.kind is ObjectKind.SERVICE
     assert not isinstance(event, Rejected) or event.reason
 
 
 @hypothesis.given(st.lists(strategies.documents(schema.ServiceJson) | strategies.JSON, max_size=4))
-def test_a_list_yields_one_event_per_item_whatever_the_items_are(items: list[Any]) -> None:
+def test_a_list_yields_one_event_for_each_item_whatever_the_items_contain(items: list[Any]) -> None:
     events = _list(*items).events
     assert len(events) == len(items)
     assert all(isinstance(event, Rejected) or event.key.name for event in events)
 
 
 @hypothesis.given(strategies.documents(schema.ServiceJson))
-def test_a_watch_reads_an_object_as_a_list_does(document: dict[str, Any]) -> None:
+def test_a_watch_and_a_list_parse_an_object_in_the_same_manner(document: dict[str, Any]) -> None:
     assert _line("ADDED", document).event == _list(document).events[0]

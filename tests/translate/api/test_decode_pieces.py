@@ -1,4 +1,4 @@
-"""Lists that arrive in pieces: the same as if they were read as a whole, with memory for some items only."""
+"""Lists that arrive in fragments: the result is the same as for the whole list, with memory for only a few items."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def pieces_of(body: bytes, size: int) -> Iterator[bytes]:
 
 
 def read(pieces: Iterator[bytes], kind: ObjectKind = ObjectKind.SERVICE) -> tuple[list[Put | Rejected], decode.ListPage]:
-    """The events before the end of the list, and the last page."""
+    """The events that are returned before the end of the list, and the last page."""
     reader = ListReader(kind)
     events = [event for piece in pieces for event in reader.feed(piece)]
     return events, reader.finish()
@@ -45,13 +45,13 @@ def names(events: list[Put | Rejected] | tuple[Put | Rejected, ...]) -> list[str
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
-def test_items_come_as_they_arrive_and_the_last_one_at_the_end(size: int) -> None:
+def test_items_are_returned_as_they_arrive_and_the_last_item_at_the_end_of_the_list(size: int) -> None:
     early, page = read(pieces_of(body_of(service("a"), service("b"), service("c")), size))
     assert (names(early), names(page.events)) == (["a", "b"], ["c"])
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
-def test_the_version_of_a_list_is_known_with_its_first_item() -> None:
+def test_the_resource_version_of_a_list_is_known_once_its_first_item_is_returned() -> None:
     reader = ListReader(ObjectKind.SERVICE)
     pieces = pieces_of(body_of(service("a"), service("b")), 1)
     assert names(next(events for piece in pieces if (events := reader.feed(piece)))) == ["a"]
@@ -59,13 +59,13 @@ def test_the_version_of_a_list_is_known_with_its_first_item() -> None:
 
 
 @pytest.mark.parametrize("text", ['},{"metadata":', '"items":[{"metadata":', "]}", '\\"},{\\"metadata\\":', "\\"])
-def test_texts_with_the_characters_between_two_items_are_texts(text: str) -> None:
+def test_a_json_string_that_looks_like_the_end_of_an_item_does_not_end_the_item(text: str) -> None:
     items = [service("a", annotations={text: text}), service("b", annotations={"x": text}), service("c")]
     early, page = read(pieces_of(body_of(*items, metadata={"resourceVersion": text}), 5))
     assert (names(early), names(page.events), page.resource_version) == (["a", "b"], ["c"], text)
 
 
-def test_objects_in_an_item_with_the_form_of_items_belong_to_it() -> None:
+def test_nested_objects_that_look_like_items_belong_to_their_item() -> None:
     inner: dict[str, Any] = {
         "managedFields": [{"metadata": {"name": "x"}}, {"metadata": {"name": "y"}}],
         "z": [{"items": [{"metadata": 1}]}],
@@ -74,13 +74,15 @@ def test_objects_in_an_item_with_the_form_of_items_belong_to_it() -> None:
     assert (names(early), names(page.events)) == (["a", "b"], ["c"])
 
 
-def test_a_list_with_too_many_objects_shaped_like_items_is_read_in_one_piece() -> None:
+def test_the_rest_of_a_list_is_read_as_a_whole_after_too_many_nested_objects_that_look_like_items() -> None:
     inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * (decode.MOST_FALSE_ENDS + 2)}
     early, page = read(pieces_of(body_of(service("a"), service("b", **inner), service("c"), service("d")), 50))
     assert (names(early), names(page.events)) == (["a"], ["b", "c", "d"])
 
 
-def test_an_item_with_many_such_objects_is_tried_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_an_item_with_many_nested_objects_that_look_like_items_is_tried_a_limited_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tried: list[bytes] = []
     whole = decode.decode_item
     monkeypatch.setattr(decode, "decode_item", lambda kind, item: tried.append(item) or whole(kind, item))  # type: ignore[func-returns-value]
@@ -90,7 +92,7 @@ def test_an_item_with_many_such_objects_is_tried_a_bounded_number_of_times(monke
     assert len(tried) == 1 + decode.MOST_FALSE_ENDS + 1
 
 
-def test_a_list_that_cannot_be_split_into_items_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_split_into_items_is_not_decoded_again_for_each_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bytes] = []
     whole = decode.decode_list
     monkeypatch.setattr(decode, "decode_list", lambda kind, body: tried.append(body) or whole(kind, body))  # type: ignore[func-returns-value]
@@ -100,7 +102,7 @@ def test_a_list_that_cannot_be_split_into_items_is_tried_once(monkeypatch: pytes
     assert len(tried) == 2
 
 
-def test_an_item_that_breaks_its_shape_costs_itself_only() -> None:
+def test_an_item_that_breaks_its_schema_does_not_affect_the_other_items() -> None:
     broken = {"metadata": {"name": "broken", "namespace": "shop"}, "spec": {"ports": 1}}
     early, page = read(pieces_of(body_of(broken, service("a"), broken), 20))
     assert [type(event) for event in (*early, *page.events)] == [Rejected, Put, Rejected]
@@ -117,7 +119,7 @@ def test_an_item_that_breaks_its_shape_costs_itself_only() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_list_without_items_still_has_a_version(body: bytes, size: int) -> None:
+def test_a_list_without_items_still_has_a_resource_version(body: bytes, size: int) -> None:
     assert read(pieces_of(body, size)) == ([], decode.ListPage((), "77", ""))
 
 
@@ -131,14 +133,14 @@ def test_a_list_without_items_still_has_a_version(body: bytes, size: int) -> Non
     ],
     ids=["with spaces", "metadata behind the items", "other items before", "much before the items"],
 )
-def test_a_list_unlike_that_of_an_api_server_is_read_in_one_piece(body: bytes) -> None:
+def test_a_list_that_is_not_formatted_like_an_api_servers_list_is_read_as_a_whole(body: bytes) -> None:
     early, page = read(pieces_of(body, 4096))
     assert (names(early), names(page.events)) == ([], ["a", "b"])
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
 @pytest.mark.parametrize("cut", [1, 40, 120, 260, -1, -2])
-def test_an_answer_that_broke_off_is_an_error_whatever_came_before(cut: int) -> None:
+def test_an_answer_that_ends_too_early_is_an_error_whatever_items_came_before(cut: int) -> None:
     reader = ListReader(ObjectKind.SERVICE)
     reader.feed(body_of(service("a"), service("b"), service("c"))[:cut])
     with pytest.raises(decode.UndecodableError, match=r"^list of Services: "):
@@ -153,7 +155,7 @@ def test_a_body_that_is_not_a_list_is_an_error(garbage: bytes) -> None:
         reader.finish()
 
 
-def test_garbage_in_an_item_is_an_error_and_items_before_it_count() -> None:
+def test_invalid_json_in_an_item_is_an_error_and_the_items_before_it_stay_valid() -> None:
     body = body_of(service("a"), service("b"), service("c")).replace(b'"b"', b'b"')
     reader = ListReader(ObjectKind.SERVICE)
     assert names(reader.feed(body)) == ["a"]
@@ -161,7 +163,7 @@ def test_garbage_in_an_item_is_an_error_and_items_before_it_count() -> None:
         reader.finish()
 
 
-def test_memory_for_a_long_list_is_that_of_some_items() -> None:
+def test_a_long_list_only_needs_memory_for_some_of_its_items() -> None:
     head, item = body_of(service("a"))[:-2], b"," + compact(service("a", annotations={"x": "y" * 4000})).encode()
     reader = ListReader(ObjectKind.SERVICE)
     reader.feed(head)
@@ -175,7 +177,7 @@ def test_memory_for_a_long_list_is_that_of_some_items() -> None:
     assert peak_bytes < 20 * len(item)
 
 
-def test_a_list_in_pieces_of_any_size_is_read_as_it_is_in_one() -> None:
+def test_a_list_in_fragments_of_any_size_gives_the_same_result_as_the_whole_list() -> None:
     dice = random.Random(7)
     items = [service(f"s{number}", labels={"x": "},{" * dice.randint(0, 3)}) for number in range(50)]
     body = body_of(*items)
@@ -188,9 +190,7 @@ def test_a_list_in_pieces_of_any_size_is_read_as_it_is_in_one() -> None:
 @hypothesis.given(
     st.sampled_from(ObjectKind), st.lists(strategies.JSON | st.builds(service, st.text()), max_size=5), st.integers(1, 200)
 )
-def test_whatever_the_items_are_each_is_one_event_as_when_they_are_read_as_a_whole(
-    kind: ObjectKind, items: list[Any], size: int
-) -> None:
+def test_each_item_becomes_one_event_in_fragments_as_in_the_whole_list(kind: ObjectKind, items: list[Any], size: int) -> None:
     body = body_of(*items)
     early, page = read(pieces_of(body, size), kind)
     assert (*early, *page.events) == decode.decode_list(kind, body).events

@@ -1,6 +1,6 @@
-"""The texts of addresses, networks, times and annotations; and the bound on skipped parts.
+"""The texts of addresses, networks, times and annotations, and the limit on the number of skipped parts.
 
-What annotations mean on a node: ``test_treatment.py``.
+What annotations mean on a node is tested elsewhere: ``test_treatment.py``.
 """
 
 import msgspec
@@ -14,14 +14,14 @@ from ipvsproxy.translate.api import fields, schema
 from tests.support import builders
 
 
-def test_addresses_are_read_once_each_in_order_and_a_bad_one_costs_itself_only() -> None:
+def test_addresses_are_parsed_in_order_without_duplicates_and_invalid_addresses_are_skipped() -> None:
     skipped: list[Skipped] = []
     texts = ["192.0.2.2", " fd00::1 ", "", "x", "192.0.2.1", "192.0.2.2"]
     assert fields.addresses("spec.some", texts, skipped) == builders.addresses("192.0.2.2", "fd00::1", "192.0.2.1")
     assert skipped == [Skipped("spec.some", "'x' is not an IP address")]
 
 
-def test_networks_are_read_once_each_in_order_and_a_bad_one_costs_itself_only() -> None:
+def test_networks_are_parsed_in_order_without_duplicates_and_invalid_networks_are_skipped() -> None:
     skipped: list[Skipped] = []
     texts = ["fd00::/64", " 10.1.2.3/8 ", " ", "10.0.0.0", "10.0.0.0/8"]
     assert fields.networks("spec.some", texts, skipped) == builders.networks("fd00::/64", "10.0.0.0/8")
@@ -29,13 +29,13 @@ def test_networks_are_read_once_each_in_order_and_a_bad_one_costs_itself_only() 
 
 
 @pytest.mark.parametrize("count", [0, 1, fields.MOST_SKIPPED])
-def test_as_many_skipped_parts_as_the_bound_allows_are_kept_one_by_one(count: int) -> None:
+def test_skipped_parts_up_to_the_limit_are_listed_individually(count: int) -> None:
     parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(count)]
     assert fields.bounded(parts) == tuple(parts)
 
 
 @pytest.mark.parametrize("beyond", [1, 1000])
-def test_unusable_parts_beyond_the_bound_are_counted(beyond: int) -> None:
+def test_skipped_parts_beyond_the_limit_are_only_counted(beyond: int) -> None:
     parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(fields.MOST_SKIPPED + beyond)]
     *first, last = fields.bounded(parts)
     assert first == parts[: fields.MOST_SKIPPED]
@@ -43,11 +43,11 @@ def test_unusable_parts_beyond_the_bound_are_counted(beyond: int) -> None:
 
 
 @pytest.mark.parametrize(("text", "shown"), [("x", "'x'"), ("x" * 65, f"'{'x' * 64}'"), ("a\nb", r"'a\nb'"), (None, "'None'")])
-def test_of_a_bad_value_so_much_is_shown_as_fits_a_line(text: str | None, shown: str) -> None:
+def test_an_invalid_value_is_shown_in_shortened_form(text: str | None, shown: str) -> None:
     assert fields.shown(text) == shown
 
 
-def test_a_summary_of_skipped_parts_is_a_fault_if_one_of_them_is() -> None:
+def test_a_summary_of_skipped_parts_counts_as_invalid_if_any_of_the_parts_is_invalid() -> None:
     parts_shown = fields.bounded([Skipped("labels", "not ours", invalid=False)] * 21)
     assert not parts_shown[-1].invalid
     assert fields.bounded([*parts_shown[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
@@ -68,12 +68,12 @@ def test_a_summary_of_skipped_parts_is_a_fault_if_one_of_them_is() -> None:
         (None, 0),
     ],
 )
-def test_a_time_is_read_to_the_microsecond_and_nonsense_is_none(text: str | None, seconds: float) -> None:
+def test_a_time_is_parsed_to_the_microsecond_and_an_invalid_time_counts_as_absent(text: str | None, seconds: float) -> None:
     assert fields.seconds(text) == seconds
 
 
 def parse(**given: str) -> tuple[ServiceAnnotations, list[Skipped]]:
-    """The annotations of a Service, by our names without the prefix."""
+    """The annotations of a Service, given by our annotation names without their prefix."""
     named = {f"ipvsproxy.io/{name.replace('_', '-')}": value for name, value in given.items()}
     return parse_named(named)
 
@@ -87,7 +87,7 @@ def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped
 THOUSAND = [f"n{number}" for number in range(1000)]
 
 
-def test_a_service_with_foreign_annotations_has_none_of_our_annotations() -> None:
+def test_a_service_with_only_foreign_annotations_has_none_of_our_annotations() -> None:
     parsed, skipped = parse_named({"kubectl.kubernetes.io/last-applied-configuration": "{}"})
     assert parsed is NO_ANNOTATIONS
     assert skipped == []
@@ -123,7 +123,7 @@ def test_a_service_with_foreign_annotations_has_none_of_our_annotations() -> Non
         ("skip-load-balancer-ips", "false", "skips_load_balancer_ips", False),
     ],
 )
-def test_each_annotation_has_a_value(name: str, text: str, field: str, value: object) -> None:
+def test_each_annotation_is_parsed_to_its_value(name: str, text: str, field: str, value: object) -> None:
     parsed, skipped = parse_named({f"ipvsproxy.io/{name}": text})
     assert skipped == []
     assert getattr(parsed, field) == value
@@ -161,7 +161,7 @@ def test_each_annotation_has_a_value(name: str, text: str, field: str, value: ob
         ("skip-load-balancer-ips", "yes", "'yes' is none of true, false"),
     ],
 )
-def test_a_wrong_value_is_skipped_with_the_reason_and_leaves_the_default(name: str, text: str, reason: str) -> None:
+def test_an_invalid_annotation_is_skipped_with_the_reason_and_the_default_stays(name: str, text: str, reason: str) -> None:
     parsed, skipped = parse_named({f"ipvsproxy.io/{name}": text})
     (one,) = skipped
     assert one.field == f"metadata.annotations[ipvsproxy.io/{name}]"
@@ -170,13 +170,13 @@ def test_a_wrong_value_is_skipped_with_the_reason_and_leaves_the_default(name: s
     assert parsed == ServiceAnnotations(given=frozenset({Annotation(name)}))
 
 
-def test_a_wrong_annotation_does_not_affect_other_annotations() -> None:
+def test_an_invalid_annotation_does_not_affect_other_annotations() -> None:
     parsed, skipped = parse(scheduler="wrr", weights="all=1", max_connections="5", resume_connections="x")
     assert (parsed.scheduler, parsed.weights, parsed.thresholds) == ("wrr", None, Thresholds(5, 0))
     assert {one.field for one in skipped} == {Annotation.WEIGHTS.field, Annotation.RESUME_CONNECTIONS.field}
 
 
-def test_new_connections_resume_below_the_lower_threshold() -> None:
+def test_new_connections_are_accepted_again_below_the_lower_threshold() -> None:
     parsed, skipped = parse(max_connections="10", resume_connections="8")
     assert (parsed.thresholds, skipped) == (Thresholds(10, 8), [])
     assert parsed.given == {Annotation.MAX_CONNECTIONS, Annotation.RESUME_CONNECTIONS}
@@ -188,7 +188,7 @@ def test_new_connections_resume_below_the_lower_threshold() -> None:
     assert len(skipped) == 2
 
 
-def test_kube_routers_annotations_mean_the_same_and_our_annotations_have_precedence() -> None:
+def test_annotations_of_kube_router_have_the_same_meaning_and_our_annotations_override_them() -> None:
     aliases = {
         "kube-router.io/service.scheduler": "sh",
         "kube-router.io/service.schedflags": "flag-2",
@@ -203,12 +203,12 @@ def test_kube_routers_annotations_mean_the_same_and_our_annotations_have_precede
     assert skipped[0].field == "metadata.annotations[kube-router.io/service.scheduler]"
 
 
-def test_the_rule_for_a_node_comes_before_the_one_for_its_zone() -> None:
+def test_a_weight_rule_for_a_node_takes_precedence_over_the_rule_for_its_zone() -> None:
     rules = WeightRules({"n7": 0}, {"a": 10}, 5)
     assert [rules.weight(*where) for where in (("n7", "a"), ("n8", "a"), ("n8", "b"), ("", ""))] == [0, 10, 5, 5]
 
 
-def test_the_weight_of_a_slice_is_a_number() -> None:
+def test_the_weight_of_an_endpoint_slice_must_be_a_number() -> None:
     skipped: list[Skipped] = []
     assert fields.parse_slice_weight(" 7 ", skipped) == 7
     assert fields.parse_slice_weight("7.5", skipped) is None

@@ -1,4 +1,4 @@
-"""The used fields of a Service, and the reasons of unused ones. Nodes: ``test_parse_node.py``."""
+"""The fields of a Service that are used, and the reasons why other fields are not used. Nodes: ``test_parse_node.py``."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ NAME = ServiceName("shop", "web")
 def _service(
     spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None
 ) -> Service:
-    """A Service whose spec has, besides what is given, a cluster IP and one port."""
+    """A Service whose spec has a cluster IP and one port, in addition to the given fields."""
     defaults = {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
     document = {"metadata": metadata, "spec": defaults | (spec or {}), "status": status}
     return parse.parse_service(msgspec.convert(document, schema.ServiceJson), NAME)
@@ -28,7 +28,7 @@ def _reasons(parsed: Service) -> list[str]:
     return [str(skipped) for skipped in parsed.skipped]
 
 
-def test_a_service_is_named_dated_and_typed() -> None:
+def test_a_service_has_a_name_a_creation_time_and_a_type() -> None:
     service = _service({"type": "NodePort"}, metadata={"uid": "u-1", "creationTimestamp": "1970-01-02T00:00:00Z"})
     assert (service.name, service.uid, service.created_s, service.options.type) == (NAME, "u-1", 86400, ServiceType.NODE_PORT)
     assert service.not_served is None
@@ -42,16 +42,16 @@ def test_the_name_of_a_service_may_begin_with_a_digit() -> None:
     assert named.cluster_addresses == _service().cluster_addresses
 
 
-def test_list_names_a_service_that_is_not_served() -> None:
+def test_a_service_that_is_not_served_still_has_its_name_uid_and_type() -> None:
     service = _service({"type": "ExternalName"}, metadata={"uid": "u-1"})
     assert (service.name, service.uid, service.options.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
 
 
-def test_a_service_without_a_type_is_a_cluster_ip() -> None:
+def test_a_service_without_a_type_has_the_type_cluster_ip() -> None:
     assert _service().options.type is ServiceType.CLUSTER_IP
 
 
-def test_a_service_of_an_unknown_type_is_served_as_cluster_ip_with_a_reason() -> None:
+def test_a_service_of_an_unknown_type_is_served_as_cluster_ip_and_the_reason_is_given() -> None:
     service = _service({"type": "Tunnel"})
     assert service.options.type is ServiceType.CLUSTER_IP
     assert service.cluster_addresses == builders.addresses("10.96.0.10")
@@ -61,34 +61,34 @@ def test_a_service_of_an_unknown_type_is_served_as_cluster_ip_with_a_reason() ->
 @pytest.mark.checklist(47)
 @pytest.mark.parametrize("ports", [[{"port": 1234}], [], [{"port": 1234, "protocol": "SCTP"}]])
 @pytest.mark.parametrize("where", [{"clusterIP": "None"}, {"clusterIP": None, "clusterIPs": ["None"]}])
-def test_a_headless_service_is_not_served_and_is_no_fault(ports: list[Any], where: dict[str, Any]) -> None:
+def test_a_headless_service_is_not_served_and_this_is_not_reported_as_invalid(ports: list[Any], where: dict[str, Any]) -> None:
     service = _service({"ports": ports} | where)
     assert service.not_served == Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
     assert service.ports == ()
 
 
 @pytest.mark.checklist(48)
-def test_an_external_name_is_not_served_even_with_a_cluster_ip() -> None:
+def test_an_external_name_service_is_not_served_even_if_it_has_a_cluster_ip() -> None:
     service = _service({"type": "ExternalName", "clusterIP": "172.16.55.4", "externalName": "foo2.bar.com"})
     assert service.not_served == Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
 
 
-def test_a_service_without_a_cluster_ip_is_not_served_yet() -> None:
+def test_a_service_whose_cluster_ip_has_not_been_allocated_is_not_served_yet() -> None:
     not_served = _service({"clusterIP": ""}).not_served
     assert not_served == Skipped("spec.clusterIP", "no cluster IP has been allotted", invalid=False)
 
 
 @pytest.mark.parametrize("name", ["other-proxy", ""])
-def test_a_service_labelled_for_another_proxy_is_not_served_whatever_the_labels_value(name: str) -> None:
+def test_a_service_labelled_for_another_proxy_is_not_served_whatever_the_value_of_the_label(name: str) -> None:
     not_served = _service(metadata={"labels": {"service.kubernetes.io/service-proxy-name": name}}).not_served
     assert not_served == Skipped("metadata.labels", f"service-proxy-name gives it to {name!r}", invalid=False)
 
 
-def test_the_headless_label_on_a_service_means_nothing_to_a_proxy() -> None:
+def test_the_headless_label_has_no_effect_on_a_service() -> None:
     assert _service(metadata={"labels": {"service.kubernetes.io/headless": ""}}).not_served is None
 
 
-def test_a_service_without_a_usable_cluster_ip_says_what_is_wrong_with_each() -> None:
+def test_a_service_without_a_usable_cluster_ip_gives_the_reason_for_each_cluster_ip() -> None:
     service = _service({"clusterIP": "10.96.0.300", "clusterIPs": ["10.96.0.300", "fd00::x"], "externalIPs": ["192.0.2.1"]})
     assert service.not_served == Skipped("spec.clusterIPs", "none is a usable address")
     assert _reasons(service) == [
@@ -97,12 +97,12 @@ def test_a_service_without_a_usable_cluster_ip_says_what_is_wrong_with_each() ->
     ]
 
 
-def test_cluster_ips_of_both_families_are_used_in_order() -> None:
+def test_cluster_ips_of_both_families_are_used_in_their_order() -> None:
     service = _service({"clusterIPs": ["fd00:10:96::1", "10.96.0.10"]})
     assert service.cluster_addresses == builders.addresses("fd00:10:96::1", "10.96.0.10")
 
 
-def test_addresses_of_a_family_without_a_cluster_ip_are_named_and_are_no_fault() -> None:
+def test_addresses_of_a_family_without_a_cluster_ip_are_reported_but_not_as_invalid() -> None:
     spec = {"externalIPs": ["192.0.2.1", "2001:db8::1"]}
     status = {"loadBalancer": {"ingress": [{"ip": "2001:db8::2"}, {"ip": "192.0.2.2"}]}}
     assert _service(spec, status).skipped == (
@@ -124,11 +124,11 @@ def test_a_second_cluster_ip_of_one_family_is_not_used() -> None:
     assert _reasons(service) == ["spec.clusterIPs: 10.96.0.11: a second address of one family"]
 
 
-def test_a_port_has_the_apis_defaults() -> None:
+def test_absent_fields_of_a_service_port_have_the_defaults_of_the_api() -> None:
     assert _service({"ports": [{"port": 80}]}).ports == (ServicePort(name="", protocol=Protocol.TCP, port=80, node_port=0),)
 
 
-def test_ports_of_all_protocols_are_used_in_order() -> None:
+def test_ports_of_all_protocols_are_used_in_their_order() -> None:
     ports = [
         {"name": "dns", "port": 53, "protocol": "UDP", "nodePort": 30053},
         {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
@@ -141,13 +141,13 @@ def test_ports_of_all_protocols_are_used_in_order() -> None:
     )
 
 
-def test_services_with_the_same_ports_share_them() -> None:
+def test_services_with_equal_ports_share_one_object_for_them() -> None:
     ports = [{"name": "http", "port": 80}, {"name": "https", "port": 443}]
     assert _service({"ports": ports}).ports is _service({"ports": ports}).ports
 
 
 @pytest.mark.parametrize("count", [parse.FEW_PORTS, parse.FEW_PORTS + 1])
-def test_few_ports_and_many_are_read_alike(count: int) -> None:
+def test_few_ports_and_many_ports_are_parsed_in_the_same_manner(count: int) -> None:
     ports = [{"name": f"p{number}", "port": number + 1} for number in range(count)]
     service = _service({"ports": [*ports[:-1], {"name": "bad", "port": 0}, ports[-1]][1:]})
     assert service.ports == tuple(builders.service_port(number + 1, name=f"p{number}") for number in range(1, count))
@@ -165,26 +165,26 @@ def test_few_ports_and_many_are_read_alike(count: int) -> None:
         ({"name": "b", "port": 80}, "spec.ports[1].port: TCP 80 is a duplicate"),
     ],
 )
-def test_a_bad_port_costs_itself_only(port: dict[str, Any], reason: str) -> None:
+def test_an_invalid_port_of_a_service_does_not_affect_its_other_ports(port: dict[str, Any], reason: str) -> None:
     service = _service({"ports": [{"name": "a", "port": 80}, port, {"name": "z", "port": 82}]})
     assert [item.port for item in service.ports] == [80, 82]
     assert _reasons(service) == [reason]
 
 
 @pytest.mark.parametrize("port", [1, 65535])
-def test_the_first_and_the_last_port_are_ports(port: int) -> None:
+def test_the_lowest_and_the_highest_port_number_are_valid(port: int) -> None:
     service = _service({"ports": [{"port": port, "nodePort": port}]})
     assert service.ports == (ServicePort(name="", protocol=Protocol.TCP, port=port, node_port=port),)
     assert service.skipped == ()
 
 
-def test_a_bad_node_port_costs_the_node_port_only() -> None:
+def test_an_invalid_node_port_does_not_affect_the_port_of_the_service() -> None:
     service = _service({"ports": [{"port": 80, "nodePort": 70000}]})
     assert service.ports == (ServicePort(name="", protocol=Protocol.TCP, port=80, node_port=0),)
     assert _reasons(service) == ["spec.ports[0].nodePort: 70000 is outside 1..65535"]
 
 
-def test_external_addresses_are_read_once_each_and_bad_ones_named() -> None:
+def test_external_addresses_are_parsed_without_duplicates_and_invalid_addresses_are_reported() -> None:
     texts = ["192.0.2.1", " 192.0.2.2 ", "", "192.0.2.1", "nonsense", "2001:db8::1"]
     service = _service({"clusterIPs": ["10.96.0.10", "fd00:10:96::10"], "externalIPs": texts})
     assert service.options.external_addresses == builders.addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
@@ -195,30 +195,30 @@ def test_external_addresses_are_read_once_each_and_bad_ones_named() -> None:
 @pytest.mark.parametrize(
     ("mode", "served"), [({"ipMode": "VIP"}, True), ({}, True), ({"ipMode": "Proxy"}, False), ({"ipMode": "Magic"}, False)]
 )
-def test_a_load_balancer_address_is_served_in_mode_vip_or_without_a_mode(mode: dict[str, str], *, served: bool) -> None:
+def test_a_load_balancer_address_is_served_if_its_ip_mode_is_vip_or_absent(mode: dict[str, str], *, served: bool) -> None:
     service = _service({"type": "LoadBalancer"}, {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"} | mode]}})
     assert service.options.load_balancer_addresses == (builders.addresses("1.2.3.4") if served else ())
 
 
 @pytest.mark.parametrize("status", [None, {}, {"loadBalancer": None}, {"loadBalancer": {"ingress": None}}])
-def test_without_an_ingress_there_is_no_load_balancer_address(status: dict[str, Any] | None) -> None:
+def test_a_load_balancer_without_an_ingress_has_no_address(status: dict[str, Any] | None) -> None:
     assert _service(status=status).options.load_balancer_addresses == ()
 
 
-def test_an_ingress_that_is_a_host_name_is_a_dns_matter_and_no_fault() -> None:
+def test_an_ingress_with_a_host_name_is_not_used_and_not_reported_as_invalid() -> None:
     service = _service(status={"loadBalancer": {"ingress": [{"hostname": "lb.example"}, {"ip": "1.2.3.4"}]}})
     assert service.options.load_balancer_addresses == builders.addresses("1.2.3.4")
     assert service.skipped == ()
 
 
-def test_source_ranges_are_trimmed_masked_and_read_once_each() -> None:
+def test_source_ranges_are_stripped_of_blanks_and_host_bits_and_duplicates() -> None:
     ranges = [" 10.0.0.0/8", "10.1.2.3/8", "", "203.0.113.7/32", "2001:db8::/32", "10.0.0.0"]
     service = _service({"loadBalancerSourceRanges": ranges})
     assert service.options.source_ranges == builders.networks("10.0.0.0/8", "203.0.113.7/32", "2001:db8::/32")
     assert _reasons(service) == ["spec.loadBalancerSourceRanges: '10.0.0.0' is not a CIDR range such as 10.0.0.0/8"]
 
 
-def test_source_ranges_without_any_valid_one_admit_no_client() -> None:
+def test_source_ranges_without_a_valid_range_admit_no_client() -> None:
     service = _service({"loadBalancerSourceRanges": ["10.0.0.0", " "]})
     assert service.options.source_ranges == ()
     assert service.options.admits_nobody
@@ -228,7 +228,7 @@ def test_source_ranges_without_any_valid_one_admit_no_client() -> None:
 
 
 @pytest.mark.parametrize("ranges", [None, [], ["", " "], ["10.0.0.0", "192.0.2.0/24"], ["0.0.0.0/0"]])
-def test_no_source_ranges_or_some_valid_ones_admit_clients(ranges: list[str] | None) -> None:
+def test_absent_source_ranges_and_partly_valid_source_ranges_admit_clients(ranges: list[str] | None) -> None:
     assert not _service({"loadBalancerSourceRanges": ranges}).options.admits_nobody
 
 
@@ -249,7 +249,7 @@ def test_session_affinity_lasts_three_hours_by_default(spec: dict[str, Any], tim
 
 
 @pytest.mark.parametrize("timeout_s", [86401, 0, -1])
-def test_an_affinity_longer_than_a_day_or_of_no_time_is_replaced_by_the_default(timeout_s: int) -> None:
+def test_an_affinity_timeout_of_zero_or_of_more_than_a_day_is_replaced_by_the_default(timeout_s: int) -> None:
     service = _service({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout_s}}})
     assert service.options.affinity_timeout_s == 10800
     assert _reasons(service) == [
@@ -266,7 +266,7 @@ def test_an_affinity_longer_than_a_day_or_of_no_time_is_replaced_by_the_default(
         ({"type": "ClusterIP"}, False),
     ],
 )
-def test_external_traffic_policy_counts_for_services_that_can_be_reached_from_outside(
+def test_external_traffic_policy_is_only_used_for_services_that_can_be_reached_from_outside(
     spec: dict[str, Any], *, is_local: bool
 ) -> None:
     assert _service(spec | {"externalTrafficPolicy": "Local"}).options.external_traffic_local is is_local
@@ -283,19 +283,21 @@ def test_internal_traffic_policy_is_cluster_unless_it_is_local() -> None:
     ("kind", "policy", "port"),
     [("LoadBalancer", "Local", 30000), ("LoadBalancer", "Cluster", 0), ("NodePort", "Local", 0)],
 )
-def test_a_health_check_port_belongs_to_a_load_balancer_with_local_traffic(kind: str, policy: str, port: int) -> None:
+def test_only_a_load_balancer_with_external_traffic_policy_local_has_a_health_check_port(
+    kind: str, policy: str, port: int
+) -> None:
     spec = {"type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": 30000}
     assert _service(spec).options.health_check_node_port == port
     assert _service(spec | {"healthCheckNodePort": None}).options.health_check_node_port == 0
 
 
-def test_a_health_check_port_with_an_invalid_number_is_named() -> None:
+def test_a_health_check_port_with_an_invalid_number_is_reported() -> None:
     service = _service({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 65536})
     assert service.options.health_check_node_port == 0
     assert _reasons(service) == ["spec.healthCheckNodePort: 65536 is outside 1..65535"]
 
 
-def test_of_a_bad_value_so_much_is_repeated_as_fits_a_line() -> None:
+def test_an_invalid_value_of_a_service_is_quoted_in_shortened_form() -> None:
     service = _service({"type": "x" * 1000, "ports": [{"port": 80, "protocol": "y" * 1000}]})
     assert _reasons(service) == [
         f"spec.type: '{'x' * 64}' is not known; served as ClusterIP",
@@ -308,7 +310,7 @@ def test_an_empty_service_object_is_not_served() -> None:
 
 
 @hypothesis.given(strategies.documents(schema.ServiceJson))
-def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
+def test_any_service_document_is_parsed_without_an_error(document: dict[str, Any]) -> None:
     service = parse.parse_service(msgspec.convert(document, schema.ServiceJson), NAME)
     assert service.not_served or service.cluster_addresses
     assert service.created_s >= 0
@@ -330,7 +332,9 @@ def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
         (60_000, {"ingress": 1}, 60_000),
     ],
 )
-def test_a_service_that_multiplies_is_bounded_by_its_ports(number: int, addresses: dict[str, int], used: int) -> None:
+def test_the_number_of_used_ports_is_limited_so_that_the_set_entries_of_a_service_stay_few_enough(
+    number: int, addresses: dict[str, int], used: int
+) -> None:
     texts = {name: [str(Address((10 << 24 | one).to_bytes(4))) for one in range(count)] for name, count in addresses.items()}
     ranges = [f"{text}/32" for text in texts.get("loadBalancerSourceRanges", ())]
     service = _service(

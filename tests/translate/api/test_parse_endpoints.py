@@ -1,4 +1,4 @@
-"""The used fields of an EndpointSlice, and the reasons of unused ones."""
+"""The fields of an EndpointSlice that are used, and the reasons why other fields are not used."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def _wide_slice(addresses: list[str]) -> EndpointSlice:
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_of_more_endpoints_than_the_api_allows_the_first_are_used(beyond: int) -> None:
+def test_if_a_slice_has_more_endpoints_than_the_api_allows_only_the_first_are_used(beyond: int) -> None:
     parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse.MOST_ENDPOINTS + beyond)])
     assert len(parsed.endpoints) == 1000
     assert parsed.endpoints[-1].address == parse_address("10.3.231.1")
@@ -37,7 +37,9 @@ def test_of_more_endpoints_than_the_api_allows_the_first_are_used(beyond: int) -
 @pytest.mark.parametrize(
     ("count", "last"), [(20, "endpoints[19].addresses[0]: 'x19' is not an IP address"), (21, None), (500, None)]
 )
-def test_of_many_unusable_parts_the_first_are_reported_and_the_others_counted(count: int, last: str | None) -> None:
+def test_the_first_unusable_parts_of_a_slice_are_reported_individually_and_the_others_only_counted(
+    count: int, last: str | None
+) -> None:
     reasons = _reasons(_wide_slice([f"x{number}" for number in range(count)]))
     assert reasons[0] == "endpoints[0].addresses[0]: 'x0' is not an IP address"
     counted = f"endpoints[20].addresses[0]: 'x20' is not an IP address; {count - 20} such parts from here on"
@@ -46,7 +48,7 @@ def test_of_many_unusable_parts_the_first_are_reported_and_the_others_counted(co
 
 
 @pytest.mark.parametrize("port", [1, 65535])
-def test_the_first_and_the_last_port_are_ports(port: int) -> None:
+def test_the_lowest_and_the_highest_port_number_are_valid(port: int) -> None:
     document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
     parsed = parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSliceJson), EndpointSliceName("shop", "web-1"))
     assert [one.port for one in parsed.ports] == [port]
@@ -58,27 +60,27 @@ def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
     return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
 
 
-def test_an_endpoint_slice_belongs_to_the_service_of_its_label() -> None:
+def test_an_endpoint_slice_belongs_to_the_service_that_its_label_names() -> None:
     parsed = _slice({})
     assert (parsed.name, parsed.service) == (EndpointSliceName("shop", "web-1"), NAME)
     assert parsed.skipped == ()
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"labels": None}, {"labels": {"kubernetes.io/service-name": ""}}])
-def test_an_endpoint_slice_without_the_label_belongs_to_no_service(metadata: dict[str, Any] | None) -> None:
+def test_an_endpoint_slice_without_the_service_name_label_belongs_to_no_service(metadata: dict[str, Any] | None) -> None:
     parsed = _slice({"metadata": metadata})
     assert parsed.service is None
     assert _reasons(parsed) == ["metadata.labels: kubernetes.io/service-name is missing: it belongs to no Service"]
 
 
-def test_an_endpoint_slice_labelled_headless_is_not_for_proxies() -> None:
+def test_an_endpoint_slice_with_the_headless_label_is_ignored() -> None:
     labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}
     parsed = _slice({"metadata": {"labels": labels}})
     assert parsed.service is None
     assert parsed.skipped == (Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False),)
 
 
-def test_the_proxy_name_of_an_endpoint_slice_means_nothing() -> None:
+def test_the_proxy_name_label_has_no_effect_on_an_endpoint_slice() -> None:
     labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/service-proxy-name": "other-proxy"}
     assert _slice({"metadata": {"labels": labels}}).service == NAME
 
@@ -91,7 +93,9 @@ def test_the_proxy_name_of_an_endpoint_slice_means_nothing() -> None:
         (None, Skipped("addressType", "'None' is none of IPv4, IPv6")),
     ],
 )
-def test_an_endpoint_slice_of_another_address_type_has_no_endpoints(address_type: str | None, skipped: Skipped) -> None:
+def test_an_endpoint_slice_with_an_address_type_other_than_ipv4_and_ipv6_has_no_endpoints(
+    address_type: str | None, skipped: Skipped
+) -> None:
     parsed = _slice({"addressType": address_type, "endpoints": [{"addresses": ["10.244.0.5"]}]})
     assert (parsed.family, parsed.endpoints, parsed.skipped) == (None, (), (skipped,))
 
@@ -111,26 +115,26 @@ def test_endpoint_ports_have_numbers_names_and_protocols() -> None:
         ({"name": "", "port": 80, "protocol": "ICMP"}, "ports[0].protocol: 'ICMP' is none of TCP, UDP, SCTP"),
     ],
 )
-def test_a_bad_endpoint_port_costs_itself_only(port: dict[str, Any], reason: str) -> None:
+def test_an_invalid_port_of_an_endpoint_slice_does_not_affect_its_other_ports(port: dict[str, Any], reason: str) -> None:
     parsed = _slice({"ports": [port, {"name": "good", "port": 81}]})
     assert parsed.ports == (EndpointPort("good", Protocol.TCP, 81),)
     assert _reasons(parsed) == [reason]
 
 
-def test_slices_with_the_same_ports_share_them() -> None:
+def test_endpoint_slices_with_equal_ports_share_one_object_for_them() -> None:
     ports = [{"name": "http", "port": 8080}]
     assert _slice({"ports": ports}).ports is _slice({"ports": ports}).ports
 
 
 @pytest.mark.parametrize("count", [parse.FEW_PORTS, parse.FEW_PORTS + 1])
-def test_few_ports_and_many_are_read_alike(count: int) -> None:
+def test_few_ports_and_many_ports_are_parsed_in_the_same_manner(count: int) -> None:
     ports = [{"name": f"p{number}", "port": number} for number in range(count)]
     parsed = _slice({"ports": ports})
     assert parsed.ports == tuple(builders.endpoint_port(number, name=f"p{number}") for number in range(1, count))
     assert _reasons(parsed) == ["ports[0].port: 0 is outside 1..65535"]
 
 
-def test_in_a_manifest_an_absent_port_name_is_the_empty_one() -> None:
+def test_an_absent_port_name_in_a_manifest_counts_as_the_empty_name() -> None:
     assert _slice({"ports": [{"port": 80}]}, default_port_names=True).ports == (EndpointPort("", Protocol.TCP, 80),)
 
 
@@ -145,7 +149,7 @@ def test_in_a_manifest_an_absent_port_name_is_the_empty_one() -> None:
         ({"ready": False, "serving": True, "terminating": True}, (False, True, True)),
     ],
 )
-def test_conditions_that_are_absent_have_the_apis_defaults(
+def test_absent_conditions_of_an_endpoint_have_the_defaults_of_the_api(
     conditions: dict[str, Any] | None, expected: tuple[bool, bool, bool]
 ) -> None:
     (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": conditions}]}).endpoints
@@ -153,7 +157,7 @@ def test_conditions_that_are_absent_have_the_apis_defaults(
     assert (found.ready, found.serving, found.terminating) == expected
 
 
-def test_endpoints_of_one_node_that_are_alike_share_their_conditions() -> None:
+def test_equal_endpoints_of_one_node_share_one_object_for_their_conditions() -> None:
     entries = [{"addresses": [f"10.244.0.{number}"], "nodeName": f"node-{number % 2}"} for number in range(4)]
     first, second, third, fourth = _slice({"endpoints": entries}).conditions
     assert first is third
@@ -161,14 +165,14 @@ def test_endpoints_of_one_node_that_are_alike_share_their_conditions() -> None:
     assert (first.node_name, second.node_name) == ("node-0", "node-1")
 
 
-def test_an_endpoint_is_its_first_address_on_its_node_in_its_zone_with_its_hints() -> None:
+def test_an_endpoint_has_its_first_address_its_node_its_zone_and_its_hints() -> None:
     hints = {"forZones": [{"name": "zone-a"}, {"name": ""}, {}], "forNodes": [{"name": "node-a"}]}
     entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints, "zone": "zone-b"}
     expected = Conditions(node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"}), zone="zone-b")
     assert _slice({"endpoints": [entry]}).endpoints == (Endpoint(parse_address("10.244.0.5"), expected),)
 
 
-def test_hints_may_be_there_and_empty() -> None:
+def test_an_endpoint_with_empty_hints_has_no_hints() -> None:
     (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "hints": {}}]}).endpoints
     assert (endpoint.conditions.zone_hints, endpoint.conditions.node_hints) == (frozenset(), frozenset())
 
@@ -182,7 +186,7 @@ def test_hints_may_be_there_and_empty() -> None:
         (["fd00::5"], "endpoints[0].addresses[0]: fd00::5 is not an IPv4 address"),
     ],
 )
-def test_a_bad_endpoint_costs_itself_only(addresses: list[str] | None, reason: str) -> None:
+def test_an_invalid_endpoint_does_not_affect_the_other_endpoints(addresses: list[str] | None, reason: str) -> None:
     parsed = _slice({"endpoints": [{"addresses": addresses}, {"addresses": ["10.244.0.6"]}]})
     assert [endpoint.address for endpoint in parsed.endpoints] == [parse_address("10.244.0.6")]
     assert _reasons(parsed) == [reason]
@@ -193,7 +197,7 @@ def test_an_ipv6_slice_has_ipv6_endpoints() -> None:
     assert (parsed.family, parsed.endpoints[0].address) == (Family.IPV6, parse_address("fd00::5"))
 
 
-def test_the_trigger_time_is_that_of_the_annotation() -> None:
+def test_the_trigger_time_of_an_endpoint_slice_is_the_time_in_its_annotation() -> None:
     annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "1970-01-01T00:00:01.123456789Z"}
     assert _slice({"metadata": {"annotations": annotations}}).trigger_s == 1.123456
     assert _slice({"metadata": {"annotations": {}}}).trigger_s == 0
@@ -207,7 +211,7 @@ def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
 
 
 @hypothesis.given(strategies.documents(schema.EndpointSliceJson), st.booleans())
-def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
+def test_any_endpoint_slice_document_is_parsed_without_an_error(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
     parsed = _slice(document, default_port_names=default_port_names)
     assert all(endpoint.address.family is parsed.family for endpoint in parsed.endpoints)
     assert all(0 < port.port <= 65535 for port in parsed.ports)
@@ -217,7 +221,9 @@ _USUAL = st.fixed_dictionaries({"addresses": st.sampled_from([["10.244.0.5"], ["
 
 
 @hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(schema.EndpointJson), max_size=4))
-def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoints: list[dict[str, Any]]) -> None:
+def test_the_result_for_an_endpoint_does_not_depend_on_the_other_endpoints_of_its_slice(
+    family: str, endpoints: list[dict[str, Any]]
+) -> None:
     parsed = _slice({"addressType": family, "endpoints": endpoints})
     alone = [_slice({"addressType": family, "endpoints": [one]}) for one in endpoints]
     assert parsed.addresses == b"".join(one.addresses for one in alone)
@@ -235,13 +241,13 @@ def _weighty_slice(weight: str, name: str = "ipvsproxy.io/weight", **annotations
     return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
 
 
-def test_the_weight_of_a_slice_is_that_of_all_of_its_endpoints() -> None:
+def test_the_weight_of_an_endpoint_slice_applies_to_all_of_its_endpoints() -> None:
     parsed = _weighty_slice("7")
     assert [(one.conditions.weight, one.conditions.node_name) for one in parsed.endpoints] == [(7, "a"), (7, "b")]
     assert _reasons(parsed) == []
 
 
-def test_a_wrong_weight_of_a_slice_leaves_its_endpoints_as_they_are() -> None:
+def test_an_invalid_weight_of_an_endpoint_slice_does_not_change_its_endpoints() -> None:
     parsed = _weighty_slice("70000")
     assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
     assert _reasons(parsed) == ["metadata.annotations[ipvsproxy.io/weight]: '70000' is no number of 0..65535"]
@@ -250,21 +256,21 @@ def test_a_wrong_weight_of_a_slice_leaves_its_endpoints_as_they_are() -> None:
 CILIUM = "service.cilium.io/weight"
 
 
-def test_ciliums_annotation_may_request_weight_zero() -> None:
+def test_the_annotation_of_cilium_may_request_weight_zero() -> None:
     parsed = _weighty_slice(" 0", CILIUM)
     assert [one.conditions.weight for one in parsed.endpoints] == [0, 0]
     assert _reasons(parsed) == []
 
 
 @pytest.mark.parametrize("weight", ["1", "50", "none", ""])
-def test_other_weights_by_ciliums_name_are_ignored_without_a_warning(weight: str) -> None:
+def test_weights_other_than_zero_in_the_annotation_of_cilium_are_ignored_without_a_warning(weight: str) -> None:
     parsed = _weighty_slice(weight, CILIUM)
     assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
     reason = "only 0 means the same as ipvsproxy.io/weight, which other weights need"
     assert parsed.skipped == (Skipped(f"metadata.annotations[{CILIUM}]", reason, invalid=False),)
 
 
-def test_our_name_for_a_weight_counts_before_ciliums() -> None:
+def test_our_weight_annotation_takes_precedence_over_the_annotation_of_cilium() -> None:
     for other in ("0", "50"):
         parsed = _weighty_slice("7", **{CILIUM: other})
         assert [one.conditions.weight for one in parsed.endpoints] == [7, 7]

@@ -1,4 +1,4 @@
-"""The used fields of a Node, and the reasons of unused ones. Services: ``test_parse.py``."""
+"""The fields of a Node that are used, and the reasons why other fields are not used. Services: ``test_parse.py``."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def _node(document: dict[str, Any]) -> Node:
     return parse.parse_node(msgspec.convert(document, schema.NodeJson), "node-a")
 
 
-def test_internal_addresses_of_a_node_precede_external_ones_and_host_names_are_left_out() -> None:
+def test_internal_addresses_of_a_node_precede_external_addresses_and_host_names_are_left_out() -> None:
     addresses = [
         {"type": "Hostname", "address": "node-a"},
         {"type": "ExternalIP", "address": "203.0.113.5"},
@@ -26,7 +26,7 @@ def test_internal_addresses_of_a_node_precede_external_ones_and_host_names_are_l
     assert _node({"status": {"addresses": addresses}}).addresses == builders.addresses("192.168.0.10", "fd00::10", "203.0.113.5")
 
 
-def test_a_bad_node_address_costs_itself_only() -> None:
+def test_an_invalid_node_address_does_not_affect_the_other_addresses() -> None:
     addresses = [
         {"type": "InternalIP", "address": "node-a"},
         {"type": "InternalIP"},
@@ -46,7 +46,9 @@ def test_a_bad_node_address_costs_itself_only() -> None:
         (None, []),
     ],
 )
-def test_pod_ranges_are_all_of_the_list_or_else_the_single_one(spec: dict[str, Any] | None, networks: list[str]) -> None:
+def test_pod_ranges_of_a_node_come_from_the_list_or_if_it_is_absent_from_the_single_field(
+    spec: dict[str, Any] | None, networks: list[str]
+) -> None:
     assert _node({"spec": spec}).pod_networks == builders.networks(*networks)
 
 
@@ -59,11 +61,13 @@ def test_pod_ranges_are_all_of_the_list_or_else_the_single_one(spec: dict[str, A
         ({"metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"}}, True),
     ],
 )
-def test_a_node_that_is_being_deleted_or_is_marked_for_it_is_leaving(document: dict[str, Any], *, leaving: bool) -> None:
+def test_a_node_that_is_being_deleted_or_has_the_taint_for_deletion_is_leaving(
+    document: dict[str, Any], *, leaving: bool
+) -> None:
     assert _node(document).leaving is leaving
 
 
-def test_a_nodes_zone_is_its_label_and_its_events_go_by_its_uid() -> None:
+def test_a_node_has_the_zone_of_its_label_and_its_uid() -> None:
     node = _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}})
     assert (node.zone, node.uid) == ("zone-a", "u-1")
     node = _node({"metadata": {"labels": {}}})
@@ -71,6 +75,6 @@ def test_a_nodes_zone_is_its_label_and_its_events_go_by_its_uid() -> None:
 
 
 @hypothesis.given(strategies.documents(schema.NodeJson))
-def test_no_node_is_too_strange_to_parse(document: dict[str, Any]) -> None:
+def test_any_node_document_is_parsed_without_an_error(document: dict[str, Any]) -> None:
     node = _node(document)
     assert len(set(node.addresses)) == len(node.addresses)

@@ -1,4 +1,4 @@
-"""The shape of the API's JSON, tried on objects as the API reference writes them."""
+"""The schema of the API's JSON, applied to objects in the form in which the API reference writes them."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ NODE = b"""{
 }"""
 
 
-def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_the_api() -> None:
+def test_every_field_of_a_service_that_is_used_is_read_by_its_name_in_the_api() -> None:
     raw = msgspec.json.decode(SERVICE, type=schema.ServiceJson)
     assert raw.metadata == schema.ServiceMetadata(
         name="web",
@@ -82,7 +82,7 @@ def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_th
     assert raw.status == schema.ServiceStatus(load_balancer=schema.LoadBalancerStatus(ingress=ingress))
 
 
-def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_name_in_the_api() -> None:
+def test_every_field_of_an_endpoint_slice_that_is_used_is_read_by_its_name_in_the_api() -> None:
     raw = msgspec.json.decode(ENDPOINT_SLICE, type=schema.EndpointSliceJson)
     assert raw.metadata
     assert raw.metadata.labels == schema.ObjectLabels(service="web")
@@ -100,7 +100,7 @@ def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_na
     ]
 
 
-def test_every_field_of_a_node_that_means_something_is_read_by_its_name_in_the_api() -> None:
+def test_every_field_of_a_node_that_is_used_is_read_by_its_name_in_the_api() -> None:
     raw = msgspec.json.decode(NODE, type=schema.NodeJson)
     assert raw.metadata
     assert raw.metadata.labels == schema.ObjectLabels(zone="zone-a")
@@ -112,11 +112,11 @@ def test_every_field_of_a_node_that_means_something_is_read_by_its_name_in_the_a
     "shape",
     [schema.ServiceJson, schema.EndpointSliceJson, schema.NodeJson, schema.StatusJson, schema.AnyObject],
 )
-def test_null_and_absent_are_the_same(shape: type[schema.Schema]) -> None:
+def test_a_null_field_counts_as_absent(shape: type[schema.Schema]) -> None:
     names = [field.encode_name for field in msgspec.structs.fields(shape)]
     assert msgspec.json.decode(msgspec.json.encode(dict.fromkeys(names)), type=shape) == shape()
 
 
-def test_a_status_says_code_reason_and_message() -> None:
+def test_a_status_object_has_a_code_a_reason_and_a_message() -> None:
     raw = msgspec.json.decode(b'{"kind":"Status","code":410,"reason":"Expired","message":"too old"}', type=schema.StatusJson)
     assert raw == schema.StatusJson(code=410, reason="Expired", message="too old")

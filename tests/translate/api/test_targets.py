@@ -1,4 +1,4 @@
-"""The pods behind endpoints, from pages of a list and from manifests; broken parts have none."""
+"""The pods behind endpoints, found in pages of a list and in manifests; invalid objects have no pods."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ def _endpoint(address: object = "10.244.0.1", node: str | None = "node-a", **ref
 POD = _endpoint(kind="Pod", namespace="demo", name="web-abc")
 
 
-def test_a_list_has_the_pod_and_node_of_each_endpoint_and_port() -> None:
+def test_a_list_of_slices_gives_the_pod_and_the_node_for_each_endpoint_and_port() -> None:
     item = _slice(POD, ports=[{"name": "a", "port": 8080}, {"name": "b", "port": 9090}])
     found = targets.of_list(json.dumps({"metadata": {}, "items": [item]}).encode())
     expected = Target("demo/web-abc", "node-a")
@@ -45,12 +45,12 @@ def test_a_list_may_have_no_items() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": []}', b"\xff"])
-def test_a_body_that_is_not_a_list_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_list_of_slices_is_rejected(body: bytes) -> None:
     with pytest.raises(UndecodableError, match="list of EndpointSlices"):
         targets.of_list(body)
 
 
-def test_a_broken_item_has_no_targets_and_the_other_items_have_theirs() -> None:
+def test_an_invalid_item_of_a_list_has_no_targets_and_does_not_affect_the_targets_of_other_items() -> None:
     broken = _slice({"addresses": "10.0.0.1"})
     assert set(targets.of_list(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())) == {(WEB, HERE)}
 
@@ -67,7 +67,7 @@ def test_a_broken_item_has_no_targets_and_the_other_items_have_theirs() -> None:
         ({"addresses": [], "nodeName": "node-a"}, None),
     ],
 )
-def test_a_rejected_manifest_is_reported_with_its_known_fields(endpoint: object, target: Target | None) -> None:
+def test_a_rejected_manifest_is_reported_with_the_fields_that_are_known(endpoint: object, target: Target | None) -> None:
     assert targets.of_documents([_slice(endpoint)]).get((WEB, HERE)) == target
 
 
@@ -77,7 +77,7 @@ def test_a_port_without_a_valid_number_has_no_target(port: object) -> None:
 
 
 @pytest.mark.parametrize("port", [1, 65535])
-def test_the_first_and_the_last_port_have_targets(port: int) -> None:
+def test_the_lowest_and_the_highest_port_number_have_targets(port: int) -> None:
     found = targets.of_documents([_slice(POD, ports=[{"port": port}])])
     assert list(found) == [(WEB, builders.backend("10.244.0.1", port))]
 
@@ -94,10 +94,10 @@ def test_the_first_and_the_last_port_have_targets(port: int) -> None:
         {**_slice(), "endpoints": None},
     ],
 )
-def test_documents_of_other_kinds_have_no_targets(document: object) -> None:
+def test_manifests_of_other_kinds_have_no_targets(document: object) -> None:
     assert targets.of_documents([document]) == {}
 
 
-def test_a_manifest_without_a_namespace_is_in_the_default_one() -> None:
+def test_a_manifest_without_a_namespace_belongs_to_the_default_namespace() -> None:
     found = targets.of_documents([_slice(_endpoint(kind="Pod", name="web-abc"), namespace=None)])
     assert found == {(ServiceName("default", "web"), HERE): Target("default/web-abc", "node-a")}

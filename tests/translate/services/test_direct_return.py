@@ -1,4 +1,4 @@
-"""Direct return: the scopes of a Service that asks for it, and the rules that lead packets to them."""
+"""Direct return: the scopes of a Service that requests it, and the rules that lead packets to these scopes."""
 
 import dataclasses
 from typing import Any
@@ -56,7 +56,7 @@ def _weights(scope: ClusterScope) -> dict[str, int]:
     return {str(key): weight for key, weight in scope.weights.items()}
 
 
-def test_clients_outside_get_endpoints_here_and_one_tunnel_to_each_other_node() -> None:
+def test_clients_outside_reach_endpoints_on_this_node_and_one_tunnel_to_each_other_node() -> None:
     outside, by_tunnel = _shop("10.244.0.5", "10.244.1.5", "10.244.1.6").rare.scopes
     assert (outside.clients, by_tunnel.clients) == (Clients.OUTSIDE, Clients.BY_TUNNEL)
     assert _weights(outside) == {"10.244.0.5:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 2}
@@ -64,7 +64,7 @@ def test_clients_outside_get_endpoints_here_and_one_tunnel_to_each_other_node() 
     assert {str(key) for key in outside.virtual_servers} == {f"TCP {BALANCER}:80"}, "node ports have no direct return"
 
 
-def test_what_arrives_by_tunnel_is_refused_without_an_endpoint_here() -> None:
+def test_packets_from_a_tunnel_are_refused_if_this_node_has_no_endpoint() -> None:
     _, by_tunnel = _shop("10.244.1.5").rare.scopes
     assert _weights(by_tunnel) == {}
 
@@ -76,13 +76,13 @@ def test_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
     assert members(SetKind.NOT_DIRECT, _shop("10.244.0.5", "10.244.1.5")) == set()
 
 
-def test_the_virtual_server_of_the_address_stays_as_without_direct_return() -> None:
+def test_the_virtual_server_of_the_address_is_the_same_with_and_without_direct_return() -> None:
     with_it, without = _shop("10.244.0.5", "10.244.1.5"), _shop("10.244.0.5", "10.244.1.5", settings=Settings())
     assert (with_it.served, with_it.entries) == (without.served, without.entries)
     assert without.rare.scopes == ()
 
 
-def test_nodes_of_entry_agree_by_a_hash_unless_the_service_chooses_a_scheduler() -> None:
+def test_all_nodes_choose_the_same_endpoint_by_a_hash_unless_the_service_chooses_a_scheduler() -> None:
     outside, by_tunnel = _shop("10.244.0.5").rare.scopes
     assert (outside.settings, by_tunnel.settings.scheduler) == (("mh", SCHEDULER_FALLBACK | SCHEDULER_PORT, 0, 0), "rr")
     assert _shop("10.244.0.5", affinity_timeout_s=600).rare.scopes[0].settings == ("mh", SCHEDULER_FALLBACK, 0, 0)
@@ -97,7 +97,9 @@ def test_nodes_of_entry_agree_by_a_hash_unless_the_service_chooses_a_scheduler()
         ({"view": _view(shared_tunnel="tunl0")}, "another program of this node has an address on tunl0"),
     ],
 )
-def test_why_a_service_has_no_direct_return(changed: dict[str, Any], reason: str) -> None:
+def test_the_reason_is_given_if_a_service_that_requests_direct_return_does_not_get_it(
+    changed: dict[str, Any], reason: str
+) -> None:
     state = _shop("10.244.0.5", "10.244.1.5", **changed)
     assert [one.reason for one in state.rare.skipped] == [reason]
     assert state.rare.scopes == ()
@@ -113,7 +115,7 @@ def test_a_tunnel_device_with_an_address_belongs_to_another_program() -> None:
 
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
-def test_tunnels_come_first_and_clients_outside_last(backend: Backend) -> None:
+def test_rules_for_tunnels_come_first_and_rules_for_clients_outside_come_last(backend: Backend) -> None:
     view = _view(pod_networks=builders.networks("10.244.0.0/24"), elsewhere=frozenset(builders.addresses("10.244.0.1")))
     skeleton = build_skeleton(Family.IPV4, dataclasses.replace(ON, backend=backend), view, OCCUPIED, ())
     chains = {key.chain: list(texts(skeleton, *key)) for key in (*SCOPE_CHAINS, *DIRECT_CHAINS)}
@@ -140,7 +142,7 @@ def test_tunnels_come_first_and_clients_outside_last(backend: Backend) -> None:
     }
 
 
-def test_without_a_known_node_every_tunnel_is_refused() -> None:
+def test_all_tunnel_packets_are_dropped_if_no_other_node_is_known() -> None:
     skeleton = build_skeleton(Family.IPV6, ON, _view(), OCCUPIED - {SetKind.NODES}, ())
     assert next(iter(texts(skeleton, *SCOPE_CHAINS[0]))) == "-p ipv6 -m addrtype --dst-type LOCAL -j DROP"
 
@@ -169,7 +171,7 @@ def test_no_rule_drops_packets_where_another_program_has_the_tunnel() -> None:
     assert not [rule for rule in texts(build_skeleton(Family.IPV4, ON, view, OCCUPIED, ()), *SCOPE_CHAINS[0]) if "DROP" in rule]
 
 
-def test_no_client_gets_direct_return_where_pods_cannot_be_recognised() -> None:
+def test_no_client_gets_direct_return_if_the_rules_cannot_recognise_pods() -> None:
     skeleton = build_skeleton(Family.IPV4, dataclasses.replace(ON, cluster_networks=()), _view(), OCCUPIED, ())
     assert not [rule for rule in texts(skeleton, *SCOPE_CHAINS[0]) if "DIRECT" in rule]
 
@@ -179,7 +181,7 @@ def test_no_client_gets_direct_return_where_pods_cannot_be_recognised() -> None:
     ("client", "expected"),
     [(TracedClient.OUTSIDE, (True, False)), (TracedClient.POD, (False, True)), (TracedClient.HOST, (False, True))],
 )
-def test_only_clients_outside_take_the_way_of_direct_return(
+def test_direct_return_is_only_used_for_clients_outside_the_cluster(
     client: TracedClient, expected: tuple[bool, bool], backend: Backend
 ) -> None:
     settings = dataclasses.replace(ON, backend=backend)

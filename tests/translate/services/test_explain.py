@@ -1,4 +1,4 @@
-"""Every endpoint with the reason why it is used or not, in agreement with desired state."""
+"""Every endpoint with the reason why it is used or not used, which must agree with the desired state."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -20,7 +20,10 @@ def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None
 
 
 def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
-    """The reasons why endpoints get no internal and no external traffic, by address; empty where they do."""
+    """The reasons why endpoints get no internal or no external traffic, by address.
+
+    A reason is empty if the endpoint gets the traffic.
+    """
     (port,) = _explain(service, *slices).ports
     return {
         str(use.endpoint.address): tuple(why.code if why else "" for why in (use.internal, use.external))  # type: ignore[misc]
@@ -28,7 +31,7 @@ def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str
     }
 
 
-def test_each_endpoint_has_its_reason() -> None:
+def test_each_endpoint_that_is_not_used_has_its_reason() -> None:
     explanation = _codes(
         builders.service(),
         builders.endpoint_slice(
@@ -43,14 +46,14 @@ def test_each_endpoint_has_its_reason() -> None:
     }
 
 
-def test_a_local_policy_for_internal_or_external_traffic_leaves_the_other_kind_alone() -> None:
+def test_a_local_policy_for_internal_or_external_traffic_does_not_affect_the_other_kind_of_traffic() -> None:
     both = builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE))
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
     assert _codes(local, both)["10.244.1.1"] == ("", "other_node")
     assert _codes(builders.service(internal_local=True), both)["10.244.1.1"] == ("other_node", "")
 
 
-def test_an_endpoint_of_a_slice_without_the_port_is_explained() -> None:
+def test_an_endpoint_of_an_endpoint_slice_without_the_service_port_has_a_reason() -> None:
     (port,) = _explain(
         builders.service("web", builders.service_port(80, name="http")),
         builders.endpoint_slice(endpoint("10.244.0.1"), ports=[builders.endpoint_port(name="https")]),
@@ -61,7 +64,7 @@ def test_an_endpoint_of_a_slice_without_the_port_is_explained() -> None:
     assert use.port == 0
 
 
-def test_of_two_entries_for_one_address_one_counts() -> None:
+def test_if_two_entries_have_one_address_the_entry_that_is_not_used_is_a_duplicate() -> None:
     (port,) = _explain(
         builders.service(),
         builders.endpoint_slice(endpoint("10.244.0.1"), suffix="1"),
@@ -70,13 +73,13 @@ def test_of_two_entries_for_one_address_one_counts() -> None:
     assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
 
 
-def test_of_two_entries_that_are_alike_the_first_counts() -> None:
+def test_if_two_equal_entries_have_one_address_the_first_entry_is_used() -> None:
     slices = [builders.endpoint_slice(endpoint("10.244.0.1"), suffix=suffix) for suffix in ("1", "2")]
     (port,) = _explain(builders.service(), *slices).ports
     assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
 
 
-def test_slices_of_a_family_that_the_service_lacks_are_named() -> None:
+def test_endpoint_slices_of_a_family_without_a_cluster_ip_are_reported() -> None:
     item = builders.endpoint_slice(endpoint("fd00::1"))
     ((explanation, why),) = explain.unserved_slices(builders.service(), [item], Settings())
     assert (explanation, why.code) == (item, "wrong_family")
@@ -86,7 +89,7 @@ def test_slices_of_a_family_that_the_service_lacks_are_named() -> None:
     assert list(explain.unserved_slices(dual, [item], Settings())) == []
 
 
-def test_every_virtual_server_has_its_role() -> None:
+def test_every_virtual_server_is_explained_with_its_role() -> None:
     service = builders.service(
         "web",
         builders.service_port(80, node_port=30080),
@@ -103,7 +106,7 @@ def test_every_virtual_server_has_its_role() -> None:
     }
 
 
-def test_each_port_has_the_virtual_servers_of_its_own_number_and_protocol() -> None:
+def test_each_service_port_has_the_virtual_servers_of_its_own_number_and_protocol() -> None:
     number = 30080
     service = builders.service(
         "web",
@@ -179,7 +182,7 @@ def test_an_endpoint_is_shown_as_used_exactly_where_its_real_server_is_programme
         assert used == frontend.virtual_server.real_servers
 
 
-def test_many_endpoints_are_explained_in_steps_so_that_other_tasks_run_in_between() -> None:
+def test_many_endpoints_are_explained_in_several_steps_between_which_other_tasks_run() -> None:
     count = 3 * explain.ENDPOINTS_AT_ONCE
     item = builders.endpoint_slice(*(endpoint(f"10.244.0.{number + 1}") for number in range(count)))
     pauses = len(list(explain.explaining(builders.service(), [item], builders.node_view(), Settings())))

@@ -1,4 +1,4 @@
-"""Refused Service addresses, similar ones that are not refused, and the remaining parts of the Service."""
+"""Service addresses that are refused, similar addresses that are not refused, and what remains of the Service."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def node_view(**changes: object) -> NodeView:
     return dataclasses.replace(view, **changes)  # type: ignore[arg-type]  # the names are those of the fields
 
 
-def test_another_nodes_address_is_served_unless_the_operator_refuses_it() -> None:
+def test_an_address_of_another_node_is_served_unless_the_operator_wants_it_refused() -> None:
     other = parse_address("192.168.0.11")
     view = node_view(other_nodes={other: "node-b"})
     assert other in translate(service("10.96.0.10", "192.168.0.11"), [], view, SETTINGS).addresses
@@ -80,7 +80,7 @@ def test_an_external_address_is_refused_with_its_reason(external: str, port: int
         ("ffff::1", True),
     ],
 )
-def test_multicast_and_other_special_addresses_are_refused_and_their_neighbours_are_not(
+def test_multicast_and_other_special_addresses_are_refused_and_adjacent_addresses_are_not(
     address: str, *, is_refused: bool
 ) -> None:
     _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
@@ -89,7 +89,7 @@ def test_multicast_and_other_special_addresses_are_refused_and_their_neighbours_
 
 
 @pytest.mark.parametrize(("port", "refused"), [(80, ()), (refusal.KUBELET_PORT, ("is its own",))])
-def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_and_no_pod_s(
+def test_an_external_address_on_the_bridge_of_the_pods_counts_as_an_address_of_the_node_and_not_of_a_pod(
     port: int, refused: Sequence[str]
 ) -> None:
     bridge = parse_address("10.244.0.1")
@@ -102,27 +102,27 @@ def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_a
 
 
 @pytest.mark.parametrize("address", ["224.0.0.1", "fe80::1"])
-def test_a_cluster_ip_that_no_service_may_have_is_refused(address: str) -> None:
+def test_a_cluster_ip_that_no_service_may_use_is_refused(address: str) -> None:
     found, why = refusal.admit(service(address), node_view(), SETTINGS)
     assert found.cluster_addresses == ()
     assert [str(one) for one in why] == [f"spec.clusterIPs: {address} is an unspecified, multicast or link-local address"]
 
 
-def test_refused_load_balancer_addresses_are_left_out_and_the_others_are_served() -> None:
+def test_refused_load_balancer_addresses_are_left_out_and_the_remaining_addresses_are_served() -> None:
     item = builders.service(load_balancer=("203.0.113.5", "192.168.0.99"))
     found, why = refusal.admit(item, node_view(), SETTINGS)
     assert found.options.load_balancer_addresses == builders.addresses("203.0.113.5")
     assert [str(one) for one in why] == ["status.loadBalancer: 192.168.0.99 is the address of an API server"]
 
 
-def test_on_a_node_with_an_api_server_only_its_port_is_refused() -> None:
+def test_on_a_node_address_with_an_api_server_only_the_port_of_the_api_server_is_refused() -> None:
     own = builders.backend(builders.NODE_ADDRESS, 6443)
     view = node_view(api_servers=frozenset({own}))
     assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=443), view, SETTINGS)[1] == ()
     assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=6443), view, SETTINGS)[1]
 
 
-def test_the_address_of_an_api_server_that_has_gone_stays_refused() -> None:
+def test_the_address_of_an_api_server_stays_refused_after_the_api_server_has_disappeared() -> None:
     view = node_view(api_servers=frozenset(), former_api_servers=frozenset({API_SERVER}))
     _, why = refusal.admit(service("10.96.0.10", "192.168.0.99"), view, SETTINGS)
     reason = "was the address of an API server, and is refused until ipvsproxy restarts"
@@ -133,40 +133,40 @@ def test_the_address_of_an_api_server_that_has_gone_stays_refused() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_of_a_loopback_address_only_the_port_of_the_api_server_is_refused(address: str) -> None:
+def test_on_a_loopback_address_only_the_port_of_the_api_server_is_refused(address: str) -> None:
     view = node_view(api_servers=frozenset({builders.backend(address, 6443)}))
     assert refusal.admit(service("10.96.0.10", address, port=6443), view, SETTINGS)[1]
     assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
 
 
-def test_a_cluster_ip_for_the_api_server_is_served_and_an_external_address_for_it_is_not() -> None:
+def test_an_api_servers_address_is_served_as_a_cluster_ip_but_refused_as_an_external_address() -> None:
     view = node_view(api_servers=frozenset({builders.backend("10.96.0.1", 443)}))
     assert refusal.admit(service("10.96.0.1", port=443), view, SETTINGS)[1] == ()
     assert refusal.admit(service("10.96.0.10", "10.96.0.1"), view, SETTINGS)[1]
 
 
-def test_a_cluster_ip_that_is_the_node_s_address_is_refused_and_its_family_with_it() -> None:
+def test_a_cluster_ip_equal_to_the_nodes_address_is_refused_and_its_family_is_not_served() -> None:
     state = translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
     assert (state.virtual_servers, state.addresses) == ({}, ())
     assert [str(one) for one in state.rare.skipped] == [f"spec.clusterIPs: {builders.NODE_ADDRESS} is the address of this node"]
 
 
-def test_a_cluster_ip_within_a_wide_cluster_cidr_is_served() -> None:
+def test_a_cluster_ip_inside_the_cluster_cidr_is_served() -> None:
     wide = Settings(cluster_networks=builders.networks("10.0.0.0/8"))
     assert refusal.admit(service(), node_view(), wide)[1] == ()
     assert refusal.admit(service(), node_view(pod_networks=builders.networks("10.96.0.0/24")), wide)[1]
 
 
-def test_allowed_addresses_are_served() -> None:
+def test_addresses_that_the_operator_allows_are_never_refused() -> None:
     allowing = dataclasses.replace(SETTINGS, allowed_addresses=builders.networks("192.168.0.99/32"))
     assert refusal.admit(service("10.96.0.10", "192.168.0.99"), node_view(), allowing)[1] == ()
 
 
-def test_the_service_of_the_api_servers_is_never_refused() -> None:
+def test_addresses_of_the_api_servers_own_service_are_never_refused() -> None:
     item = msgspec.structs.replace(service("10.244.0.1", "192.168.0.99"), name=ServiceName("default", "kubernetes"))
     assert refusal.admit(item, node_view(pod_networks=builders.networks("10.244.0.0/24")), SETTINGS) == (item, ())
 
 
-def test_a_service_without_another_nodes_address_stays_the_same_object() -> None:
+def test_a_service_without_refused_addresses_stays_the_same_object() -> None:
     item = service("10.96.0.10", "203.0.113.5")
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item

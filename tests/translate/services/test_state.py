@@ -1,7 +1,7 @@
-"""A Service's cluster IPs: families, endpoints, hairpin entries, internal traffic, affinity.
+"""The cluster IPs of a Service: families, endpoints, hairpin entries, internal traffic, affinity.
 
-Node ports, external and load balancer addresses: ``test_state_exposed.py``. What a change of objects changes:
-``test_state_changes.py``.
+Node ports, external addresses and load balancer addresses are tested in: ``test_state_exposed.py``. The effects of changed
+objects are tested in: ``test_state_changes.py``.
 """
 
 import hypothesis
@@ -37,7 +37,7 @@ CLUSTER_IP_V6 = "fd00:10:96::10"
 DUAL = (CLUSTER_IP, CLUSTER_IP_V6)
 
 
-def test_a_service_is_a_virtual_server_an_address_and_two_set_entries() -> None:
+def test_a_service_with_a_cluster_ip_becomes_one_virtual_server_one_address_and_two_set_entries() -> None:
     state = state_of(service(), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)))
     assert frontends(state) == {"TCP 10.96.0.10:80"}
     assert backends(state, CLUSTER_IP) == {"10.244.1.5:8080"}
@@ -47,7 +47,7 @@ def test_a_service_is_a_virtual_server_an_address_and_two_set_entries() -> None:
     assert len(state.entries) == 2
 
 
-def test_a_service_that_is_only_remembered_comes_after_all_listed_ones() -> None:
+def test_a_remembered_service_is_ordered_after_all_listed_services() -> None:
     view = builders.node_view()
     owner, remembered = (
         state.translate(service(), (), view, Settings(), remembered=is_remembered).owner for is_remembered in (False, True)
@@ -58,7 +58,7 @@ def test_a_service_that_is_only_remembered_comes_after_all_listed_ones() -> None
     assert remembered == owner.remembered
 
 
-def test_an_entry_has_only_the_fields_of_the_type_of_its_set() -> None:
+def test_a_set_entry_has_only_the_fields_that_the_type_of_its_set_requires() -> None:
     state = state_of(service("web", builders.service_port(80, node_port=30080)))
     assert state.entries == (
         SetEntry("KUBE-CLUSTER-IP", parse_address(CLUSTER_IP), Protocol.TCP, 80),
@@ -67,14 +67,14 @@ def test_an_entry_has_only_the_fields_of_the_type_of_its_set() -> None:
     ), "or it never equals what the kernel lists"
 
 
-def test_every_object_of_a_state_is_owned_by_its_service() -> None:
+def test_every_object_of_a_state_has_its_service_as_owner() -> None:
     state = state_of(service("web", namespace="shop", created_s=7))
     owner = Owner(7, ServiceName("shop", "web"))
     assert state.owner == owner
     assert {server.owner for server in state.virtual_servers.values()} == {owner}
 
 
-def test_a_service_that_is_not_served_desires_nothing_and_has_a_reason() -> None:
+def test_a_service_that_is_not_served_has_an_empty_desired_state_with_a_reason() -> None:
     headless = Skipped("spec.clusterIP", "headless", invalid=False)
     detail = Skipped("spec.type", "is not known")
     unserved = builders.with_options(service(), not_served=headless, skipped=(detail,))
@@ -89,7 +89,7 @@ def test_services_without_rare_properties_share_one_empty_object(cluster: tuple[
     assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
 
 
-def test_a_rare_property_of_one_family_is_kept_beside_the_other_family() -> None:
+def test_a_rare_property_of_one_family_is_kept_when_the_other_family_is_added() -> None:
     local = service(cluster=DUAL, internal_local=True)
     given = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
     assert given.rare == Rarities(without_local_internal=frozenset({Family.IPV4}))
@@ -100,14 +100,14 @@ def test_the_invalid_parts_of_a_service_are_kept_in_its_state() -> None:
     assert state_of(builders.with_options(service(), skipped=(detail,))).rare.skipped == (detail,)
 
 
-def test_a_family_that_this_node_does_not_serve_is_named_and_is_no_fault() -> None:
+def test_a_family_that_this_node_does_not_serve_is_reported_but_not_as_invalid() -> None:
     given = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
     reason = "fd00:10:96::10: this node does not serve IPv6, so nothing of that family is served"
     assert given.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
 
 
 @pytest.mark.checklist(23)
-def test_of_a_service_of_each_family_ipv4_has_its_own_only() -> None:
+def test_a_node_that_serves_only_ipv4_serves_only_the_ipv4_service() -> None:
     settings = Settings(families=frozenset({Family.IPV4}))
     four = state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings)
     six = state_of(service("six", cluster=[CLUSTER_IP_V6]), endpoint_slice(endpoint("fd00::5")), settings=settings)
@@ -116,7 +116,7 @@ def test_of_a_service_of_each_family_ipv4_has_its_own_only() -> None:
 
 
 @pytest.mark.checklist(24)
-def test_of_a_service_of_each_family_ipv6_has_its_own_only() -> None:
+def test_a_node_that_serves_only_ipv6_serves_only_the_ipv6_service() -> None:
     settings = Settings(families=frozenset({Family.IPV6}))
     four = state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings)
     six = state_of(service("six", cluster=[CLUSTER_IP_V6]), endpoint_slice(endpoint("fd00::5")), settings=settings)
@@ -124,7 +124,7 @@ def test_of_a_service_of_each_family_ipv6_has_its_own_only() -> None:
     assert backends(six, CLUSTER_IP_V6) == {"[fd00::5]:8080"}
 
 
-def test_a_dual_stack_service_has_endpoints_of_each_family_in_that_family() -> None:
+def test_each_family_of_a_dual_stack_service_has_the_endpoints_of_this_family() -> None:
     state = state_of(
         service(cluster=DUAL), endpoint_slice(endpoint("10.244.0.5")), endpoint_slice(endpoint("fd00::5"), suffix="2")
     )
@@ -135,32 +135,32 @@ def test_a_dual_stack_service_has_endpoints_of_each_family_in_that_family() -> N
 
 
 @pytest.mark.checklist(25)
-def test_a_service_without_endpoints_has_its_virtual_servers_without_real_servers() -> None:
+def test_virtual_servers_of_a_service_without_endpoints_have_no_real_servers() -> None:
     state = state_of(service(cluster=DUAL))
     assert backends(state, CLUSTER_IP) == set()
     assert backends(state, CLUSTER_IP_V6) == set()
 
 
 @pytest.mark.checklist(33)
-def test_an_endpoint_port_of_another_protocol_is_another_port() -> None:
+def test_endpoint_ports_of_different_protocols_are_different_ports() -> None:
     udp = endpoint_slice(endpoint("10.244.0.5"), ports=[endpoint_port(8080, Protocol.UDP)])
     assert backends(state_of(service(external=["192.0.2.1"]), udp), "192.0.2.1") == set()
 
 
-def test_service_port_and_endpoint_port_meet_by_name() -> None:
+def test_an_endpoint_port_belongs_to_the_service_port_with_the_same_name() -> None:
     slices = endpoint_slice(endpoint("10.244.0.5"), ports=[endpoint_port(8080, name="http"), endpoint_port(9090, name="metrics")])
     state = state_of(service("web", service_port(80, name="metrics"), service_port(81, name="gone")), slices)
     assert backends(state, CLUSTER_IP, 80) == {"10.244.0.5:9090"}
     assert backends(state, CLUSTER_IP, 81) == set()
 
 
-def test_slices_may_have_different_numbers_for_one_named_port() -> None:
+def test_endpoint_slices_may_have_different_numbers_for_one_port_name() -> None:
     old = endpoint_slice(endpoint("10.244.0.5"), suffix="old", ports=[endpoint_port(8080)])
     new = endpoint_slice(endpoint("10.244.0.6"), suffix="new", ports=[endpoint_port(9090)])
     assert backends(state_of(service(), old, new), CLUSTER_IP) == {"10.244.0.5:8080", "10.244.0.6:9090"}
 
 
-def test_a_pod_that_runs_beats_a_terminating_one_that_had_its_address() -> None:
+def test_a_running_pod_takes_precedence_over_a_terminating_pod_with_the_same_address() -> None:
     was, now = draining("10.244.0.5", OTHER_NODE), endpoint("10.244.0.5")
     local = service(internal_local=True)
     for slices in (
@@ -171,14 +171,14 @@ def test_a_pod_that_runs_beats_a_terminating_one_that_had_its_address() -> None:
         assert backends(state_of(local, *slices), CLUSTER_IP) == {"10.244.0.5:8080"}
 
 
-def test_slices_that_contradict_each_other_do_so_in_the_order_of_their_names() -> None:
+def test_if_endpoint_slices_contradict_each_other_the_order_of_their_names_decides() -> None:
     one, two = (endpoint_slice(endpoint("10.244.0.5", node), suffix=node) for node in (builders.THIS_NODE, OTHER_NODE))
     local = service(internal_local=True)
     assert backends(state_of(local, one, two), CLUSTER_IP) == backends(state_of(local, two, one), CLUSTER_IP) == set()
 
 
 @pytest.mark.checklist(76)
-def test_ready_endpoints_are_real_servers_and_local_ones_are_in_the_hairpin_set() -> None:
+def test_ready_endpoints_are_real_servers_and_local_endpoints_are_in_the_hairpin_set() -> None:
     slices = endpoint_slice(
         endpoint("10.0.1.1"),
         endpoint("10.0.1.2", OTHER_NODE),
@@ -193,7 +193,7 @@ def test_ready_endpoints_are_real_servers_and_local_ones_are_in_the_hairpin_set(
 
 @pytest.mark.checklist(78)
 @pytest.mark.parametrize(("node", "hairpin"), [(builders.THIS_NODE, {"10.244.0.5,tcp:8080,10.244.0.5"}), (OTHER_NODE, set())])
-def test_internal_traffic_goes_to_all_nodes_by_default(node: str, hairpin: set[str]) -> None:
+def test_internal_traffic_goes_to_endpoints_on_all_nodes_by_default(node: str, hairpin: set[str]) -> None:
     slices = endpoint_slice(endpoint("10.244.0.5", node), endpoint("10.244.1.5", "node-c"), endpoint("10.244.1.6", "node-c"))
     state = state_of(service(), slices)
     assert len(backends(state, CLUSTER_IP)) == 3
@@ -201,7 +201,7 @@ def test_internal_traffic_goes_to_all_nodes_by_default(node: str, hairpin: set[s
 
 
 @pytest.mark.checklist(79)
-def test_internal_traffic_that_is_local_stays_on_the_node() -> None:
+def test_internal_traffic_with_policy_local_stays_on_the_node() -> None:
     local = service(internal_local=True)
     slices = endpoint_slice(endpoint("10.244.0.5"), endpoint("10.244.1.5", OTHER_NODE))
     assert backends(state_of(local, slices), CLUSTER_IP) == {"10.244.0.5:8080"}
@@ -209,7 +209,7 @@ def test_internal_traffic_that_is_local_stays_on_the_node() -> None:
 
 
 @pytest.mark.checklist(100)
-def test_internal_traffic_that_is_local_stays_on_the_node_even_of_a_service_with_outside_addresses() -> None:
+def test_internal_traffic_with_policy_local_stays_on_the_node_even_if_the_service_has_external_addresses() -> None:
     local = service("web", service_port(node_port=30080), internal_local=True, external=["192.0.2.1"])
     state = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)))
     assert backends(state, CLUSTER_IP) == set()
@@ -217,7 +217,7 @@ def test_internal_traffic_that_is_local_stays_on_the_node_even_of_a_service_with
     assert backends(state, builders.NODE_ADDRESS, 30080) == {"10.244.1.5:8080"}
 
 
-def test_internal_traffic_that_is_local_may_use_a_draining_endpoint_of_the_node() -> None:
+def test_internal_traffic_with_policy_local_may_use_a_terminating_endpoint_of_the_node() -> None:
     slices = endpoint_slice(draining("10.244.0.5"), endpoint("10.244.1.5", OTHER_NODE))
     assert backends(state_of(service(internal_local=True), slices), CLUSTER_IP) == {"10.244.0.5:8080"}
 
@@ -228,7 +228,7 @@ READY_AND_DRAINING = endpoint_slice(
 
 
 @pytest.mark.checklist(80)
-def test_ready_endpoints_serve_cluster_and_external_addresses_and_every_local_one_is_in_the_hairpin_set() -> None:
+def test_cluster_ip_and_external_address_lead_to_ready_endpoints_and_all_local_endpoints_are_in_the_hairpin_set() -> None:
     state = state_of(service(external=["192.0.2.1"]), READY_AND_DRAINING)
     ready = {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.6:8080"}
     assert backends(state, CLUSTER_IP) == backends(state, "192.0.2.1") == ready
@@ -236,14 +236,14 @@ def test_ready_endpoints_serve_cluster_and_external_addresses_and_every_local_on
 
 
 @pytest.mark.checklist(81)
-def test_external_traffic_that_is_local_goes_to_ready_endpoints_of_the_node_and_cluster_traffic_to_all() -> None:
+def test_external_traffic_with_policy_local_uses_ready_endpoints_of_the_node_and_the_cluster_ip_uses_all() -> None:
     state = state_of(service(external=["192.0.2.1"], external_local=True), READY_AND_DRAINING)
     assert backends(state, "192.0.2.1") == {"10.0.1.2:8080", "10.0.1.3:8080"}
     assert backends(state, CLUSTER_IP) == {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.6:8080"}
 
 
 @pytest.mark.checklist(82)
-def test_draining_endpoints_serve_when_none_is_ready() -> None:
+def test_terminating_endpoints_serve_if_no_endpoint_is_ready() -> None:
     slices = endpoint_slice(
         draining("10.0.1.2"),
         draining("10.0.1.3"),
@@ -258,7 +258,7 @@ def test_draining_endpoints_serve_when_none_is_ready() -> None:
 
 
 @pytest.mark.checklist(83)
-def test_external_traffic_that_is_local_prefers_draining_endpoints_here_to_ready_ones_elsewhere() -> None:
+def test_external_traffic_with_policy_local_prefers_local_terminating_endpoints_to_ready_endpoints_elsewhere() -> None:
     slices = endpoint_slice(draining("10.0.1.2"), draining("10.0.1.3"), endpoint("10.0.1.4", OTHER_NODE))
     state = state_of(service(external=["192.0.2.1"], external_local=True), slices)
     assert backends(state, CLUSTER_IP) == {"10.0.1.4:8080"}
@@ -266,7 +266,7 @@ def test_external_traffic_that_is_local_prefers_draining_endpoints_here_to_ready
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
-    """How many families have internal and external traffic that is local but finds no endpoint here."""
+    """The numbers of families in which internal and external traffic have policy Local but no endpoint on this node."""
     return len(state.rare.without_local_internal), len(state.rare.without_local_external)
 
 
@@ -280,46 +280,46 @@ def _local(*, internal: bool, external: bool) -> Service:
 
 @pytest.mark.checklist(84)
 @pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
-def test_a_local_policy_with_an_endpoint_on_this_node_is_not_reported(*, internal: bool, external: bool) -> None:
+def test_a_local_policy_is_not_reported_if_this_node_has_an_endpoint(*, internal: bool, external: bool) -> None:
     assert _without_local(state_of(_local(internal=internal, external=external), HERE)) == (0, 0)
 
 
 @pytest.mark.checklist(85)
-def test_internal_traffic_without_an_endpoint_here_is_counted() -> None:
+def test_internal_traffic_with_policy_local_and_no_endpoint_on_this_node_is_counted() -> None:
     assert _without_local(state_of(_local(internal=True, external=False), ELSEWHERE)) == (1, 0)
 
 
 @pytest.mark.checklist(86)
-def test_external_traffic_without_an_endpoint_here_is_counted() -> None:
+def test_external_traffic_with_policy_local_and_no_endpoint_on_this_node_is_counted() -> None:
     assert _without_local(state_of(_local(internal=False, external=True), ELSEWHERE)) == (0, 1)
 
 
 @pytest.mark.checklist(87)
-def test_internal_and_external_traffic_without_an_endpoint_here_are_both_counted() -> None:
+def test_internal_and_external_traffic_without_an_endpoint_on_this_node_are_counted_separately() -> None:
     state = state_of(_local(internal=True, external=True), ELSEWHERE)
     assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
 
 
-def test_a_missing_local_endpoint_in_one_family_is_not_counted_for_the_other() -> None:
+def test_a_missing_local_endpoint_of_one_family_is_not_counted_for_the_other_family() -> None:
     dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
     assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
 
 
 @pytest.mark.checklist(88)
-def test_without_any_endpoint_anywhere_there_is_nothing_to_count() -> None:
+def test_a_local_policy_is_not_counted_if_the_service_has_no_endpoint_on_any_node() -> None:
     assert _without_local(state_of(_local(internal=True, external=True))) == (0, 0)
 
 
 @pytest.mark.checklist(100)
-def test_a_family_that_cannot_be_reached_from_outside_has_no_external_traffic_to_count() -> None:
+def test_external_traffic_is_not_counted_for_a_family_without_external_addresses() -> None:
     dual = service(cluster=DUAL, external=["192.0.2.1"], external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5", OTHER_NODE), suffix="2"))
     assert state.rare.without_local_external == {Family.IPV4}
 
 
 @pytest.mark.checklist(52)
-def test_session_affinity_and_its_timeout_are_on_every_virtual_server() -> None:
+def test_every_virtual_server_of_a_service_has_its_session_affinity_and_timeout() -> None:
     sticky = service("web", service_port(node_port=30080), external=["192.0.2.1"], affinity_timeout_s=10800)
     state = state_of(sticky)
     assert len(state.virtual_servers) == 3
@@ -329,7 +329,7 @@ def test_session_affinity_and_its_timeout_are_on_every_virtual_server() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "flags"), [("rr", 0), ("wrr", 0), ("sh", 0), ("mh", SCHEDULER_PORT | SCHEDULER_FALLBACK)], ids=str
 )
-def test_only_the_maglev_scheduler_gets_flags(scheduler: str, flags: int) -> None:
+def test_only_the_scheduler_mh_gets_flags(scheduler: str, flags: int) -> None:
     (server,) = state_of(service(), settings=Settings(scheduler=scheduler)).virtual_servers.values()
     assert server.settings == VirtualServerSettings(scheduler, flags, 0)
 
@@ -339,7 +339,7 @@ def _flows(state: ServiceState) -> dict[tuple[str, int], set[str]]:
 
 
 @pytest.mark.parametrize("protocol", [Protocol.UDP, Protocol.SCTP])
-def test_flows_may_go_on_to_every_endpoint_that_serves_whatever_policies_say(protocol: Protocol) -> None:
+def test_tracked_flows_may_continue_to_every_serving_endpoint_whatever_the_traffic_policies(protocol: Protocol) -> None:
     slices = endpoint_slice(
         endpoint("10.244.1.5", OTHER_NODE),
         draining("10.244.1.6", OTHER_NODE),
@@ -356,13 +356,13 @@ def test_flows_may_go_on_to_every_endpoint_that_serves_whatever_policies_say(pro
     assert Flow(Family.IPV4, protocol, parse_address(CLUSTER_IP), 53) in state.rare.flows
 
 
-def test_flows_are_left_alone_where_no_endpoint_serves_and_of_tcp() -> None:
+def test_tracked_flows_are_not_cleaned_if_no_endpoint_serves_or_the_protocol_is_tcp() -> None:
     assert state_of(service("dns", service_port(53, Protocol.UDP)), endpoint_slice(dead("10.244.0.5"))).rare.flows == {}
     assert state_of(service(), endpoint_slice(endpoint("10.244.0.5"))).rare.flows == {}
 
 
 def _as_sets(state: ServiceState) -> tuple[object, ...]:
-    """A state without the order of its parts."""
+    """The contents of a state without the order of its objects."""
     return (
         state.virtual_servers,
         frozenset(state.entries),
@@ -384,7 +384,7 @@ def _shuffled_endpoints(item: EndpointSlice) -> st.SearchStrategy[EndpointSlice]
 
 
 @hypothesis.given(st.data(), strategies.services(), strategies.slice_lists())
-def test_the_order_of_slices_and_endpoints_makes_no_difference(
+def test_the_order_of_endpoint_slices_and_endpoints_does_not_change_the_state(
     data: st.DataObject, given: Service, slices: list[EndpointSlice]
 ) -> None:
     reordered = [data.draw(_shuffled_endpoints(item)) for item in data.draw(st.permutations(slices))]
@@ -392,7 +392,7 @@ def test_the_order_of_slices_and_endpoints_makes_no_difference(
 
 
 @hypothesis.given(st.data(), strategies.services(), strategies.slice_lists())
-def test_the_order_of_ports_and_addresses_in_a_service_makes_no_difference(
+def test_the_order_of_ports_and_addresses_in_a_service_does_not_change_the_state(
     data: st.DataObject, given: Service, slices: list[EndpointSlice]
 ) -> None:
     permuted = msgspec.structs.replace(
@@ -410,14 +410,14 @@ def test_the_order_of_ports_and_addresses_in_a_service_makes_no_difference(
 
 
 @hypothesis.given(strategies.services(), strategies.slice_lists())
-def test_translating_again_gives_the_same(given: Service, slices: list[EndpointSlice]) -> None:
+def test_translating_a_service_again_gives_the_same_state(given: Service, slices: list[EndpointSlice]) -> None:
     assert state_of(given, *slices) == state_of(given, *slices)
 
 
 @hypothesis.given(
     strategies.services(), strategies.slice_lists(), strategies.services("other", 20), strategies.slice_lists("other")
 )
-def test_a_services_rules_do_not_depend_on_which_service_comes_first(
+def test_the_rules_do_not_depend_on_the_order_of_services(
     one: Service, slices: list[EndpointSlice], other: Service, other_slices: list[EndpointSlice]
 ) -> None:
     states = state_of(one, *slices), state_of(other, *other_slices)
@@ -434,7 +434,7 @@ def test_every_bound_address_has_an_entry_in_the_set_of_addresses_and_a_virtual_
     assert set(state.rare.refused) <= state.virtual_servers.keys()
 
 
-def test_a_very_large_service_is_translated_in_steps_with_each_of_its_addresses() -> None:
+def test_a_very_large_service_is_translated_in_several_steps_with_all_of_its_addresses() -> None:
     many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 3 * ITEMS_AT_ONCE)]
     large = service(external=many)
     assert 3 <= len(list(state.translating(large, (READY_AND_DRAINING,), builders.node_view(), Settings()))) <= 10

@@ -1,6 +1,6 @@
-"""The effect of a change of a Service or its slices: the states before and after it.
+"""The effects of changes of a Service or its EndpointSlices: the states before and after the change.
 
-Whether tracked flows must be cleaned follows from the same states: they name the real servers that may go on answering.
+Which tracked flows must be cleaned also follows from these states: they name the real servers that may continue to answer.
 """
 
 import pytest
@@ -31,7 +31,7 @@ def _balancer(*ports: ServicePort, health_port: int = 30000, cluster: str = CLUS
 
 
 @pytest.mark.checklist(42)
-def test_a_health_check_port_that_changes_is_closed_under_its_old_number() -> None:
+def test_a_health_check_port_that_changes_is_closed_at_its_old_number() -> None:
     assert _health_ports(state_of(_balancer(health_port=30000))) == {"30000"}
     assert _health_ports(state_of(_balancer(health_port=30001))) == {"30001"}
     assert _health_ports() == set(), "with the Service its state goes, and with it the entry"
@@ -41,7 +41,7 @@ THREE_PORTS = tuple(service_port(number, name=str(number)) for number in (81, 82
 
 
 @pytest.mark.checklist(45)
-def test_four_services_with_three_ports_are_twelve_cluster_ports_and_one_health_check_port() -> None:
+def test_four_services_with_three_ports_give_twelve_cluster_ip_ports_and_one_health_check_port() -> None:
     others = [state_of(service(name, *THREE_PORTS, cluster=[f"10.96.0.{name}"])) for name in ("1", "2", "3")]
     balancer = state_of(_balancer(*THREE_PORTS, health_port=345, cluster="10.96.0.4"))
     assert len(members(SetKind.CLUSTER_IP, *others, balancer)) == 12
@@ -49,7 +49,7 @@ def test_four_services_with_three_ports_are_twelve_cluster_ports_and_one_health_
 
 
 @pytest.mark.checklist(46)
-def test_ports_that_are_removed_leave_nothing_behind() -> None:
+def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
     before, after = state_of(service("web", *THREE_PORTS)), state_of(service("web", *THREE_PORTS[:1]))
     assert frontends(before) - frontends(after) == {f"TCP {CLUSTER_IP}:82", f"TCP {CLUSTER_IP}:83"}
     assert members(SetKind.CLUSTER_IP, after) == {f"{CLUSTER_IP},tcp:81"}
@@ -58,7 +58,7 @@ def test_ports_that_are_removed_leave_nothing_behind() -> None:
 
 
 @pytest.mark.checklist(49, 51)
-def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_gets_a_health_check_and_loses_it_again() -> None:
+def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_has_a_health_check_while_it_is_one() -> None:
     plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
     assert frontends(plain) < frontends(balancer)
@@ -66,7 +66,7 @@ def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_gets_a_healt
     assert (len(plain.rare.local_endpoints), len(balancer.rare.local_endpoints)) == (0, 1)
 
 
-def test_an_endpoint_of_a_port_that_the_service_has_not_got_makes_the_node_not_healthy() -> None:
+def test_only_endpoints_for_a_port_of_the_service_count_for_the_health_check() -> None:
     other = endpoint_slice(endpoint("10.0.1.1"), service="lb", suffix="other", ports=[endpoint_port(9090, name="other")])
     mine = endpoint_slice(endpoint("10.0.1.2"), service="lb", suffix="mine", ports=[endpoint_port(9090, name="81")])
     counts = [
@@ -76,12 +76,12 @@ def test_an_endpoint_of_a_port_that_the_service_has_not_got_makes_the_node_not_h
 
 
 @pytest.mark.checklist(50)
-def test_an_equal_object_has_an_equal_state() -> None:
+def test_equal_objects_give_equal_states() -> None:
     assert state_of(_balancer(*THREE_PORTS)) == state_of(_balancer(*THREE_PORTS))
 
 
 @pytest.mark.checklist(77)
-def test_a_slice_that_is_deleted_leaves_the_virtual_server_but_neither_real_server_nor_hairpin_entry() -> None:
+def test_after_deletion_of_an_endpoint_slice_the_virtual_server_stays_without_its_real_servers_and_hairpin_entries() -> None:
     slices = endpoint_slice(endpoint("10.0.1.1"), endpoint("10.0.1.2", OTHER_NODE))
     before, after = state_of(service(), slices), state_of(service())
     assert backends(before, CLUSTER_IP) == {"10.0.1.1:8080", "10.0.1.2:8080"}
@@ -96,13 +96,16 @@ P11, P12 = (service_port(number, Protocol.UDP, name=f"p{number}") for number in 
 
 
 def _slice(*addresses: str, ports: dict[str, int] | None = None, node: str = OTHER_NODE, suffix: str = "1") -> EndpointSlice:
-    """A slice with these addresses; by default it has p11 only."""
+    """An EndpointSlice with these addresses; by default, it has only the port p11."""
     desired = [endpoint_port(number, Protocol.UDP, name=name) for name, number in (ports or {"p11": 11}).items()]
     return endpoint_slice(*(endpoint(address, node) for address in addresses), suffix=suffix, ports=desired, family=Family.IPV4)
 
 
 def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) -> dict[int, set[str]]:
-    """The real servers whose flows may go on, by service port; the flows of other ports are not cleaned at all."""
+    """For each service port, the real servers whose flows may continue.
+
+    Flows of ports that are missing are not cleaned at all.
+    """
     state = state_of(service("dns", *ports), *slices)
     for flow, keep in state.rare.flows.items():
         assert {str(key) for key in keep} == backends(state, CLUSTER_IP, flow.port, Protocol.UDP)
@@ -110,7 +113,7 @@ def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) 
 
 
 def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,), name: str = "dns") -> int:
-    """The number of local endpoints in a load balancer's health check of the same endpoints."""
+    """The number of local endpoints that the health check of a load balancer with the same endpoints returns."""
     desired = service(name, *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
     return state_of(desired, *slices).rare.local_endpoints[HealthCheckPort(Family.IPV4, 30000)]
 
@@ -119,32 +122,32 @@ BOTH_PORTS = {"p11": 11, "p12": 12}
 
 
 @pytest.mark.checklist(53)
-def test_without_slices_there_are_neither_real_servers_nor_flows_nor_local_endpoints() -> None:
+def test_without_endpoint_slices_there_are_no_real_servers_no_flows_and_no_local_endpoints() -> None:
     assert _answering() == {}
     assert _local_count() == 0
 
 
 @pytest.mark.checklist(54)
-def test_an_endpoint_that_stays_may_go_on_answering_and_counts_as_local() -> None:
+def test_an_endpoint_that_stays_may_continue_to_answer_and_counts_as_local() -> None:
     here = _slice("1.1.1.1", node="node-a")
     assert _answering(here) == _answering(here) == {11: {"1.1.1.1:11"}}
     assert _local_count(here) == 1
 
 
 @pytest.mark.checklist(55)
-def test_two_slices_of_a_service_make_one_list_of_endpoints() -> None:
+def test_the_endpoints_of_two_endpoint_slices_of_a_service_are_combined() -> None:
     assert _answering(_slice("1.1.1.1"), _slice("1.1.1.2", suffix="2")) == {11: {"1.1.1.1:11", "1.1.1.2:11"}}
 
 
 @pytest.mark.checklist(56)
-def test_an_address_with_two_ports_is_one_local_endpoint() -> None:
+def test_an_address_with_two_ports_counts_as_one_local_endpoint() -> None:
     assert _local_count(_slice("1.1.1.1", ports=BOTH_PORTS, node="node-a"), ports=(P11, P12)) == 1
     apart = _slice("1.1.1.1", node="node-a"), _slice("1.1.1.1", node="node-a", suffix="2", ports={"p12": 12})
     assert _local_count(*apart, ports=(P11, P12)) == 1
 
 
 @pytest.mark.checklist(57)
-def test_local_endpoints_are_counted_for_each_service_by_itself() -> None:
+def test_local_endpoints_are_counted_separately_for_each_service() -> None:
     one = _slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS, node="node-a"), _slice("1.1.1.3", suffix="2")
     two = _slice("2.2.2.1", node="node-a"), _slice("2.2.2.2", node="node-a", suffix="2", ports={"p12": 12})
     assert _local_count(*one, ports=(P11, P12), name="one") == 2
@@ -153,13 +156,13 @@ def test_local_endpoints_are_counted_for_each_service_by_itself() -> None:
 
 
 @pytest.mark.checklist(58)
-def test_an_added_slice_gets_flows_and_a_removed_slice_deletes_none() -> None:
+def test_adding_a_slice_adds_its_real_servers_to_the_flows_and_without_slices_no_flows_are_cleaned() -> None:
     assert _answering(_slice("1.1.1.1")) == {11: {"1.1.1.1:11"}}
     assert _answering() == {}
 
 
 @pytest.mark.checklist(59, 60)
-def test_addresses_and_ports_may_come_and_go_together() -> None:
+def test_addresses_and_ports_may_be_added_and_removed_together() -> None:
     few = _answering(_slice("1.1.1.1"), ports=(P11, P12))
     many = _answering(_slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS), ports=(P11, P12))
     assert few == {11: {"1.1.1.1:11"}}
@@ -167,7 +170,7 @@ def test_addresses_and_ports_may_come_and_go_together() -> None:
 
 
 @pytest.mark.checklist(61, 62)
-def test_a_second_slice_may_come_and_go() -> None:
+def test_a_second_endpoint_slice_may_be_added_and_removed() -> None:
     first, second = _slice("1.1.1.1"), _slice("1.1.1.2", node="node-a", suffix="2", ports={"p12": 12})
     assert _answering(first, ports=(P11, P12)) == {11: {"1.1.1.1:11"}}
     assert _answering(first, second, ports=(P11, P12)) == {11: {"1.1.1.1:11"}, 12: {"1.1.1.2:12"}}
@@ -176,19 +179,19 @@ def test_a_second_slice_may_come_and_go() -> None:
 
 
 @pytest.mark.checklist(63)
-def test_a_port_that_gets_another_name_is_another_port() -> None:
+def test_a_renamed_port_counts_as_a_different_port() -> None:
     renamed = _slice("1.1.1.1", ports={"p11-2": 11})
     assert _answering(renamed) == {}
     assert _answering(renamed, ports=(service_port(11, Protocol.UDP, name="p11-2"),)) == {11: {"1.1.1.1:11"}}
 
 
 @pytest.mark.checklist(64)
-def test_a_port_that_gets_another_number_is_the_same_port_elsewhere() -> None:
+def test_an_endpoint_port_with_a_new_number_still_belongs_to_the_same_service_port() -> None:
     assert _answering(_slice("1.1.1.1", ports={"p11": 22})) == {11: {"1.1.1.1:22"}}
 
 
 @pytest.mark.checklist(65)
-def test_all_kinds_of_changes_at_once_end_in_what_the_slices_then_say() -> None:
+def test_after_several_changes_at_once_the_flows_follow_from_the_current_endpoint_slices() -> None:
     ports = (P11, P12, service_port(13, Protocol.UDP, name="p13"))
     before = _slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS), _slice("1.1.1.3", suffix="2")
     after = _slice("1.1.1.1", ports={"p11": 11, "p13": 13}), _slice("1.1.1.4", suffix="3", ports={"p12": 122})
@@ -200,6 +203,6 @@ def test_all_kinds_of_changes_at_once_end_in_what_the_slices_then_say() -> None:
 
 
 @pytest.mark.checklist(66)
-def test_a_slice_without_addresses_means_nothing_until_it_gets_some() -> None:
+def test_an_endpoint_slice_without_addresses_has_no_effect_until_it_gets_addresses() -> None:
     assert _answering(_slice()) == {}
     assert _answering(_slice("1.1.1.1")) == {11: {"1.1.1.1:11"}}

@@ -1,4 +1,7 @@
-"""Node ports, external and load balancer addresses, source ranges and health checks: the parts that are reached from outside."""
+"""Node ports, external and load balancer addresses, source ranges and health checks.
+
+All of them are reached from outside the cluster.
+"""
 
 import pytest
 
@@ -41,20 +44,20 @@ def _node_port(
 
 
 @pytest.mark.checklist(13)
-def test_a_node_port_is_a_virtual_server_of_its_family_beside_the_cluster_ip() -> None:
+def test_a_node_port_is_a_virtual_server_of_its_family_in_addition_to_the_cluster_ip() -> None:
     state = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE))
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 100.101.102.103:3001"}
     assert backends(state, CLUSTER_IP) == backends(state, "100.101.102.103", 3001) == {"10.180.0.1:80"}
     assert {server.settings.scheduler for server in state.virtual_servers.values()} == {"rr"}
 
 
-def test_node_addresses_are_never_bound() -> None:
+def test_addresses_of_the_node_are_never_bound() -> None:
     state = state_of(_node_port(), view=builders.node_view(DUAL_NODE))
     assert state.addresses == builders.addresses(CLUSTER_IP)
 
 
 @pytest.mark.parametrize("cluster", [[CLUSTER_IP], [CLUSTER_IP_V6], [CLUSTER_IP, CLUSTER_IP_V6]])
-def test_an_address_is_on_the_device_or_has_a_route_as_the_operator_chooses(cluster: list[str]) -> None:
+def test_a_service_address_is_on_the_device_or_has_a_route_as_the_operator_chooses(cluster: list[str]) -> None:
     external = ["50.60.70.81", "2012::51"]
     made = service("web", service_port(80), cluster=cluster, external=external)
     by_address, by_route = (state_of(made, *BOTH_SLICES, settings=Settings(binding=binding)) for binding in Binding)
@@ -65,14 +68,14 @@ def test_an_address_is_on_the_device_or_has_a_route_as_the_operator_chooses(clus
     assert (by_address.served, by_address.entries) == (by_route.served, by_route.entries)
 
 
-def test_an_address_of_the_node_gets_no_route() -> None:
+def test_an_address_of_the_node_never_gets_a_route() -> None:
     made = service("web", service_port(80), cluster=[CLUSTER_IP], external=["100.101.102.103"])
     state = state_of(made, view=builders.node_view(DUAL_NODE), settings=Settings(binding=Binding.ROUTES))
     assert state.routes == builders.addresses(CLUSTER_IP)
 
 
 @pytest.mark.checklist(14)
-def test_a_udp_node_port_is_masqueraded() -> None:
+def test_connections_to_a_udp_node_port_are_masqueraded() -> None:
     settings = Settings(node_port_networks=builders.networks("0.0.0.0/0"))
     state = state_of(_node_port(Protocol.UDP), view=builders.node_view(DUAL_NODE, settings=settings), settings=settings)
     assert members(SetKind.NODE_PORT_UDP, state) == {"3001"}
@@ -88,7 +91,7 @@ def test_a_udp_node_port_is_masqueraded() -> None:
 
 
 @pytest.mark.checklist(15)
-def test_a_node_port_without_endpoints_has_virtual_servers_without_real_servers() -> None:
+def test_virtual_servers_of_a_node_port_without_endpoints_have_no_real_servers() -> None:
     state = state_of(_node_port(), view=builders.node_view(DUAL_NODE))
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 100.101.102.103:3001"}
     assert backends(state, CLUSTER_IP) == backends(state, "100.101.102.103", 3001) == set()
@@ -103,7 +106,7 @@ def test_an_sctp_node_port_has_a_set_entry_for_each_node_address() -> None:
 
 
 @pytest.mark.checklist(17)
-def test_an_sctp_node_port_with_local_traffic_is_in_both_sets_and_leads_to_local_endpoints() -> None:
+def test_an_sctp_node_port_with_policy_local_is_in_both_sets_and_leads_to_local_endpoints() -> None:
     slices = endpoint_slice(endpoint("10.180.0.1"), endpoint("10.180.1.1", OTHER_NODE), ports=[endpoint_port(80, Protocol.SCTP)])
     state = state_of(_node_port(Protocol.SCTP, external_local=True), slices, view=builders.node_view(DUAL_NODE))
     assert backends(state, CLUSTER_IP, 80, Protocol.SCTP) == {"10.180.0.1:80", "10.180.1.1:80"}
@@ -124,7 +127,7 @@ def test_an_sctp_node_port_with_local_traffic_is_in_both_sets_and_leads_to_local
 
 
 @pytest.mark.checklist(18)
-def test_a_node_port_with_local_traffic_and_limited_addresses() -> None:
+def test_a_node_port_with_policy_local_is_served_only_on_the_configured_addresses() -> None:
     settings = Settings(node_port_networks=builders.networks("100.101.102.0/24"))
     view = builders.node_view(DUAL_NODE | {"eth1": ["192.168.1.1"]}, settings=settings)
     state = state_of(_node_port(external_local=True), LOCAL_AND_REMOTE, view=view)
@@ -138,7 +141,7 @@ def test_a_node_port_with_local_traffic_and_limited_addresses() -> None:
 
 
 @pytest.mark.checklist(19)
-def test_an_ipv6_node_port_is_a_virtual_server_of_its_family_beside_the_cluster_ip() -> None:
+def test_an_ipv6_node_port_is_a_virtual_server_of_its_family_in_addition_to_the_cluster_ip() -> None:
     view = builders.node_view(DUAL_NODE)
     state = state_of(_node_port(cluster=CLUSTER_IP_V6), *BOTH_SLICES, view=view, settings=ONLY_V6)
     assert frontends(state) == {"TCP [2020::1]:80", "TCP [2001:db8::1:1]:3001"}
@@ -146,7 +149,7 @@ def test_an_ipv6_node_port_is_a_virtual_server_of_its_family_beside_the_cluster_
 
 
 @pytest.mark.checklist(20)
-def test_an_ipv4_service_has_nothing_in_ipv6() -> None:
+def test_an_ipv4_service_has_no_ipv6_objects() -> None:
     state = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE), settings=ONLY_V6)
     assert (frontends(state), state.entries, state.addresses) == (set(), (), ())
     both = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE))
@@ -154,7 +157,7 @@ def test_an_ipv4_service_has_nothing_in_ipv6() -> None:
 
 
 @pytest.mark.checklist(21)
-def test_an_ipv6_node_port_without_endpoints_has_virtual_servers_without_real_servers() -> None:
+def test_virtual_servers_of_an_ipv6_node_port_without_endpoints_have_no_real_servers() -> None:
     state = state_of(_node_port(cluster=CLUSTER_IP_V6), view=builders.node_view(DUAL_NODE))
     assert backends(state, CLUSTER_IP_V6) == backends(state, "2001:db8::1:1", 3001) == set()
 
@@ -170,21 +173,21 @@ def test_an_ipv6_sctp_node_port_has_a_set_entry_for_each_node_address() -> None:
 
 
 @pytest.mark.parametrize("protocol", Protocol)
-def test_without_a_node_address_a_node_port_has_neither_virtual_server_nor_set_entry(protocol: Protocol) -> None:
+def test_on_a_node_without_an_address_a_node_port_has_no_virtual_server_and_no_set_entry(protocol: Protocol) -> None:
     state = state_of(_node_port(protocol, external_local=True), view=builders.node_view({}))
     assert frontends(state) == {f"{protocol.name} {CLUSTER_IP}:80"}
     assert {entry.set for entry in state.entries} == {"KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"}
 
 
 @pytest.mark.checklist(31)
-def test_an_external_address_without_endpoints_has_a_virtual_server_without_real_servers() -> None:
+def test_the_virtual_server_of_an_external_address_without_endpoints_has_no_real_servers() -> None:
     state = state_of(service(external=["50.60.70.81"]))
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 50.60.70.81:80"}
     assert backends(state, "50.60.70.81") == set()
 
 
 @pytest.mark.checklist(32)
-def test_external_addresses_are_served_in_the_families_of_the_cluster_ips_even_a_loopback_one() -> None:
+def test_external_addresses_including_loopback_are_served_in_the_families_of_the_cluster_ips() -> None:
     state = state_of(service(external=["50.60.70.81", "2012::51", "127.0.0.1"]), settings=ONLY_V4)
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 50.60.70.81:80", "TCP 127.0.0.1:80"}
     assert members(SetKind.EXTERNAL_IP, state) == {"50.60.70.81,tcp:80", "127.0.0.1,tcp:80"}
@@ -192,7 +195,7 @@ def test_external_addresses_are_served_in_the_families_of_the_cluster_ips_even_a
 
 
 @pytest.mark.checklist(34)
-def test_an_external_address_with_local_traffic_leads_to_local_endpoints_only() -> None:
+def test_an_external_address_with_policy_local_leads_only_to_local_endpoints() -> None:
     port = service_port(node_port=3001)
     external = service("ext", port, kind=ServiceType.NODE_PORT, external=["50.60.70.81", "50.60.70.82"], external_local=True)
     state = state_of(external, LOCAL_AND_REMOTE, view=builders.node_view({}))
@@ -209,14 +212,14 @@ def test_external_addresses_that_the_operator_does_not_allow_are_not_served() ->
     assert members(SetKind.EXTERNAL_IP, state) == set()
 
 
-def test_external_addresses_count_for_policies_even_if_they_are_not_served() -> None:
+def test_external_addresses_count_for_traffic_policies_even_if_they_are_not_served() -> None:
     settings = Settings(external_addresses=False)
     remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
     state = state_of(service(external=["50.60.70.81"], external_local=True), remote, settings=settings)
     assert state.rare.without_local_external == {Family.IPV4}
 
 
-def test_an_outside_address_that_another_interface_carries_is_served_but_not_bound_again() -> None:
+def test_an_external_address_that_another_interface_has_is_served_but_not_bound_again() -> None:
     view = builders.node_view({"eth0": ["192.168.0.10", "192.0.2.1", "198.51.100.1"]})
     state = state_of(service(external=["192.0.2.1"], load_balancer=["198.51.100.1"]), view=view)
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 192.0.2.1:80", "TCP 198.51.100.1:80"}
@@ -224,11 +227,11 @@ def test_an_outside_address_that_another_interface_carries_is_served_but_not_bou
     assert members(SetKind.IPVS_IPS, state) == {CLUSTER_IP}
 
 
-def test_a_cluster_ip_is_bound_even_if_another_interface_carries_it() -> None:
+def test_a_cluster_ip_is_bound_even_if_another_interface_has_it() -> None:
     assert state_of(service(), view=builders.node_view({"eth0": [CLUSTER_IP]})).addresses == builders.addresses(CLUSTER_IP)
 
 
-def test_external_traffic_that_is_local_goes_everywhere_when_no_endpoint_is_here() -> None:
+def test_external_traffic_with_policy_local_goes_to_all_endpoints_if_this_node_has_none() -> None:
     remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
     state = state_of(service(external=["50.60.70.81"], external_local=True), remote)
     assert backends(state, "50.60.70.81") == {"10.180.1.1:8080"}
@@ -253,7 +256,7 @@ def _on_a_node_without_addresses(desired: Service, view: NodeView | None = None)
 
 
 @pytest.mark.checklist(35)
-def test_a_load_balancer_address_is_a_virtual_server_and_is_masqueraded() -> None:
+def test_a_load_balancer_address_is_a_virtual_server_and_its_connections_are_masqueraded() -> None:
     state = _on_a_node_without_addresses(_load_balancer())
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 1.2.3.4:80"}
     assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
@@ -262,7 +265,7 @@ def test_a_load_balancer_address_is_a_virtual_server_and_is_masqueraded() -> Non
 
 
 @pytest.mark.checklist(36)
-def test_rules_of_a_node_with_a_load_balancer_address() -> None:
+def test_the_rules_of_a_node_with_a_load_balancer_address() -> None:
     state = _on_a_node_without_addresses(_load_balancer())
     assert outline(skeleton_of(state), "nat", "KUBE-SERVICES") == [
         ("", "RETURN"),
@@ -275,7 +278,7 @@ def test_rules_of_a_node_with_a_load_balancer_address() -> None:
 
 
 @pytest.mark.checklist(37)
-def test_a_load_balancer_address_with_local_traffic_leads_to_local_endpoints_and_keeps_the_clients_address() -> None:
+def test_a_load_balancer_address_with_policy_local_leads_to_local_endpoints_and_keeps_the_clients_address() -> None:
     state = _on_a_node_without_addresses(_load_balancer(external_local=True))
     assert backends(state, "1.2.3.4") == {"10.180.0.1:8080"}
     assert backends(state, CLUSTER_IP) == {"10.180.0.1:8080", "10.180.1.1:8080"}
@@ -287,7 +290,7 @@ def test_a_load_balancer_address_with_local_traffic_leads_to_local_endpoints_and
 
 
 @pytest.mark.checklist(38)
-def test_source_ranges_are_admitted_and_all_other_clients_are_dropped() -> None:
+def test_clients_inside_the_source_ranges_are_admitted_and_all_other_clients_are_dropped() -> None:
     state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8"))
     assert members(SetKind.LOAD_BALANCER, state) == members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
     assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == {"1.2.3.4,tcp:80,10.0.0.0/8"}
@@ -299,7 +302,7 @@ def test_source_ranges_are_admitted_and_all_other_clients_are_dropped() -> None:
     ]
 
 
-def test_a_node_inside_the_source_ranges_may_use_the_address_itself() -> None:
+def test_a_node_inside_the_source_ranges_may_itself_use_the_load_balancer_address() -> None:
     view = builders.node_view(node_object=builders.node("10.1.2.3"))
     state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8", "192.0.2.0/24"), view)
     assert members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == {"1.2.3.4,tcp:80,1.2.3.4"}
@@ -311,7 +314,7 @@ def test_a_node_inside_the_source_ranges_may_use_the_address_itself() -> None:
     ]
 
 
-def test_a_node_outside_the_source_ranges_may_not_use_the_address_itself() -> None:
+def test_a_node_outside_the_source_ranges_may_not_itself_use_the_load_balancer_address() -> None:
     view = builders.node_view(node_object=builders.node("172.16.0.1"))
     state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8"), view)
     assert members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()
@@ -319,7 +322,7 @@ def test_a_node_outside_the_source_ranges_may_not_use_the_address_itself() -> No
 
 
 @pytest.mark.parametrize("ranges", [("10.0.0.0/8", "0.0.0.0/0"), ("2001:db8::/32",), ()])
-def test_a_range_of_all_addresses_or_none_of_the_family_restricts_no_client(ranges: tuple[str, ...]) -> None:
+def test_a_source_range_of_all_addresses_or_of_the_other_family_restricts_no_client(ranges: tuple[str, ...]) -> None:
     state = _on_a_node_without_addresses(_load_balancer(*ranges))
     assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
     for kind in (SetKind.LOAD_BALANCER_FIREWALL, SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):
@@ -327,7 +330,7 @@ def test_a_range_of_all_addresses_or_none_of_the_family_restricts_no_client(rang
     assert state.rare.refused == ()
 
 
-def test_source_ranges_without_any_valid_one_let_no_client_in() -> None:
+def test_a_load_balancer_address_whose_source_ranges_are_all_invalid_admits_no_client() -> None:
     desired = builders.with_options(_load_balancer(), admits_nobody=True)
     state = _on_a_node_without_addresses(desired)
     assert members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
@@ -336,12 +339,12 @@ def test_source_ranges_without_any_valid_one_let_no_client_in() -> None:
     assert outline(skeleton_of(state), "filter", "KUBE-SOURCE-RANGES-FIREWALL") == [("", "DROP")]
 
 
-def test_a_source_range_of_one_address_is_written_as_ipset_prints_it() -> None:
+def test_a_source_range_of_a_single_address_is_written_as_ipset_prints_it() -> None:
     state = _on_a_node_without_addresses(_load_balancer("203.0.113.7/32"))
     assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == {"1.2.3.4,tcp:80,203.0.113.7"}
 
 
-def test_node_ports_and_external_addresses_are_not_restricted_by_source_ranges() -> None:
+def test_source_ranges_do_not_restrict_node_ports_and_external_addresses() -> None:
     desired = service(
         "lb",
         service_port(node_port=3001),
@@ -358,7 +361,7 @@ def _health_ports(*states: ServiceState) -> set[str]:
 
 
 @pytest.mark.checklist(40)
-def test_health_check_ports_are_open_on_the_node() -> None:
+def test_health_check_ports_are_not_closed_on_the_node() -> None:
     states = [
         _on_a_node_without_addresses(_load_balancer(name="one", external_local=True, health_port=30000)),
         _on_a_node_without_addresses(_load_balancer(name="two", external_local=True, health_port=30001)),
@@ -368,7 +371,7 @@ def test_health_check_ports_are_open_on_the_node() -> None:
 
 
 @pytest.mark.checklist(41)
-def test_rules_of_a_node_with_health_check_ports() -> None:
+def test_the_rules_of_a_node_with_health_check_ports() -> None:
     view = builders.node_view(DUAL_NODE)
     state = _on_a_node_without_addresses(_load_balancer(external_local=True, health_port=30000), view)
     skeleton = skeleton_of(state)
@@ -390,7 +393,7 @@ def test_a_health_check_counts_ready_endpoints_of_this_node() -> None:
 
 
 @pytest.mark.checklist(44)
-def test_a_health_check_counts_neither_terminating_nor_unready_endpoints() -> None:
+def test_a_health_check_does_not_count_terminating_or_unready_endpoints() -> None:
     slices = endpoint_slice(draining("10.180.0.1"), endpoint("10.180.0.2", ready=False))
     desired = _load_balancer(external_local=True, health_port=30000)
     assert state_of(desired, slices).rare.local_endpoints == {HealthCheckPort(Family.IPV4, 30000): 0}

@@ -1,4 +1,4 @@
-"""Which endpoints of a service port count for traffic to any node, and for traffic that must stay on this node."""
+"""Which endpoints of a service port are used for traffic to any node, and for traffic that must stay on this node."""
 
 import collections
 import itertools
@@ -21,7 +21,7 @@ HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10
 
 
 def _scopes(*endpoints: Endpoint, zone: str) -> tuple[topology.Scope, topology.Scope]:
-    """The cluster scope and the local one."""
+    """The scope for the whole cluster and the scope for this node."""
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = (
         topology.choose_routes(keyed, THIS_NODE, zone, internal_local=internal_local, external_local=False).internal.scope
@@ -35,42 +35,42 @@ def _address(key: bytes) -> str:
 
 
 def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str]]:
-    """Addresses in cluster scope, and those in local scope."""
+    """The addresses in the scope for the whole cluster, and the addresses in the scope for this node."""
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster_used, local_used = (scope.used(keyed) for scope in _scopes(*endpoints, zone=zone))
     return {_address(key) for key in cluster_used}, {_address(key) for key in local_used}
 
 
-def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
+def test_ready_endpoints_serve_the_whole_cluster_and_local_ready_endpoints_serve_local_traffic() -> None:
     assert _choose(endpoint(HERE), endpoint(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
 
 
-def test_without_endpoints_nothing_serves() -> None:
+def test_a_service_port_without_endpoints_has_no_real_servers() -> None:
     assert _choose() == (set(), set())
 
 
-def test_endpoints_that_neither_are_ready_nor_serve_are_not_used() -> None:
+def test_endpoints_that_are_neither_ready_nor_serving_are_not_used() -> None:
     assert _choose(dead(HERE), dead(THERE, OTHER_NODE)) == (set(), set())
 
 
-def test_an_unready_endpoint_that_is_not_terminating_is_no_fallback() -> None:
+def test_an_unready_endpoint_that_is_not_terminating_is_never_used_as_last_resort() -> None:
     assert _choose(endpoint(HERE, ready=False, serving=True)) == (set(), set())
 
 
-def test_a_draining_endpoint_serves_only_where_no_ready_one_does() -> None:
+def test_a_terminating_endpoint_that_serves_is_used_only_if_no_endpoint_is_ready() -> None:
     assert _choose(draining(HERE), endpoint(THERE, OTHER_NODE)) == ({THERE}, {HERE})
     assert _choose(endpoint(HERE), draining(HERE_TOO), draining(THERE, OTHER_NODE)) == ({HERE}, {HERE})
     assert _choose(draining(HERE), draining(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
 
 
 @pytest.mark.checklist(97)
-def test_zone_hints_keep_traffic_in_the_zone_when_every_ready_endpoint_has_one() -> None:
+def test_zone_hints_keep_traffic_in_the_zone_if_every_ready_endpoint_has_a_zone_hint() -> None:
     hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
     assert _choose(*hinted)[0] == {HERE}
     assert _choose(*hinted, zone="zone-b")[0] == {THERE}
 
 
-def test_hints_choose_among_endpoints_that_are_all_ready() -> None:
+def test_hints_select_only_among_ready_endpoints() -> None:
     hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in hinted}
     choice = topology.choose_routes(keyed, THIS_NODE, "zone-a", internal_local=False, external_local=False)
@@ -78,26 +78,26 @@ def test_hints_choose_among_endpoints_that_are_all_ready() -> None:
 
 
 @pytest.mark.checklist(97)
-def test_zone_hints_do_not_count_when_one_ready_endpoint_has_none() -> None:
+def test_zone_hints_are_ignored_if_one_ready_endpoint_has_none() -> None:
     assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE))[0] == {HERE, THERE}
 
 
 @pytest.mark.checklist(97)
 @pytest.mark.parametrize("zone", ["zone-c", ""])
-def test_zone_hints_do_not_count_when_none_is_for_this_zone_or_the_zone_is_not_known(zone: str) -> None:
+def test_zone_hints_are_ignored_if_none_is_for_this_zone_or_the_zone_is_unknown(zone: str) -> None:
     hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
     assert _choose(*hinted, zone=zone)[0] == {HERE, THERE}
 
 
 @pytest.mark.checklist(97)
-def test_an_endpoint_that_is_not_ready_has_no_say_about_hints() -> None:
+def test_an_endpoint_that_is_not_ready_does_not_influence_whether_hints_are_used() -> None:
     unhinted = dead(THERE_TOO, OTHER_NODE)
     assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"]), unhinted)[0] == {HERE}
     only_unready_is_near = endpoint(THERE, OTHER_NODE, zones=["zone-b"]), endpoint(HERE, ready=False, zones=["zone-a"])
     assert _choose(*only_unready_is_near)[0] == {THERE}
 
 
-def test_an_endpoint_may_be_hinted_for_several_zones() -> None:
+def test_an_endpoint_may_have_hints_for_several_zones() -> None:
     assert _choose(endpoint(THERE, OTHER_NODE, zones=["zone-b", "zone-a"]), endpoint(HERE, zones=["zone-b"]))[0] == {THERE}
 
 
@@ -109,7 +109,7 @@ def test_node_hints_keep_traffic_on_the_node() -> None:
 
 
 @pytest.mark.checklist(98)
-def test_where_one_endpoint_has_no_node_hint_the_zone_decides() -> None:
+def test_zone_hints_are_used_if_one_endpoint_has_no_node_hint() -> None:
     hinted = (
         endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"]),
         endpoint(HERE_TOO, zones=["zone-a"]),
@@ -119,7 +119,7 @@ def test_where_one_endpoint_has_no_node_hint_the_zone_decides() -> None:
 
 
 @pytest.mark.checklist(98)
-def test_where_no_node_hint_names_this_node_the_zone_decides() -> None:
+def test_zone_hints_are_used_if_no_node_hint_is_for_this_node() -> None:
     hinted = (
         endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"]),
         endpoint(THERE_TOO, "node-c", nodes=["node-c"], zones=["zone-b"]),
@@ -128,18 +128,18 @@ def test_where_no_node_hint_names_this_node_the_zone_decides() -> None:
 
 
 @pytest.mark.checklist(99)
-def test_hints_that_point_elsewhere_never_keep_a_local_endpoint_from_local_traffic() -> None:
+def test_hints_for_other_zones_never_exclude_a_local_endpoint_from_traffic_with_policy_local() -> None:
     hinted = endpoint(HERE, zones=["zone-b"]), endpoint(THERE, OTHER_NODE, zones=["zone-a"])
     assert _choose(*hinted) == ({THERE}, {HERE})
 
 
-def test_draining_endpoints_serve_whatever_their_hints_say() -> None:
+def test_terminating_endpoints_serve_whatever_their_hints() -> None:
     leaving = draining(HERE), draining(THERE, OTHER_NODE, zones=["zone-b"])
     assert _choose(*leaving)[0] == {HERE, THERE}
 
 
 @hypothesis.given(st.lists(strategies.ENDPOINTS, max_size=6), st.sampled_from(["zone-a", "zone-b", ""]))
-def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_when_there_is_none(
+def test_traffic_only_goes_to_usable_endpoints_and_is_refused_only_if_there_are_none(
     endpoints: list[Endpoint], zone: str
 ) -> None:
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
@@ -164,24 +164,24 @@ def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_whe
         (endpoint(HERE_TOO, zones=["zone-b"]), topology.WhyNot.HINT_FOR_OTHER_ZONE),
     ],
 )
-def test_an_endpoint_that_is_not_used_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
+def test_an_endpoint_that_is_not_used_always_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
     cluster, _ = _scopes(endpoint(HERE, zones=["zone-a"]), item, zone="zone-a")
     assert cluster.why_not(item.conditions) is reason
 
 
-def test_local_traffic_gives_the_node_as_its_reason_before_all_others() -> None:
+def test_for_local_traffic_the_reason_of_being_on_another_node_takes_precedence() -> None:
     there = dead(THERE, OTHER_NODE)
     _, local = _scopes(endpoint(HERE), there, zone="")
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
 
 
-def test_a_node_hint_for_another_node_is_a_reason_of_its_own() -> None:
+def test_an_endpoint_with_a_node_hint_for_another_node_has_a_specific_reason() -> None:
     there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE])
     cluster, _ = _scopes(endpoint(HERE, nodes=[THIS_NODE]), there, zone="")
     assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
 
 
-def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_is() -> None:
+def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_node_has_none() -> None:
     there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
     here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
     for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
@@ -190,13 +190,13 @@ def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_i
         assert choice.internal.real_servers == dict(pairs).keys()
 
 
-def test_without_a_local_policy_no_local_endpoint_is_lacking() -> None:
+def test_without_a_local_policy_no_local_endpoint_is_reported_as_missing() -> None:
     there: dict[bytes, Conditions] = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
     assert not topology.choose_routes(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
     assert topology.choose_routes(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
 
 
-def test_nodes_have_orders_of_their_own_that_do_not_change() -> None:
+def test_nodes_have_different_orders_of_real_servers_and_each_order_is_stable() -> None:
     keys = [builders.backend(f"10.244.0.{number}") for number in (1, 2, 3)]
     orders = {
         tuple(topology.in_order(permutation, f"node-{number}"))
@@ -207,15 +207,15 @@ def test_nodes_have_orders_of_their_own_that_do_not_change() -> None:
     assert all(sorted(order) == keys for order in orders)
 
 
-def test_each_real_server_comes_first_on_its_share_of_the_nodes_wherever_its_address_lies() -> None:
+def test_each_real_server_comes_first_on_an_equal_share_of_nodes_whatever_its_address() -> None:
     keys = [builders.backend(text) for text in (*(f"10.244.7.{number}" for number in range(1, 10)), "10.244.200.1")]
     first = collections.Counter(next(iter(topology.in_order(keys, f"node-{number}"))) for number in range(2000))
     assert len(first) == 10
     assert all(120 < count < 300 for count in first.values()), "of ten, each comes first on a tenth of them"
 
 
-def test_endpoints_of_one_host_do_not_follow_each_other_on_a_node() -> None:
-    """A few connections in a row would all go to that host."""
+def test_endpoints_of_one_host_are_rarely_adjacent_in_the_order_of_a_node() -> None:
+    """Otherwise a few consecutive connections would all go to that host."""
     keys = [builders.backend(f"10.244.{host}.{number}") for host in range(4) for number in range(1, 6)]
     neighbours = 0
     for number in range(100):
@@ -224,7 +224,7 @@ def test_endpoints_of_one_host_do_not_follow_each_other_on_a_node() -> None:
     assert neighbours / 100 < 6, "of 19 pairs, 4 by chance; sorted, it would be 15 or 16"
 
 
-def test_the_services_of_one_node_begin_with_different_ranks() -> None:
+def test_different_services_begin_with_real_servers_at_different_positions_on_one_node() -> None:
     first: collections.Counter[int] = collections.Counter()
     for service in range(2000):
         keys = [builders.backend(f"10.{service >> 8}.{service & 255}.{number}") for number in range(1, 11)]
@@ -234,14 +234,14 @@ def test_the_services_of_one_node_begin_with_different_ranks() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, topology.FEW - 1, topology.FEW, topology.FEW + 1, 512, 513])
-def test_the_order_of_endpoints_has_each_once_and_does_not_depend_on_their_arrival(count: int) -> None:
+def test_the_order_contains_each_endpoint_once_and_does_not_depend_on_the_order_of_arrival(count: int) -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(count)]
     found = list(topology.in_order(keys, THIS_NODE))
     assert sorted(found) == sorted(keys)
     assert list(topology.in_order(keys[::-1], THIS_NODE)) == found
 
 
-def test_a_changing_number_of_real_servers_takes_no_memory_with_each_event() -> None:
+def test_a_changing_number_of_real_servers_does_not_take_more_memory_with_each_change() -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(3100)]
     tracemalloc.start()
     try:
@@ -263,7 +263,7 @@ PORTS = st.sampled_from([8080, 8080, 8080, 9090]).map(lambda number: EndpointPor
 
 
 def _expected(slices: list[EndpointSlice]) -> dict[RealServerKey, Conditions]:
-    """The expected endpoints, computed one by one."""
+    """The expected endpoints, computed one at a time."""
     endpoints_found: dict[RealServerKey, Conditions] = {}
     for item in slices:
         for port in item.ports:
@@ -275,7 +275,7 @@ def _expected(slices: list[EndpointSlice]) -> dict[RealServerKey, Conditions]:
 
 
 @hypothesis.given(st.lists(st.tuples(st.lists(ENDPOINTS, max_size=4), st.lists(PORTS, max_size=2)), max_size=3))
-def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -> None:
+def test_the_endpoints_are_those_of_all_endpoint_slices_with_the_port_without_duplicates(some: Some) -> None:
     slices = [
         builders.endpoint_slice(*endpoints, suffix=str(number), ports=[*ports, *OTHERS])
         for number, (endpoints, ports) in enumerate(some)
@@ -283,7 +283,7 @@ def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -
     assert list(find_endpoints(slices_by_port(slices), PORT).items()) == list(_expected(slices).items())
 
 
-def test_an_address_that_one_slice_names_twice_counts_once_and_the_pod_that_runs_counts() -> None:
+def test_if_an_endpoint_slice_contains_an_address_twice_the_running_pod_is_used() -> None:
     twice = [draining("10.244.0.1"), endpoint("10.244.0.1"), draining("10.244.0.1"), endpoint("10.244.0.2")]
     for endpoints, expected in ((twice, ["10.244.0.1", "10.244.0.2"]), (twice[:2], ["10.244.0.1"])):
         item = builders.endpoint_slice(*endpoints, ports=[EndpointPort("http", Protocol.TCP, 8080)])

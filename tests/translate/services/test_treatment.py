@@ -38,7 +38,7 @@ _FIELD_OF = {
 
 
 def annotated(service: Service | None = None, **values: Any) -> Service:
-    """A Service with these values of annotations."""
+    """A Service with these annotations."""
     given = frozenset(_FIELD_OF[name] for name in values)
     return builders.with_options(service or builders.service(), annotations=ServiceAnnotations(given=given, **values))
 
@@ -49,7 +49,7 @@ def placed(address: str, node: str, zone: str) -> Endpoint:
 
 
 def weighty(item: EndpointSlice, weight: int) -> EndpointSlice:
-    """An EndpointSlice with the annotation of a weight."""
+    """An EndpointSlice with the weight annotation."""
     return msgspec.structs.replace(item, conditions=tuple(msgspec.structs.replace(one, weight=weight) for one in item.conditions))
 
 
@@ -68,7 +68,7 @@ def reasons(state: ServiceState) -> list[str]:
     return [str(one) for one in state.rare.skipped]
 
 
-def test_a_service_without_annotations_shares_the_weights_and_the_settings_of_all() -> None:
+def test_services_without_annotations_share_one_object_for_weights_and_settings() -> None:
     one, other = (server(state_of(builders.service(name), SLICE)) for name in ("one", "two"))
     assert isinstance(one.weights, EvenWeights)
     assert one.settings is other.settings
@@ -88,7 +88,7 @@ def test_a_service_without_annotations_shares_the_weights_and_the_settings_of_al
         ({"thresholds": Thresholds(5)}, "rr", VirtualServerSettings("rr")),
     ],
 )
-def test_an_annotation_replaces_the_settings_of_the_node(
+def test_an_annotation_overrides_the_settings_of_the_node(
     values: dict[str, Any], default: str, settings: VirtualServerSettings
 ) -> None:
     state = state_of(annotated(**values), SLICE, settings=Settings(scheduler=default))
@@ -96,7 +96,7 @@ def test_an_annotation_replaces_the_settings_of_the_node(
     assert reasons(state) == []
 
 
-def test_a_scheduler_that_the_kernel_lacks_is_replaced_by_the_default_of_the_node() -> None:
+def test_a_scheduler_that_the_kernel_does_not_have_is_replaced_by_the_scheduler_of_the_node() -> None:
     settings = Settings(scheduler="lc", missing_schedulers={"fo": "the kernel has no scheduler 'fo'; it has rr, lc"})
     state = state_of(annotated(scheduler="fo"), SLICE, settings=settings)
     assert server(state).settings.scheduler == "lc"
@@ -105,7 +105,7 @@ def test_a_scheduler_that_the_kernel_lacks_is_replaced_by_the_default_of_the_nod
     ]
 
 
-def test_flags_are_of_schedulers_that_hash() -> None:
+def test_only_hash_schedulers_get_the_flags_of_an_annotation() -> None:
     state = state_of(annotated(scheduler="wlc", scheduler_flags=SCHEDULER_PORT), SLICE)
     assert server(state).settings == VirtualServerSettings("wlc")
     assert reasons(state) == [
@@ -113,18 +113,18 @@ def test_flags_are_of_schedulers_that_hash() -> None:
     ]
 
 
-def test_weights_go_by_node_and_zone_and_keep_the_order() -> None:
+def test_weights_depend_on_node_and_zone_and_do_not_change_the_order() -> None:
     state = state_of(annotated(scheduler="wrr", weights=WeightRules({OTHER_NODE: 0}, {"zone-a": 10}, 5)), SLICE)
     assert weights(state) == {NEAR: 10, FAR: 0}
     assert list(server(state).weights) == list(server(state_of(builders.service(), SLICE)).weights)
 
 
-def test_weights_that_are_all_one_count_as_no_weights() -> None:
+def test_if_all_weights_are_one_the_service_has_no_weights() -> None:
     state = state_of(annotated(scheduler="wrr", weights=WeightRules()), SLICE)
     assert isinstance(server(state).weights, EvenWeights)
 
 
-def test_a_scheduler_that_ignores_weights_gets_only_zero_and_one() -> None:
+def test_a_scheduler_that_ignores_weights_only_gets_the_weights_zero_and_one() -> None:
     rules = WeightRules({OTHER_NODE: 0}, {}, 1)
     state = state_of(annotated(weights=rules), SLICE)
     assert (weights(state), reasons(state)) == ({NEAR: 1, FAR: 0}, [])
@@ -135,7 +135,7 @@ def test_a_scheduler_that_ignores_weights_gets_only_zero_and_one() -> None:
     ]
 
 
-def test_the_weight_of_a_slice_comes_before_the_rules_and_needs_no_annotation_of_the_service() -> None:
+def test_the_weight_of_an_endpoint_slice_overrides_weight_rules_and_needs_no_annotation_of_the_service() -> None:
     canary = weighty(endpoint_slice(endpoint("10.244.2.9", OTHER_NODE), suffix="canary"), 2)
     state = state_of(builders.service(), SLICE, canary, settings=Settings(scheduler="wrr"))
     assert weights(state) == {NEAR: 1, FAR: 1, "10.244.2.9": 2}
@@ -145,12 +145,12 @@ def test_the_weight_of_a_slice_comes_before_the_rules_and_needs_no_annotation_of
     assert reasons(state)[0].startswith("metadata.annotations[ipvsproxy.io/weight]: the scheduler rr knows no weights")
 
 
-def test_a_service_whose_slices_all_have_a_weight_has_it() -> None:
+def test_if_all_endpoint_slices_of_a_service_have_a_weight_the_weights_are_used() -> None:
     assert weights(state_of(builders.service(), weighty(SLICE, 0))) == {NEAR: 0, FAR: 0}
     assert weights(state_of(builders.service(), weighty(SLICE, 3), settings=Settings(scheduler="wlc"))) == {NEAR: 3, FAR: 3}
 
 
-def test_weights_of_slices_do_not_count_where_the_operator_does_not_allow_them() -> None:
+def test_weights_of_endpoint_slices_are_ignored_if_the_operator_does_not_allow_them() -> None:
     for allowed in (frozenset(), frozenset({Annotation.WEIGHTS})):
         state = state_of(builders.service(), weighty(SLICE, 0), settings=Settings(annotations=allowed))
         assert weights(state) == {NEAR: 1, FAR: 1}
@@ -158,7 +158,7 @@ def test_weights_of_slices_do_not_count_where_the_operator_does_not_allow_them()
     assert weights(state) == {NEAR: 0, FAR: 0}
 
 
-def test_slow_start_has_a_range_of_weights() -> None:
+def test_full_weights_are_larger_with_slow_start_unless_explicit_weights_are_given() -> None:
     state = state_of(annotated(scheduler="wlc", slow_start_s=30), SLICE)
     assert (weights(state), state.rare.slow_start_s) == ({NEAR: 100, FAR: 100}, 30)
     canary = weighty(endpoint_slice(endpoint("10.244.2.9", OTHER_NODE), suffix="canary"), 2)
@@ -166,7 +166,7 @@ def test_slow_start_has_a_range_of_weights() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["rr", "lc", "dh", "sh", "mh", "fo", "ovf"])
-def test_slow_start_needs_a_scheduler_by_which_a_low_weight_is_a_small_share(scheduler: str) -> None:
+def test_slow_start_needs_a_scheduler_that_sends_less_traffic_to_a_lower_weight(scheduler: str) -> None:
     state = state_of(annotated(scheduler=scheduler, slow_start_s=30), SLICE)
     assert state.rare.slow_start_s == 0
     assert isinstance(server(state).weights, EvenWeights)
@@ -175,7 +175,7 @@ def test_slow_start_needs_a_scheduler_by_which_a_low_weight_is_a_small_share(sch
     assert reason.endswith("; one of lblc, lblcr, nq, sed, wlc, wrr does")
 
 
-def test_affinity_is_by_the_network_of_the_client() -> None:
+def test_session_affinity_applies_to_the_network_of_the_client() -> None:
     dual = builders.service(cluster=[builders.CLUSTER_IP, "fd00:10:96::10"], affinity_timeout_s=600)
     state = state_of(annotated(dual, prefix_lengths=(24, 64)), SLICE)
     by_family = {key.address.family: one.settings for key, one in state.virtual_servers.items()}
@@ -190,7 +190,7 @@ def test_affinity_is_by_the_network_of_the_client() -> None:
     ]
 
 
-def test_addresses_of_the_load_balancer_are_left_to_it() -> None:
+def test_load_balancer_addresses_are_not_served_if_an_annotation_leaves_them_to_the_load_balancer() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER])
     state = state_of(annotated(balanced, skips_load_balancer_ips=True), SLICE)
     assert frontends(state) == {"TCP 10.96.0.10:80"}
@@ -204,7 +204,7 @@ def test_an_annotation_sets_the_drain_deadline_of_its_service() -> None:
 
 
 @pytest.mark.parametrize("forbidden", [one for one in Annotation if one is not Annotation.WEIGHT])
-def test_the_operator_chooses_which_annotations_count(forbidden: Annotation) -> None:
+def test_the_operator_chooses_which_annotations_are_obeyed(forbidden: Annotation) -> None:
     every = {
         "scheduler": "sh",
         "scheduler_flags": SCHEDULER_FALLBACK,
@@ -237,7 +237,7 @@ def test_the_operator_chooses_which_annotations_count(forbidden: Annotation) -> 
     )
 
 
-def test_a_node_that_allows_no_annotations_ignores_them() -> None:
+def test_a_node_that_allows_no_annotations_ignores_all_annotations() -> None:
     service = annotated(scheduler="wrr", weights=WeightRules({}, {}, 3), thresholds=Thresholds(3))
     weighted = weighty(SLICE, 5)
     state = state_of(service, weighted, settings=Settings(annotations=frozenset()))
@@ -247,7 +247,7 @@ def test_a_node_that_allows_no_annotations_ignores_them() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["sh", "mh", "dh"])
-def test_real_servers_of_a_hash_have_one_order_on_all_nodes(scheduler: str) -> None:
+def test_with_a_hash_scheduler_real_servers_have_the_same_order_on_all_nodes(scheduler: str) -> None:
     addresses = [f"10.244.3.{number}" for number in (9, 3, 7, 5)]
     item = endpoint_slice(*map(endpoint, addresses))
     views = [builders.node_view(node_object=builders.node(name=name)) for name in ("node-a", "node-b", "node-c")]
@@ -256,7 +256,7 @@ def test_real_servers_of_a_hash_have_one_order_on_all_nodes(scheduler: str) -> N
         assert orders == {tuple(builders.backend(address) for address in sorted(addresses))}
 
 
-def test_equal_routes_share_their_weights() -> None:
+def test_equal_routes_share_one_object_for_their_weights() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER])
     one, other = state_of(annotated(balanced, scheduler="wrr", weights=WeightRules({}, {}, 3)), SLICE).served
     assert isinstance(one.weights, UnevenWeights)
@@ -295,14 +295,14 @@ def test_the_second_scope_has_the_annotated_settings_of_its_service() -> None:
         ),
     ],
 )
-def test_with_affinity_the_second_scope_chooses_by_the_address_of_the_client(
+def test_with_session_affinity_the_second_scope_chooses_endpoints_by_the_address_of_the_client(
     values: dict[str, Any], settings: VirtualServerSettings
 ) -> None:
     (scope,) = state_of(scoped(affinity_s=600, **values), SLICE, settings=SCOPED).rare.scopes
     assert scope.settings == settings
 
 
-def test_families_complain_once() -> None:
+def test_an_invalid_setting_of_a_dual_stack_service_is_reported_only_once() -> None:
     dual = builders.service(cluster=[builders.CLUSTER_IP, "fd00:10:96::10"])
     of_ipv6 = endpoint_slice(endpoint("fd00:244::5"), endpoint("fd00:244::6", OTHER_NODE), suffix="6")
     state = state_of(annotated(dual, weights=WeightRules({OTHER_NODE: 3}, {}, 1)), SLICE, of_ipv6)
