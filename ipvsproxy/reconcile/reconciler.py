@@ -194,9 +194,9 @@ class Reconciler:
     def tend(self, now: float) -> None:
         """Update the desired state that also depends on the kernel's state.
 
-        A new process would do the same right after its first reading. This concerns second scopes of external addresses, as far
-        as there are free marks, and the weights of endpoints with slow start. Undesired scopes drain. All Services must have been
-        put before this call.
+        A new process would update this state in the same manner right after its first reading. This concerns second scopes of
+        external addresses, as far as there are free marks, and the weights of endpoints with slow start. Undesired scopes drain.
+        All Services must have been put before this call.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))

@@ -210,7 +210,7 @@ class Survey:
     def connections_of_drain(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
         """The connections of a draining real server at the last reading.
 
-        None means that the real server does not drain, or that its connections were not read.
+        A result of None means that the real server does not drain, or that its connections were not read.
         """
         return self._drains.connections(key, real_server)
 

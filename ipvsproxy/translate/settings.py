@@ -38,8 +38,8 @@ class TrafficScopes(enum.StrEnum):
 class DirectReturn(enum.StrEnum):
     """Whether this node takes part in direct return.
 
-    It then sends packets from clients outside the cluster by tunnel to nodes with endpoints, and accepts such packets from other
-    nodes.
+    A node that takes part sends packets from clients outside the cluster by tunnel to nodes with endpoints, and accepts such
+    packets from other nodes.
     """
 
     OFF = "off"
@@ -62,15 +62,16 @@ class Settings:
     """The operator's choices that change desired state.
 
     Node ports answer on the addresses in ``node_port_networks``, and, with ``node_port_primary``, on the node's primary
-    addresses. If neither is set for a family, node ports answer on all addresses of this family. ``local_interface`` is the name
-    of the bridge or the name prefix of the interfaces, in the two modes that use interfaces. ``bind_address``, unless it is the
-    unspecified address, is the node's primary address, and takes precedence over the Node object. ``external_addresses`` is the
-    value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even if ``refusal`` would refuse them.
-    ``refuses_node_addresses``: external addresses that are known to belong to another node are refused for every Service.
-    ``scope_bits`` are the bits of packet marks that are used for ``scopes``. ``hash_scheduler`` is a scheduler that sends a
-    client to one endpoint for as long as the endpoints do not change. ``annotations`` are the annotations that this node obeys.
-    ``missing_schedulers`` holds, for each scheduler that an annotation names and that cannot be used, the reason.
-    ``direct_return``: this node takes part in direct return. ``backend`` (never ``AUTO``) is the backend that holds the rules.
+    addresses. If neither of these two settings is given for a family, node ports answer on all addresses of this family.
+    ``local_interface`` is the name of the bridge or the name prefix of the interfaces, in the two modes that use interfaces.
+    ``bind_address``, unless it is the unspecified address, is the node's primary address, and takes precedence over the Node
+    object. ``external_addresses`` is the value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even
+    if ``refusal`` would refuse them. ``refuses_node_addresses``: external addresses that are known to belong to another node are
+    refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``. ``hash_scheduler`` is a
+    scheduler that sends a client to one endpoint for as long as the endpoints do not change. ``annotations`` are the annotations
+    that this node obeys. ``missing_schedulers`` holds, for each scheduler that an annotation names and that cannot be used, the
+    reason. ``direct_return``: this node takes part in direct return. ``backend`` (never ``AUTO``) is the backend that holds the
+    rules.
     """
 
     scheduler: str = "rr"
@@ -112,7 +113,7 @@ TUNNEL_UP, TUNNEL_DOWN = "0x81", "0x80"
 
 
 def device_flags(family: Family) -> str:
-    """The path of the setting by which the tunnel device of a family is up or down."""
+    """The path of the setting that brings the tunnel device of a family up or down."""
     return f"/sys/class/net/{TUNNEL_DEVICES[family]}/flags"
 
 
@@ -120,9 +121,9 @@ def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     """The settings that a node needs in order to take part in direct return.
 
     The route to a client uses an interface other than the tunnel, and the tunnel has no address. Therefore even a loose
-    ``rp_filter`` would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c); the larger of the
-    values of the interface and of ``all`` applies. ``sloppy_tcp`` lets this node continue a connection whose first packets
-    arrived at another node.
+    ``rp_filter`` would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c); the larger of the two
+    ``rp_filter`` values of the interface and of ``all`` applies. ``sloppy_tcp`` lets this node continue a connection whose first
+    packets arrived at another node.
     """
     for family in sorted(families):
         yield Sysctl(device_flags(family), TUNNEL_UP, for_tunnels=True)

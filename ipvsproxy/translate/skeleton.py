@@ -228,10 +228,10 @@ def _scope_chains(
 
     The number of these rules grows only with the number of pod ranges.
 
-    Pods that may be on another node count as clients from outside. Their packets are nevertheless not dropped, because these pods
-    may also be on this node. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark,
-    and no packets are dropped. Packets are marked in the table ``mangle``, where the kernel allows it, and before ``nat`` and
-    IPVS process the packet.
+    Pods that may be on another node count as clients from outside. Packets from pods that may be on another node are nevertheless
+    not dropped, because these pods may also be on this node. If the rules cannot distinguish pods from other clients, only this
+    host's own packets get a mark, and no packets are dropped. Packets are marked in the table ``mangle``, where the kernel allows
+    it, and before ``nat`` and IPVS process the packet.
     """
     arrival = list(_from_tunnels(family, settings, view, occupied))
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
@@ -273,9 +273,9 @@ def _guards_tunnels(settings: Settings, view: NodeView) -> bool:
 def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
     """The rules for tunnels of direct return.
 
-    They come before all other rules, so that a packet from a tunnel is never forwarded. Any sender of an outer packet to this
-    node can put an arbitrary inner packet into it. If another program uses the tunnel device, no rule may drop its packets.
-    Tunnels of pods and other hosts pass, and other programs' tunnels between nodes.
+    The rules for tunnels come before all other rules, so that a packet from a tunnel is never forwarded. Any sender of an outer
+    packet to this node can put an arbitrary inner packet into it. If another program uses the tunnel device, no rule may drop the
+    packets of this program. Tunnels of pods, tunnels of other hosts, and tunnels of other programs between nodes are let through.
     """
     if view.shared_tunnel or not (settings.direct_return or occupied & {SetKind.NODES, SetKind.TUNNEL}):
         return
@@ -313,9 +313,9 @@ def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
 def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
     """The ranges whose pods are all on this node: the pod ranges of the Node object, and the ranges of this node's bridges.
 
-    Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. A pod of any node may then
-    have an address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node has an address of its own in these ranges. A
-    network that contains the Node's own address is the network of the nodes, and its pods may be on any node.
+    Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. With such a plug-in, a pod of
+    any node may have an address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node has an address of its own in
+    these ranges. A network that contains the Node's own address is the network of the nodes, and its pods may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
@@ -451,8 +451,8 @@ def _cluster_clients(
 ) -> Iterable[Rule]:
     """The rules for clients of cluster IPs whose connections are masqueraded.
 
-    These are all clients, or all clients except this node's pods. Without local detection, only connections with a service
-    address as their source are masqueraded; the host's own connections have such a source.
+    The masqueraded clients are all clients, or all clients except this node's pods. Without local detection, only connections
+    with a service address as their source are masqueraded; the host's own connections have such a source.
     """
     everybody = on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT if by_connection else TO_PORT, target)
     if settings.masquerade_all:

@@ -90,7 +90,7 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
 def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
     """An address in the cluster's range that no pod of this node can have.
 
-    If no range is known, the address is outside the cluster.
+    If no range is known, the returned address is outside the cluster.
     """
     here = [*skeleton.local_pod_networks(family, settings, view), *(one for one in view.pod_networks if one.family is family)]
     for network in settings.cluster_networks:
@@ -127,7 +127,8 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: T
 def _deciding_chain(rules: Skeleton) -> ChainKey:
     """The chain that decides about masquerading.
 
-    With masquerading by mark this is the chain before IPVS, with masquerading by connection the chain behind IPVS.
+    With masquerading by mark, the deciding chain is the chain before IPVS; with masquerading by connection, it is the chain
+    behind IPVS.
     """
     postrouting = ChainKey("nat", skeleton.POSTROUTING)
     by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))

@@ -87,7 +87,7 @@ def view_node(
 def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
     """The tunnel device that has an address and therefore belongs to another program, such as Calico.
 
-    Empty if there is no such device.
+    The name is empty if there is no such device.
     """
     devices = TUNNEL_DEVICES.values()
     return next((one.interface for one in addresses if one.interface in devices and not one.address.is_link_local_v6), "")
@@ -114,7 +114,7 @@ def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
 def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family, Address]:
     """The first InternalIP of each family, or the first ExternalIP if there is none.
 
-    A bind address that is not unspecified takes precedence over both.
+    A bind address that is not unspecified takes precedence over the addresses of the Node object.
     """
     addresses = dict(LOOPBACK)
     for address in reversed(node.addresses if node else ()):
@@ -143,8 +143,9 @@ def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> f
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
     """The family that a node needs.
 
-    This is the family of the bind address unless that is unspecified, otherwise the family of the Node's first address. None if
-    no address is known. This rule equals ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
+    The primary family is the family of the bind address unless that is unspecified, otherwise the family of the Node's first
+    address. None if no address is known. This rule equals ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of
+    kubernetes/kubernetes.
     """
     if settings.bind_address and not settings.bind_address.is_unspecified:
         return settings.bind_address.family

@@ -1,6 +1,6 @@
 """Desired states built by hand for tests of single modules.
 
-They contain virtual servers, set entries, addresses and flows with their owners.
+The states contain virtual servers, set entries, addresses and flows with their owners.
 """
 
 from collections.abc import Iterable, Mapping

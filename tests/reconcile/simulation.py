@@ -1,7 +1,7 @@
 """A node without a kernel, with the reconciler, translation and rules of a real node.
 
-It applies one operation at a time to an in-memory kernel. The loop equals the loop of ``ipvsproxy/daemon/loop/engine.py``, but
-never waits: the test sets the time.
+The node applies one operation at a time to an in-memory kernel. The loop equals the loop of ``ipvsproxy/daemon/loop/engine.py``,
+but never waits: the test sets the time.
 """
 
 import dataclasses

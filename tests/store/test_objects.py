@@ -358,7 +358,7 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
     """A store that doubts a list from which more than half of the objects are missing.
 
-    The Services and EndpointSlices that it knows are returned too.
+    The Services and EndpointSlices that the store knows are returned too.
     """
     services: list[ApiObject] = [builders.service(f"web-{number}") for number in range(count)]
     slices = [

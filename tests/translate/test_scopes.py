@@ -240,7 +240,10 @@ LOCAL_A, LOCAL_B = ({f"{HERE}:{port}"} for port in (8080, 9090))
 def test_an_address_and_port_that_a_service_uses_twice_has_one_role_and_at_most_one_second_scope(
     addresses: dict[str, list[str]], role: str, contested: dict[tuple[str, int], set[str]], *, reverse: bool
 ) -> None:
-    """Port 80 has the node port 30080. This is also the number of another port of the Service, which has other endpoints."""
+    """Port 80 has the node port 30080.
+
+    The number 30080 is also the number of another port of the Service, which has other endpoints.
+    """
     ports = [builders.service_port(80, name="a", node_port=30080), builders.service_port(30080, name="b", node_port=30081)]
     service = builders.service(
         "web",

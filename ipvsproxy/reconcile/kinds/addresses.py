@@ -48,8 +48,8 @@ class Addresses(PresenceKind):
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
         """The surplus addresses that may be removed (rule 2).
 
-        They are no witness of a virtual server, and are already local by the desired method (device or route) or need not be
-        local.
+        The addresses are no witness of a virtual server, and are already local by the desired method (device or route) or need
+        not be local.
         """
         if not circumstances.has_observed_all:
             return ()

@@ -35,7 +35,7 @@ class Sysctls(ReconciledKind):
     def given_up(self) -> Mapping[str, str]:
         """The settings that could not be written, each with the reason.
 
-        Neither the desired nor the observed value of these settings has changed since.
+        The desired and the observed value of these settings have not changed since.
         """
         table = self.settings
         return {

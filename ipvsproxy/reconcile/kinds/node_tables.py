@@ -138,7 +138,7 @@ class NodeTables:
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
         """Put the objects that the node needs whatever Services exist.
 
-        These are the device, the sets of the families in use, and the kernel settings.
+        These objects are the device, the sets of the families in use, and the kernel settings.
         """
         self.scopes.families = frozenset(families)
         desired = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families and ip_set.kind not in SCOPE_KINDS]

@@ -2,8 +2,9 @@
 
 The entries of each set have their own table.
 
-Rule 1: admitted sources of an existing virtual server are never shut out. Its firewall entry is added after the ranges and the
-rules, and removed before them; old ranges are removed only after the new ranges have been added to the kernel.
+Rule 1: admitted sources of an existing virtual server are never shut out. The firewall entry of such a virtual server is added
+after the ranges and the rules, and removed before them; old ranges are removed only after the new ranges have been added to the
+kernel.
 Rule 2: traffic to another node is masqueraded, because otherwise its replies would not return through this node. The entry that
 exempts traffic from masquerading is added once undesired real servers no longer get traffic, and real servers are added once an
 undesired entry of this kind has been removed.
@@ -76,7 +77,7 @@ class Entries(PresenceKind):
     def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The pending entries that may be added now (rules 1 to 3).
 
-        They shut out no admitted source, lose no answers, and mark no packets too early.
+        The entries shut out no admitted source, lose no answers, and mark no packets too early.
         """
         name = self.names[table]
         entries = table.pending

@@ -55,7 +55,7 @@ class Rules(ReconciledKind):
 
     @property
     def guard_tunnels(self) -> bool:
-        """Whether the rules of all families are in force, and drop tunnels of strangers."""
+        """Whether the rules of all families are in the kernel and drop tunnels of strangers."""
         skeletons = self.skeletons.desired.values()
         return not self.skeletons.pending and bool(skeletons) and all(map(_guards_tunnels, skeletons))
 
@@ -101,6 +101,9 @@ def _guards_tunnels(skeleton: Skeleton) -> bool:
 def _first_difference(
     desired: Sequence[ObservedRule], observed: Sequence[ObservedRule]
 ) -> tuple[int, ObservedRule | None, ObservedRule | None]:
-    """The number of the first rule that differs (from 1), with the desired and the observed rule. Either rule may be absent."""
+    """The number of the first rule that differs (from 1), with the desired and the observed rule.
+
+    The desired or the observed rule may be absent.
+    """
     pairs = enumerate(itertools.zip_longest(desired, observed), 1)
     return next((number, one, other) for number, (one, other) in pairs if one != other)

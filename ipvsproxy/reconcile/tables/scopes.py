@@ -8,9 +8,9 @@ Rule 2: marks are given only after every Service has been put, because only then
 server. A Service port has a mark while its Service owns one of the port's virtual servers.
 Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
 counts only if its Service owns the virtual server of the entry.
-Rule 4: a virtual server by mark that no Service desires keeps its connections. It stays desired, but without real servers, until
-its former real servers have drained, and then it is removed. The set entries that give packets the mark of this virtual server
-are removed first (see ``kinds/virtual_servers.py``).
+Rule 4: a virtual server by mark that no Service desires keeps its connections. The virtual server stays desired, but without real
+servers, until its former real servers have drained, and then it is removed. The set entries that give packets the mark of this
+virtual server are removed first (see ``kinds/virtual_servers.py``).
 
 Of marks:
 
@@ -43,7 +43,7 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 class MarkedPort(NamedTuple):
     """A Service port and the group of clients for which its mark is used.
 
-    The port is identified by its port number and protocol at the cluster IP.
+    The Service port is identified by its port number and protocol at the cluster IP.
     """
 
     service: ServiceName
@@ -154,7 +154,7 @@ class Marks:
 def spread(number: int, bits: int) -> int:
     """Distributes the bits of a number over ``bits``.
 
-    The lowest bit of the number is placed at the lowest bit of ``bits``, and so on.
+    The lowest bit of the number is placed at the lowest bit of ``bits``, and all further bits follow in their order.
     """
     mark = 0
     while bits and number:
@@ -209,7 +209,7 @@ class Scopes:
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
         """Adds virtual servers by mark, and the set entries that mark packets, to a Service's state.
 
-        This is done for each of the Service's ports that has a mark.
+        Virtual servers and entries are added for each of the Service's ports that has a mark.
         """
         before = self._states.pop(name, None)
         if before is not None:

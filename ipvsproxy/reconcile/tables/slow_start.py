@@ -25,7 +25,7 @@ STEPS = 8
 def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
     """The weight of an endpoint a given time after its slow start began.
 
-    The weight is 1 at first, and the endpoint's full weight after the duration.
+    The weight in slow start is 1 at first, and the endpoint's full weight after the duration.
     """
     steps = _steps(own)
     done = min(steps, int(elapsed_s * steps / duration_s))
@@ -123,8 +123,8 @@ class SlowStarts:
     ) -> Mapping[RealServerKey, float]:
         """The endpoints of a virtual server that have less than their full weight now.
 
-        Each endpoint comes with the time when its slow start began. ``known`` holds the endpoints that were already in slow start
-        before.
+        Each endpoint in slow start comes with the time when its slow start began. ``known`` holds the endpoints that were already
+        in slow start before.
         """
         observed = self._virtual_servers.observed.get(item.key)
         weights = observed.real_servers if observed else {}

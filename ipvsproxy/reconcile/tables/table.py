@@ -33,8 +33,8 @@ def always(_: object) -> bool:
 class Conflict(NamedTuple):
     """A key that several owners desire.
 
-    The fields are the winner, the waiting owners in their order, and, if known, the reason why each of them waits. A reason is a
-    text that follows the name of the winner.
+    The fields of a conflict are the winner, the waiting owners in their order, and, if known, the reason why each of them waits.
+    A reason is a text that follows the name of the winner.
     """
 
     key: Any
@@ -52,7 +52,7 @@ class _Waiting(Generic[V]):
         self._values: dict[Owner, tuple[Any, V]] = {}
 
     def put(self, owner: Owner, rank: Any, value: V) -> None:
-        """Let an owner of this rank wait for the key. The owner desires this value."""
+        """Let an owner of this rank wait for the key. The owner desires this value for the key."""
         self.pop(owner)
         bisect.insort(self.turns, (rank, owner))
         self._values[owner] = (rank, value)

@@ -81,7 +81,7 @@ class Drains:
     def connections(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
         """The connections of a draining real server at the last reading.
 
-        None means that the real server does not drain, or that its connections were not read.
+        A result of None means that the real server does not drain, or that its connections were not read.
         """
         drain = self._drains.get(key, {}).get(real_server)
         return drain.connections if drain else None

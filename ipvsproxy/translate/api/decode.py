@@ -166,7 +166,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
 def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
     """One item of a list by itself.
 
-    None means that the bytes are not a complete JSON value, for example because they end in the middle of the value.
+    A result of None means that the bytes are not a complete JSON value, for example because they end in the middle of the value.
     """
     reader = _READERS[kind]
     try:
@@ -264,9 +264,9 @@ class ListReader:
 
     An API server writes a list without spaces, and all items begin with the same bytes (``{"metadata":`` in k8s.io/api). The end
     of such an item and the beginning of the next item, ``},{"metadata":``, cannot occur inside a JSON string, because quotation
-    marks are escaped in strings. These bytes can occur within an item, between two nested objects. The bytes before them are then
-    not a complete JSON value, and the item continues. A list that cannot be split in this way is stored and parsed as a whole at
-    the end, with the same result.
+    marks are escaped in strings. These bytes can occur within an item, between two nested objects. The bytes before such a
+    sequence are then not a complete JSON value, and the item continues. A list that cannot be split in this way is stored and
+    parsed as a whole at the end, with the same result.
     """
 
     def __init__(self, kind: ObjectKind) -> None:

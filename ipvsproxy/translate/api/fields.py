@@ -74,7 +74,7 @@ def shown(text: str | None) -> str:
 def bounded(skipped: list[Skipped]) -> tuple[Skipped, ...]:
     """The first ``MOST_SKIPPED`` skipped parts, and one more that gives the number of all further parts.
 
-    It counts as invalid if any of these further parts is invalid.
+    This additional part counts as invalid if any of the further parts is invalid.
     """
     rest = skipped[MOST_SKIPPED:]
     if not rest:

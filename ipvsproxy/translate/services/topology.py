@@ -36,9 +36,9 @@ def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
 def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
     """The endpoints of a service port, with their port numbers.
 
-    They come from the EndpointSlices that have a port of its name and protocol. All EndpointSlices must be of one family. Each
-    address counts once: a later entry replaces an earlier entry, unless the later entry is terminating. A new pod may have the
-    address of a pod that is terminating.
+    The endpoints come from the EndpointSlices that have a port of the service port's name and protocol. All EndpointSlices must
+    be of one family. Each address counts once: a later entry replaces an earlier entry, unless the later entry is terminating. A
+    new pod may have the address of a pod that is terminating.
     """
     endpoints: dict[bytes, Conditions] = {}
     for item, number in by_port.get((port.name, port.protocol), ()):
@@ -136,8 +136,8 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     """The routes of one service port, as determined by its traffic policies.
 
     With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no endpoint
-    on this node, all endpoints serve. The reason is that a virtual server cannot distinguish clients in the cluster, which may
-    use any endpoint, from clients outside, which the load balancer's health check directs to other nodes.
+    on this node, all endpoints serve. A virtual server cannot distinguish clients in the cluster, which may use any endpoint,
+    from clients outside, which the load balancer's health check directs to other nodes.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)
@@ -213,11 +213,11 @@ def _draw(seed: int, number: int) -> int:
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
-    """The node hint and the zone hint that a ready endpoint must have. Each of them is empty if no such hint is required.
+    """The node hint and the zone hint that a ready endpoint must have.
 
-    Hints count only if every ready endpoint has a hint (the control plane rewrites a list in which some hints are missing) and at
-    least one hint is for this node or its zone. Hints for nodes (PreferSameNode) take precedence over hints for zones
-    (PreferSameZone, PreferClose, topology-mode).
+    Each of the two hints is empty if no such hint is required. Hints count only if every ready endpoint has a hint (the control
+    plane rewrites a list in which some hints are missing) and at least one hint is for this node or its zone. Hints for nodes
+    (PreferSameNode) take precedence over hints for zones (PreferSameZone, PreferClose, topology-mode).
     """
     if not ready or not (ready[0].node_hints or ready[0].zone_hints):  # nearly always
         return "", ""

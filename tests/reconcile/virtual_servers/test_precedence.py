@@ -1,6 +1,6 @@
 """Which of several Services that desire a virtual server gets it.
 
-This depends on their roles, on whether they are listed or remembered, and on their age.
+The decision depends on their roles, on whether the Services are listed or remembered, and on their age.
 """
 
 import itertools

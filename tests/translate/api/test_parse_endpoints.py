@@ -204,7 +204,7 @@ def test_the_trigger_time_of_an_endpoint_slice_is_the_time_in_its_annotation() -
     assert _slice({}).trigger_s == 0
 
 
-def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
+def test_parsed_endpoint_slices_that_differ_only_in_their_trigger_time_are_equal() -> None:
     annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z"}
     labels = {"kubernetes.io/service-name": "web"}
     assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})

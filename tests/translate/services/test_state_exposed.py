@@ -1,6 +1,6 @@
 """Node ports, external and load balancer addresses, source ranges and health checks.
 
-All of them are reached from outside the cluster.
+All these objects are reached from outside the cluster.
 """
 
 import pytest
