@@ -6,7 +6,7 @@ from typing import Any
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family, host_port
 from ipvsproxy.model.rules import Backend, Skeleton
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
+from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
@@ -40,7 +40,7 @@ def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -
         IpSet(kind, family).name: set()
         for family in settings.families
         for kind in SetKind
-        if kind not in SCOPE_KINDS or any(scope.family is family for _, scope in scopes)
+        if kind not in SCOPE_KINDS or (kind not in DIRECT_KINDS and any(scope.family is family for _, scope in scopes))
     }
     for entry in (entry for state in states for entry in state.entries):
         sets[entry.set].add(str(entry))
