@@ -120,7 +120,7 @@ CASES: Mapping[int, str] = {
 
 
 class _Collector:
-    """A pytest plugin that collects the tests of each case."""
+    """A pytest plugin that records which tests cover each case of the checklist."""
 
     def __init__(self) -> None:
         self.tests: dict[int, set[str]] = collections.defaultdict(set)

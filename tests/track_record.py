@@ -1,4 +1,4 @@
-"""The faults of docs/track-record.md: today's tests must still find each fault in the last program that has it.
+"""The faults of docs/track-record.md: for each fault, today's tests must fail on the last version of ipvsproxy that had it.
 
 ``scripts/track-record`` unpacks the package of the row's commit into build/track-record, and then runs the command of the row.
 The old package is the program under test if the command is one of ``scripts/``; otherwise pytest imports the old package. The

@@ -59,7 +59,7 @@ class NodeAddresses:
             self._count(((address, node.name) for address in node.addresses) if node else (), step)
 
     def of_others(self, here: str, slices: Collection[EndpointSlice], nodes: Iterable[Node]) -> Mapping[Address, str]:
-        """The name of the other node for each given address that belongs to another node."""
+        """Map each given address that belongs to another node to the name of that node, and leave out all other addresses."""
         asked = self._new & self._services.keys()
         self._new = set()
         for address in asked:

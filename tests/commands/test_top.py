@@ -154,7 +154,7 @@ async def test_top_gets_no_details_of_a_service_with_an_unknown_name() -> None:
     assert await _daemon(get).details("default/none") is None
 
 
-async def test_top_reports_documents_of_another_ipvsproxy_version() -> None:
+async def test_top_prints_an_error_if_the_daemon_answers_in_the_format_of_another_version() -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         return {"names": [], "services": []}
 

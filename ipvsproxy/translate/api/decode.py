@@ -217,9 +217,9 @@ _MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
 def decode_document(document: object, where: str) -> Put | Rejected | None:
     """One manifest that has already been read from YAML or JSON; None if its kind is not watched.
 
-    ``where`` gives the file and the document, so that people can find the object of a ``Rejected``. Fields for which the API
-    server has defaults are filled in: the namespace ``default``, the protocol TCP, the empty name of a single endpoint port, the
-    session affinity timeout.
+    ``where`` names the file and the YAML document in it, so that people can find the Kubernetes object of a ``Rejected``. Fields
+    for which the API server has defaults are filled in: the namespace ``default``, the protocol TCP, the empty name of a single
+    endpoint port, the session affinity timeout.
     """
     try:
         head = msgspec.convert(document, schema.AnyObject)

@@ -194,7 +194,7 @@ def test_rules_are_not_listed_again_if_they_have_not_changed_since_the_last_list
     assert marked.news() == ["listed"]
 
 
-def test_a_table_that_iptables_cannot_list_is_not_listed_again_while_no_rule_changes(programs: pathlib.Path) -> None:
+def test_after_a_failure_to_list_a_table_it_is_listed_again_only_when_a_rule_changes(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     make_program(programs, "iptables-save", f"echo listed >> {programs}/log; cat {programs}/saved")
     (programs / "saved").write_text(HIDDEN)

@@ -251,7 +251,7 @@ def test_the_memory_used_does_not_depend_on_the_number_of_flows(*, stale: bool) 
 
     driver = conntrack.ConntrackDriver(lambda _protocol: Forgetful(answer))
     desired = cleaning(Family.IPV4) if stale else cleaning(Family.IPV4, 5)
-    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # what is made once
+    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # allocates what later calls share
     tracemalloc.start()
     try:
         (count,) = removed(driver.apply([desired]))

@@ -190,7 +190,7 @@ def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_n
         assert choice.internal.real_servers == dict(pairs).keys()
 
 
-def test_without_a_local_policy_no_local_endpoint_is_reported_as_missing() -> None:
+def test_missing_local_endpoints_are_reported_only_under_a_local_policy() -> None:
     there: dict[bytes, Conditions] = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
     assert not topology.choose_routes(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
     assert topology.choose_routes(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
