@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -38,6 +38,15 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
     laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)
 
 
+def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> None:
+    """Set the API's objects, and wait until the kernel is equal to their desired state.
+
+    ``Cluster.have`` waits for one sync with Services. An interface that an earlier test has removed causes such a sync as well.
+    """
+    running.have(*manifests)
+    running.wait_until(lambda: running.run("verify")[0].status == 0, "equal", cluster.CHANGED_WITHIN_S)
+
+
 @pytest.mark.parametrize(
     ("flags", "source", "level"),
     [(("--cluster-cidr=10.0.0.0/8,fd00::/8",), "cluster 1", "warn"), ((), "node", "ok")],
@@ -51,7 +60,7 @@ def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_th
     On other networks, no answer would come back to a cluster IP.
     """
     running = start(*flags)
-    running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"]))
+    have(running, [cluster.node()], service("web", 1, "r1", protocols=["TCP"]))
     for family in Family:
         to = cluster.address("cluster 1", family)
         assert running.lab.probe("host", "TCP", to, 80).sources == (cluster.address(source, family),)
@@ -65,7 +74,7 @@ def test_doctor_reports_each_collision_with_a_node_port_and_who_gets_the_packets
     running = start()
     laboratory = running.lab
     rules = "*raw\n-A PREROUTING -d 10.96.0.1/32 -p tcp --dport 80 -j CT --notrack\nCOMMIT\n"
-    running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"], node_port=30001))
+    have(running, [cluster.node()], service("web", 1, "r1", protocols=["TCP"], node_port=30001))
     node = cluster.address("node", Family.IPV4)
     laboratory.serve("node", "TCP", "0.0.0.0", 30001)
     laboratory.run("node", "iptables-restore", "--noflush", stdin=rules)
@@ -100,7 +109,7 @@ def test_nodelocal_dns_works_with_ipvs_only_in_its_layout_for_ipvs(start: Start,
     running = start()
     laboratory, dns = running.lab, cluster.address("cluster 1", Family.IPV4)
     carried = [LINK_LOCAL] if layout == "for IPVS" else [LINK_LOCAL, dns]
-    running.have([cluster.node()], service("kube-dns", 1, "r1", protocols=["UDP"]))
+    have(running, [cluster.node()], service("kube-dns", 1, "r1", protocols=["UDP"]))
     laboratory.ip("node", "link add nodelocaldns type dummy", *(f"address add {one}/32 dev nodelocaldns" for one in carried))
     for address in carried:
         laboratory.run("node", "iptables-restore", "--noflush", stdin=DNS_RULES.format(address))
@@ -138,7 +147,7 @@ def test_an_external_ip_equal_to_the_address_of_another_node_makes_that_node_unr
         ]
     both = [cluster.address("remote", family) for family in Family]
     web = service("web", 1, "p1", protocols=["TCP"], externalIPs=both)
-    running.have([cluster.node()], web, agent)
+    have(running, [cluster.node()], web, agent)
     for address in both:
         laboratory.serve("remote", "TCP", address, 7000)
     try:
@@ -174,7 +183,7 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
     traefik["status"]["loadBalancer"]["ingress"] = [{"ip": one, **ingress} for one in addresses]
     agent = service("agent", 2, "r1", protocols=["TCP"])
     agent[1]["endpoints"] = [{"addresses": [addresses[1]], "nodeName": "node-b"}]
-    running.have([cluster.node()], [traefik, *slices], agent)
+    have(running, [cluster.node()], [traefik, *slices], agent)
     laboratory.serve("remote", "TCP", addresses[1], 7000)
     try:
         outcomes = {laboratory.probe(client, "TCP", addresses[1], 7000).outcome for client in ("host", "p2")}
@@ -189,7 +198,7 @@ def test_with_strict_arp_only_the_announcing_node_answers_arp_requests(start: St
     """In layer 2 mode, MetalLB answers ARP itself. kube-vip adds the address to an interface of its leader: here, ``eth0``."""
     running = start(*["--ipvs-strict-arp=true"] * strict)
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
-    running.have([cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
+    have(running, [cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
     assert balancer in running.local_addresses()
     laboratory.ip("client", f"route add {balancer}/32 dev lan", "neighbour flush dev lan")
     if announced:
@@ -221,7 +230,7 @@ def test_calico_affects_only_the_second_scope_for_pods(start: Start, scopes: str
     def answers() -> list[lab.Result]:
         return [laboratory.probe(who, "TCP", cluster.address(to, Family.IPV4), port, count=ATTEMPTS) for who, to, port in asked]
 
-    running.have([cluster.node()], balanced, web)
+    have(running, [cluster.node()], balanced, web)
     pod_before, *before = answers()
     laboratory.run("node", "iptables-restore", "--noflush", stdin=neighbours.CALICO)
     try:
