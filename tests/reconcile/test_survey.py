@@ -267,3 +267,7 @@ def test_the_survey_finds_the_service_port_of_a_virtual_server_by_address_and_by
     assert port_of(builders.frontend("192.168.0.11", 80)) == port_of(builders.frontend("192.168.0.11", 30080)) == first
     assert port_of(builders.frontend("10.96.0.1", 30080)) is None
     assert port_of(builders.frontend("10.96.0.1", 80, Protocol.UDP)) is None
+
+
+def test_a_real_server_that_does_not_drain_has_no_connections_of_a_drain(node: simulation.SimulatedNode) -> None:
+    assert node.reconciler.survey.connections_of_drain(KEY, FIRST) is None

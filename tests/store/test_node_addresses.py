@@ -127,3 +127,9 @@ def test_only_services_with_an_address_whose_node_changed_are_translated_again()
     store.take()
     store.touch_external([Address(bytes([192, 168, 0, 11]))], 5)
     assert {name.name: now for name, now in store.take().services.items()} == {"web": 5, "shop": 5}
+
+
+def test_endpoint_slices_without_the_address_of_a_new_service_are_passed_over() -> None:
+    store = _store(_slice("192.168.0.12", suffix="2"), _slice())
+    store.deliver([memory_node.put(_service(TAKEN))], 0)
+    assert _others(store) == {TAKEN: OTHER_NODE}

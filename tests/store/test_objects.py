@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from ipvsproxy.model.annotations import ServiceAnnotations
+from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
     ApiObject,
@@ -586,3 +586,22 @@ def test_lists_of_different_kinds_are_doubted_independently() -> None:
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert not guard.accepts(ObjectKind.ENDPOINT_SLICE, missing=100, known=100, now=CONFIRMED_AFTER_S)
     assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
+
+
+def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_while_it_takes_part(store: Store) -> None:
+    apart = msgspec.structs.replace(builders.node("192.168.0.12", name="apart"))
+    for node in (NODE, OTHER, apart):
+        deliver(store, node)
+    assert store.tunnel_sources(NODE.name) == {*OTHER.addresses, *apart.addresses}
+    for node in (OTHER, apart):
+        deliver(store, msgspec.structs.replace(node, leaving=True))
+    assert store.tunnel_sources(NODE.name) == {*OTHER.addresses}
+
+
+def test_a_change_of_tunnel_ends_marks_only_the_services_that_request_direct_return(store: Store) -> None:
+    asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
+    deliver(store, builders.with_options(builders.service("shop"), annotations=asking))
+    deliver(store, builders.service("web"))
+    store.take()
+    store.touch_direct_return(7)
+    assert {name.name: now for name, now in store.take().services.items()} == {"shop": 7}

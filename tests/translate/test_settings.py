@@ -2,7 +2,14 @@
 
 import pytest
 
-from ipvsproxy.translate.settings import ConntrackChoices, conntrack_maximum, conntrack_sysctls, ipvs_sysctls
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.settings import (
+    ConntrackChoices,
+    conntrack_maximum,
+    conntrack_sysctls,
+    direct_return_sysctls,
+    ipvs_sysctls,
+)
 
 MODERN = (6, 1)
 
@@ -82,3 +89,19 @@ def test_a_larger_conntrack_maximum_is_not_changed(current: str, suffices: bool)
     assert buckets.is_met_by("65536")
     assert buckets.is_met_by("131072")
     assert not buckets.is_met_by("65535")
+
+
+def test_direct_return_brings_the_tunnel_of_each_family_up_and_checks_no_source_address_of_ipv4() -> None:
+    found = {item.path: item.value for item in direct_return_sysctls(frozenset(Family))}
+    assert found == {
+        "/sys/class/net/tunl0/flags": "0x81",
+        "/sys/class/net/ip6tnl0/flags": "0x81",
+        "net/ipv4/conf/all/rp_filter": "0",
+        "net/ipv4/conf/tunl0/rp_filter": "0",
+        "net/ipv4/vs/sloppy_tcp": "1",
+    }
+    assert {item.path for item in direct_return_sysctls(frozenset({Family.IPV6}))} == {
+        "/sys/class/net/ip6tnl0/flags",
+        "net/ipv4/vs/sloppy_tcp",
+    }
+    assert all(item.for_tunnels for item in direct_return_sysctls(frozenset(Family))), "only behind the rules"

@@ -1,5 +1,7 @@
 """Which clients of a virtual server are masqueraded, as computed from the rules."""
 
+import dataclasses
+
 import pytest
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
@@ -157,3 +159,10 @@ def test_a_rule_for_the_interfaces_of_pods_applies_only_to_pods(client: TracedCl
     connection = trace.connection_of(client, CLUSTER, Settings(), builders.node_view())
     result = trace.follow(skeleton, frozenset[SetEntry]().__contains__, connection, has_scopes=False)
     assert result.is_masqueraded is (client is TracedClient.OUTSIDE)
+
+
+def test_a_pod_of_another_node_has_an_address_in_the_first_range_that_this_nodes_pods_do_not_fill() -> None:
+    view = dataclasses.replace(builders.node_view(), pod_networks=builders.networks("10.244.0.0/24"))
+    ranges = builders.networks("fd00:244::/56", "10.244.0.0/24", "10.245.0.0/24")
+    found = trace.connection_of(TracedClient.OTHER_POD, CLUSTER, Settings(cluster_networks=ranges), view)
+    assert str(found.source) == "10.245.0.254"

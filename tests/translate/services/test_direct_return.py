@@ -193,3 +193,17 @@ def test_direct_return_is_only_used_for_clients_outside_the_cluster(
         rules, frozenset(state.entries).__contains__, trace.connection_of(client, key, settings, view), has_scopes=True
     )
     assert (way.is_marked, way.is_masqueraded) == expected, "marked, masqueraded"
+
+
+@pytest.mark.parametrize("balancer", [[], [builders.CLUSTER_IP]], ids=["no address", "its cluster IP"])
+def test_a_service_without_an_external_address_of_its_own_has_no_scopes_of_direct_return(balancer: list[str]) -> None:
+    given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
+    service = builders.service("web", kind=ServiceType.LOAD_BALANCER, load_balancer=balancer)
+    slice_ = endpoint_slice(endpoint("10.244.0.5"))
+    assert state_of(builders.with_options(service, annotations=given), slice_, view=_view(), settings=ON).rare.scopes == ()
+
+
+def test_slow_start_is_not_used_with_direct_return() -> None:
+    state = _shop("10.244.0.5", annotations={"scheduler": "wlc", "slow_start_s": 30})
+    assert state.rare.slow_start_s == 0
+    assert [one.field for one in state.rare.skipped] == [Annotation.SLOW_START.field]

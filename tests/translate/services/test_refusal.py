@@ -170,3 +170,14 @@ def test_addresses_of_the_api_servers_own_service_are_never_refused() -> None:
 def test_a_service_without_refused_addresses_stays_the_same_object() -> None:
     item = service("10.96.0.10", "203.0.113.5")
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item
+
+
+def test_the_ways_out_are_those_that_help_for_the_fields_with_the_address() -> None:
+    address = "192.168.0.11"
+    balanced, external, both = (
+        refusal.ways_out(builders.service("web", load_balancer=one, external=other), parse_address(address)).split("; ")
+        for one, other in (([address], []), ([], [address]), ([address], [address]))
+    )
+    assert (len(balanced), len(external)) == (2, 2), "one for the field, and one for all addresses of nodes"
+    assert set(balanced) & set(external) == {balanced[-1]}
+    assert both == [balanced[0], *external]
