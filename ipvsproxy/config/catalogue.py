@@ -115,7 +115,8 @@ OWN = (
         minimum=0,
         maximum=100,
     ).explained(
-        "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second list; 0: never."
+        "If a list lacks more than this percentage of all Services or endpoints (with direct return, Nodes too), wait a minute "
+        "for a second list; 0: never."
     ),
     Option("stale-watch-timeout", "staleWatchTimeout", Kind.DURATION, "15m0s", to="servers.stale_watch_s", minimum=0).explained(
         "How long the API server may be silent before log, metrics and /healthz report a stale watch; 0: never."

@@ -46,7 +46,7 @@ class InMemory(SetsDriver):
         return 0
 
     def _explain(self, number: int, set_type: SetType | None) -> str:
-        raise NotImplementedError
+        raise AssertionError("the driver in memory refuses nothing")
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         for verb, entries in sets_driver.runs(operations):
