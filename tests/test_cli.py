@@ -21,6 +21,12 @@ from ipvsproxy.kernel import instance
 from ipvsproxy.kernel.instance import Running
 
 
+@pytest.fixture(autouse=True)
+def _no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a command line would end the process of these tests if an earlier test has left a thread."""
+    monkeypatch.setattr(cli, "_end", int)
+
+
 class Modules:
     """Replaces the modules that tasks and commands load; ``functions`` has their functions by module name."""
 
