@@ -240,6 +240,9 @@ class Lab:
     def _build(self, building: contextlib.ExitStack) -> None:
         client, remote = self._namespace("client"), self._namespace("remote")
         building.callback(self._unlink)
+        # A program under test leaves its virtual servers when it ends. With any of them, IPVS would also translate answers that
+        # pods send to a new connection whose client has the address and port of a connection of an earlier lab.
+        self.run("node", "ipvsadm", "--clear")
         self.ip(
             "node",
             "link set lo up",

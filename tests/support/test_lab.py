@@ -27,6 +27,18 @@ def test_a_removed_lab_leaves_no_devices_and_no_changed_settings() -> None:
     assert forwarding.read_text() == before
 
 
+def test_connections_of_an_earlier_lab_do_not_disturb_a_new_lab() -> None:
+    """Runs before the lab of the other tests exists, as the test above."""
+    source = "172.18.0.50#40000"
+    with laboratory.Lab() as lab:
+        lab.run("node", "ipvsadm", "--add-service", "--tcp-service", "172.18.0.2:80")
+        lab.run("node", "ipvsadm", "--add-server", "--tcp-service", "172.18.0.2:80", "-r", "10.244.0.12:8080", "--masquerading")
+        assert lab.probe("client", "TCP", "172.18.0.2", 80, src=source).backends == ("10.244.0.12",)
+    with laboratory.Lab() as lab:
+        assert "AC120032 9C40 AC120002 0050" in Path("/proc/net/ip_vs_conn").read_text(), "IPVS has kept the connection"
+        assert lab.probe("client", "TCP", "10.244.0.12", 8080, src=source).outcome == "ok"
+
+
 @pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
 @pytest.mark.parametrize(
     ("from_", "to", "source"),
