@@ -57,7 +57,7 @@ class FileContent(NamedTuple):
 
 
 class _ManifestLoader(yaml.CSafeLoader):
-    """A YAML loader with the types of the API's JSON, in which a timestamp is a string.
+    """A YAML loader with the types of the API's JSON, in which a timestamp and a lone ``=`` are strings.
 
     Nesting is limited. libyaml's composer is recursive C code: without a limit, some thousand brackets would overflow the stack
     and end the process.
@@ -79,8 +79,9 @@ class _ManifestLoader(yaml.CSafeLoader):
         self._depth -= 1
 
 
+_STRINGS = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 _ManifestLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _STRINGS]
     for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
 

@@ -133,6 +133,13 @@ def test_an_unquoted_timestamp_is_read_in_the_format_of_the_api(world: World) ->
     assert event.object.created_s == 1767323045
 
 
+def test_an_unquoted_equals_sign_in_a_document_of_another_kind_is_a_string(world: World) -> None:
+    """controller-gen writes it so, as in the enumeration of matchers of prometheus-operator's alertmanagerconfigs (pyyaml#89)."""
+    resource = "kind: CustomResourceDefinition\nspec:\n  enum:\n  - '!='\n  - =\n  - =~\n---\n"
+    assert described(world.write(all=resource + text(service("web")))) == ["Put default/web"]
+    assert directory.documents(world.directory / "all.yaml")[0]["spec"]["enum"] == ["!=", "=", "=~"]
+
+
 def test_objects_that_a_watch_would_not_select_are_skipped(world: World) -> None:
     foreign = service("foreign", labels={"service.kubernetes.io/service-proxy-name": "other"})
     headless = {
