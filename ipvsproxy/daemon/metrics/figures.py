@@ -4,7 +4,7 @@ The values are the numbers of virtual and real servers, and the counters of all 
 sources of the values.
 
 Rule: a scrape and the web page share one reading of the counters. Counters are read in parts, because changes of the kernel have
-priority. If a scrape has stopped waiting for a reading, the next scrape continues that reading.
+priority.
 """
 
 import asyncio
@@ -12,13 +12,12 @@ import collections
 import dataclasses
 import operator
 import time
-from collections.abc import Awaitable, Callable, Collection, Container, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.sources.source import WatchStatus
-from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -29,9 +28,6 @@ from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
 """How long counters count as fresh: the kernel itself adds up the counters of its processors every two seconds."""
-LONGEST_PAUSE_S = 120.0
-"""A reading that began so long ago begins anew: after a long pause, its figures would be old."""
-
 OBJECTS_AT_ONCE = 200
 """The number of virtual servers or addresses that are counted without a pause: some tenths of a millisecond of work."""
 FAMILY_BY_LENGTH = {family.bits // 8: family for family in Family}
@@ -122,12 +118,6 @@ def forgetting(known: dict[K, Any], *present: Container[K]) -> Iterator[None]:
         del known[key]
 
 
-async def soon(part: Awaitable[T], patience_s: float | None) -> T:
-    """The result. Raises TimeoutError if the result does not arrive in time."""
-    async with asyncio.timeout(patience_s):
-        return await part
-
-
 @dataclasses.dataclass(slots=True)
 class Sample:
     """The counters of one reading, the time when the reading began, and the processor time that it took.
@@ -136,7 +126,6 @@ class Sample:
     """
 
     began_s: float
-    parts: Iterator[Mapping[VirtualServerKey, Counters]]
     counters: dict[VirtualServerKey, Counters] = dataclasses.field(default_factory=dict)
     cost_s: float = 0.0
 
@@ -157,44 +146,28 @@ class Sampler:
     def __post_init__(self) -> None:
         self._turn = asyncio.Lock()
         self._last: Sample | None = None
-        self._under_way: Sample | None = None
 
-    async def read(self, patience_s: float | None = None) -> Sample:
+    async def read(self) -> Sample:
         """The counters, which are read now unless the last reading is fresh.
 
-        Waits at most ``patience_s`` for each part; None means that there is no limit. A part that does not arrive in time is
-        lost: its virtual servers count as not read.
-
         Raises:
-            TimeoutError: a part did not arrive in time. The next call continues the interrupted reading.
             KernelError: the counters could not be read.
         """
         async with self._turn:
             now = self.clock()
             if self._last and now - self._last.began_s < FRESH_S:
                 return self._last
-            sample = self._under_way
-            if sample is None or now - sample.began_s > LONGEST_PAUSE_S:
-                sample = Sample(now, await self.kernel.call(lambda reader: reader.services(self.always)))
-            self._under_way = sample
-            try:
-                await self._read_parts(sample, patience_s)
-            except KernelError:
-                self._under_way = None
-                raise
-            self._under_way, self._last = None, sample
+            sample, parts = Sample(now), await self.kernel.call(lambda reader: reader.services(self.always))
+            while True:
+                part, took_s = await self.kernel.call(lambda _: self.timed(lambda: next(parts, None)))
+                sample.cost_s += took_s
+                if part is None:
+                    break
+                sample.counters |= part
+            self._last = sample
             # The counters take hundreds of bytes for each virtual server.
             asyncio.get_running_loop().call_later(FRESH_S, self._forget, sample)
             return sample
-
-    async def _read_parts(self, sample: Sample, patience_s: float | None) -> None:
-        while True:
-            call = self.kernel.call(lambda _: self.timed(lambda: next(sample.parts, None)))
-            part, took_s = await soon(call, patience_s)
-            sample.cost_s += took_s
-            if part is None:
-                return
-            sample.counters |= part
 
     def timed(self, do: Callable[[], T]) -> tuple[T, float]:
         """The result, and the processor time that was used to compute it."""

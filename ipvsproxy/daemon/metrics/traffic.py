@@ -20,7 +20,7 @@ import structlog
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures, series
-from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Sample, Sampler
+from ipvsproxy.daemon.metrics.figures import FRESH_S, ROWS_AT_ONCE, Sampler
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
@@ -30,13 +30,10 @@ from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Co
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
-PATIENCE_S = 1.0
-"""The longest wait of a scrape for one part of the counters. After that, the scrape shows the figures of the previous one."""
-LONGEST_READING_S = 5.0
-"""The longest wait of a scrape for all parts: half of Prometheus's default timeout.
+LONGEST_READING_S = 8.0
+"""The longest wait of a scrape for the counters, less than Prometheus's default timeout of ten seconds.
 
-The next scrape continues the reading, because the kernel walks its table from the beginning for each 32 kB, which takes longer
-with 100,000 virtual servers.
+After that, the scrape shows the figures of the previous one.
 """
 LINES_AT_ONCE = 200
 """Some 30 kB of text: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""
@@ -119,18 +116,6 @@ class Ledger:
         return self.totals[labels]
 
 
-@dataclasses.dataclass(slots=True)
-class _TrafficReading:
-    """The counters of virtual servers, and the counters of those endpoints that have been read so far.
-
-    The endpoints of the virtual servers in ``left`` still have to be read.
-    """
-
-    sample: Sample
-    left: list[VirtualServerKey] = dataclasses.field(default_factory=list)
-    endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Traffic:
     """Reads the traffic counters for scrapes. With a ``limit`` of 0, counters are never read."""
@@ -144,7 +129,6 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self._read_s: float | None = None
-        self._reading: _TrafficReading | None = None
         self._services = Ledger(self.limit)
         self._endpoints = Ledger(self.limit)
         self._labels: dict[VirtualServerKey, tuple[Service, str]] = {}
@@ -161,53 +145,40 @@ class Traffic:
             return
         try:
             async with asyncio.timeout(LONGEST_READING_S):
-                reading = await self._read(now)
+                counters = (await self.sampler.read()).counters
+                endpoints = await self._read_endpoints(counters) if self.of_endpoints else {}
         except TimeoutError:
-            log.debug(
-                "traffic_counters_old", hint="the kernel's thread is busy, or there are many counters; the next scrape continues"
-            )
+            log.debug("traffic_counters_old", hint="the kernel's thread is busy, or there are many counters")
             return
         except KernelError as error:
-            self._reading = None
             log.warning("traffic_counters_unreadable", error=str(error))
             return
-        self._reading = None
-        await in_slices(self._booking(reading.sample.counters, reading.endpoints), self.clock)
+        await in_slices(self._booking(counters, endpoints), self.clock)
         self._read_s = now
 
-    async def _read(self, now: float) -> "_TrafficReading":
-        """Continue the reading of an earlier scrape, unless it is too old, or begin a new reading; then read to the end.
+    async def _read_endpoints(
+        self, counters: Mapping[VirtualServerKey, Counters]
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
+        chosen = iter(await in_slices(self._choosing(counters), self.clock))
+        endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
+        while some := list(itertools.islice(chosen, SERVERS_AT_ONCE)):
+            endpoints |= await self.sampler.kernel.call(operator.methodcaller("endpoints", some))
+        return endpoints
 
-        A part is lost if a scrape has stopped waiting for it: its virtual servers count as not read.
-        """
-        reading = self._reading
-        if reading is None or now - reading.sample.began_s > LONGEST_PAUSE_S:
-            reading = _TrafficReading(await self.sampler.read(PATIENCE_S))
-            if self.of_endpoints:
-                await in_slices(self._choosing(reading), self.clock)
-            self._reading = reading
-        # from the end of the list, because otherwise all remaining items would be moved each time
-        while some := reading.left[-SERVERS_AT_ONCE:]:
-            call = self.sampler.kernel.call(lambda reader: reader.endpoints(some))
-            reading.endpoints |= await figures.soon(call, PATIENCE_S)
-            del reading.left[-SERVERS_AT_ONCE:]
-        return reading
-
-    def _choosing(self, reading: _TrafficReading) -> Generator[None, None, None]:
+    def _choosing(self, counters: Mapping[VirtualServerKey, Counters]) -> Generator[None, None, list[VirtualServerKey]]:
         """Choose the virtual servers that have had traffic, so that their endpoints are read.
 
         Virtual servers whose counters were not read this time are chosen as well. If its endpoints were not read, such a virtual
         server would count as removed, and its traffic would be counted from zero when it returns.
         """
-        counters = reading.sample.counters
-        left: list[VirtualServerKey] = []
+        chosen: list[VirtualServerKey] = []
         unread = (key for key in self._labels if key not in counters)
         for number, key in enumerate(itertools.chain(counters, unread), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
             if counters.get(key) != ZERO:
-                left.append(key)
-        reading.left = left
+                chosen.append(key)
+        return chosen
 
     def _booking(
         self,

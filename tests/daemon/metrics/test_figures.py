@@ -17,7 +17,7 @@ async def test_one_reading_of_counters_serves_all_requests_while_it_is_fresh() -
     clock, kernel = Clock(), Ipvs()
     kernel.counters = {CLUSTER: Counters(1), EXTERNAL: Counters(2)}
     sampler = Sampler(KernelThread(InlineExecutor(), kernel), clock)
-    one, other = await asyncio.gather(sampler.read(), sampler.read(1.0))
+    one, other = await asyncio.gather(sampler.read(), sampler.read())
     assert one is other
     assert one.counters == kernel.counters
     clock.now += FRESH_S / 2

@@ -8,8 +8,8 @@ import concurrent.futures
 import errno
 import itertools
 import threading
-from collections.abc import Awaitable, Collection, Container, Coroutine, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Collection, Container, Iterator, Mapping
+from typing import Any
 
 import hypothesis
 import pytest
@@ -18,7 +18,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Sampler, Sources
+from ipvsproxy.daemon.metrics.figures import FRESH_S, ROWS_AT_ONCE, Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import CountedObject, Ledger, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
@@ -277,56 +277,6 @@ async def test_a_scrape_shows_the_previous_figures_if_a_reading_takes_too_long(m
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
 
 
-@pytest.mark.parametrize("of_endpoints", [False, True])
-async def test_the_next_scrape_continues_a_reading_that_took_too_long(
-    monkeypatch: pytest.MonkeyPatch, *, of_endpoints: bool
-) -> None:
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.SERVERS_AT_ONCE", 1)
-    scene = Scene(WEB, of_endpoints=of_endpoints)
-    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
-    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(ConnectionCounts(1, 0), Counters(100))}}
-    total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
-    parts = 0
-
-    async def one_at_a_time(part: Awaitable[Any], _patience_s: float) -> Any:
-        nonlocal parts
-        parts += 1
-        if parts % 2 == 0:
-            cast("Coroutine[Any, Any, Any]", part).close()
-            raise TimeoutError
-        return await part
-
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.figures.soon", one_at_a_time)
-    for _ in range(4 if of_endpoints else 2):
-        assert total not in await scene.scrape()
-    samples = await scene.scrape()
-    assert samples[total] == 150
-    assert scene.kernel.readings == 1
-    if of_endpoints:
-        assert sorted(scene.kernel.read_endpoints) == sorted((CLUSTER, EXTERNAL)), "each is read once"
-        assert samples[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 100
-
-
-async def test_a_reading_that_began_too_long_ago_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(WEB)
-    scene.kernel.counters = {CLUSTER: Counters(8)}
-    with monkeypatch.context() as patched:
-        patched.setattr("ipvsproxy.daemon.metrics.traffic.LONGEST_READING_S", 0)
-        await scene.scrape()
-    scene.clock.now += LONGEST_PAUSE_S
-    scene.kernel.counters = {CLUSTER: Counters(9)}
-    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
-
-
-async def test_a_failed_reading_of_counters_is_not_continued_by_the_next_scrape() -> None:
-    scene = Scene(WEB)
-    scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
-    await scene.scrape()
-    scene.kernel.error = None
-    scene.kernel.counters = {CLUSTER: Counters(9)}
-    assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
-
-
 async def test_ports_without_traffic_use_no_memory() -> None:
     addresses = [f"10.96.{number // 256}.{number % 256}" for number in range(1000)]
     scene = Scene(*(builders.service(f"service-{number}", cluster=[one]) for number, one in enumerate(addresses)))
@@ -336,21 +286,20 @@ async def test_ports_without_traffic_use_no_memory() -> None:
 
 
 async def test_a_scrape_does_not_wait_for_a_busy_kernel_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.PATIENCE_S", 0.02)
     executor = concurrent.futures.ThreadPoolExecutor(1)
     scene = Scene(WEB, executor=executor)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     programmed = threading.Event()
     executor.submit(programmed.wait)
     try:
-        samples = await scene.scrape()
+        with monkeypatch.context() as patched:
+            patched.setattr("ipvsproxy.daemon.metrics.traffic.LONGEST_READING_S", 0.02)
+            samples = await scene.scrape()
     finally:
         programmed.set()
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.PATIENCE_S", 60.0)
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in samples
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
     assert scene.kernel.readings == 1, "a reading without a waiting scrape is dropped"
-    executor.shutdown()
 
 
 async def test_draining_endpoints_are_shown_with_their_connections() -> None:
