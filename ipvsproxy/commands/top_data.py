@@ -214,6 +214,8 @@ def picture(node: Document, services: Document) -> Picture:
     facts = (
         f"pending {node['pending']['total']}  failed {node['failed']}  drifted {node['drifted']['total']}",
         f"draining {node['draining']}",
+        # an older ipvsproxy does not send them
+        f"{count(node.get('activeConnections'))} active, {count(node.get('inactiveConnections'))} inactive",
         "  ".join(f"{count(node[f'{name}PerSecond'])} {unit}/s" for name, unit in _UNITS.items()),
         f"synced {seconds(synced_ago_s)} ago in {seconds(last['durationSeconds'] if last else None)}",
     )

@@ -50,9 +50,10 @@ async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pyte
     async with _node().showing() as port:
         capsys.readouterr()
         assert await _main("--once", f"--server=http://127.0.0.1:{port}") == 0
-    first, second, _, titles, web, dns = capsys.readouterr().out.splitlines()[-6:]
+    first, second, third, _, titles, web, dns = capsys.readouterr().out.splitlines()[-7:]
     assert first == "node-a: in force"
-    assert second.startswith("pending 0  failed 0  drifted 0  draining 0  ")
+    assert second.startswith("pending 0  failed 0  drifted 0  draining 0  0 active, 0 inactive  ")
+    assert third.startswith("synced ")
     assert titles.split() == ["Service", "Problem", "Type", "Address", "Ports", "Ends", "Active", "Conn/s", "Pkt/s", "B/s"]
     assert web.split()[:5] == ["default/web", "ClusterIP", "10.96.0.10", "80/TCP", "1"]
     assert float(web.split()[6]) > 0, "its rate, for which a second reading was awaited"

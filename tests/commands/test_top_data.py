@@ -67,11 +67,12 @@ def test_the_summary_of_the_node_is_split_into_as_many_lines_as_the_width_requir
     parts = (
         "pending 0  failed 0  drifted 0",
         "draining 1",
+        "31 active, 64 inactive",
         "812 conn/s  12.3k pkt/s  9.9M B/s",
         "synced 2.5 s ago in 12 ms",
     )
-    assert list(top_data.node_lines(top_pictures.picture(), 120)) == ["demo-node: in force", "  ".join(parts)]
-    assert list(top_data.node_lines(top_pictures.picture(), 40)) == ["demo-node: in force", *parts]
+    assert list(top_data.node_lines(top_pictures.picture(), 140)) == ["demo-node: in force", "  ".join(parts)]
+    assert list(top_data.node_lines(top_pictures.picture(), 33)) == ["demo-node: in force", *parts]
     not_in_force = {**top_pictures.NODE, "inForce": False, "reasons": ["2 operations failed", "no API server"]}
     lines = top_data.node_lines(top_pictures.picture(node=not_in_force), 80)
     assert next(lines) == "demo-node: NOT IN FORCE: 2 operations failed; no API server"
@@ -190,7 +191,7 @@ async def test_a_picture_has_the_node_and_the_rows_in_the_requested_order(node: 
     services = await node.ask("services")
     picture = top_data.picture(await node.ask("node"), services)
     assert picture.verdict == f"{builders.THIS_NODE}: in force"
-    assert picture.facts[:2] == ("pending 0  failed 0  drifted 0", "draining 0")
+    assert picture.facts[:3] == ("pending 0  failed 0  drifted 0", "draining 0", "- active, - inactive")
     assert "synced - ago" not in picture.facts[-1]
     assert (picture.matching, picture.page, picture.pages) == (1, 1, 1)
     (web,) = picture.services

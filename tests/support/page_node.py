@@ -45,6 +45,7 @@ class Traffic(TrafficReader):
         """How far traffic rises and falls: 0 is steady, 1 the most."""
         self.readings = 0
         self.totals_read = 0
+        self.connections_wanted: list[bool] = []
         self.error: Exception | None = None
 
     def _now(self) -> float:
@@ -74,6 +75,11 @@ class Traffic(TrafficReader):
         self.readings += 1
         each = {key: self._counted(rate) for key, rate in list(self.per_second.items()) if key in self.kernel.virtual_servers}
         yield {key: counters for key, counters in each.items() if any(counters)}
+
+    def open_connections(self, *, is_wanted: bool) -> ConnectionCounts | None:
+        self.connections_wanted.append(is_wanted)
+        counts = self.kernel.connection_counts.values()
+        return ConnectionCounts(sum(one.active for one in counts), sum(one.inactive for one in counts)) if is_wanted else None
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
         return {key: dict(self._of_virtual_server(key)) for key in keys}

@@ -24,6 +24,8 @@ NODE: dict[str, Any] = {
     "connectionsPerSecond": 812.5,
     "packetsPerSecond": 12345.0,
     "bytesPerSecond": 9.9e6,
+    "activeConnections": 31,
+    "inactiveConnections": 64,
 }
 
 

@@ -55,7 +55,7 @@ def test_the_node_page_shows_that_everything_is_programmed_and_the_last_syncs(lo
     expect(page.locator(".verdict")).to_contain_text("Everything is in force")
     expect(page.locator("#verdict")).to_have_text("✓ in force")
     expect(page.get_by_text("10,000").first).to_be_visible()
-    assert page.locator("figure").count() == 5
+    assert page.locator("figure").count() == 6
     for text in ("API server", "iptables nft", "Scheduler", "EndpointSlice"):
         expect(page.get_by_text(text).first).to_be_visible()
     assert page.title() == "Node \N{EN DASH} ipvsproxy"
@@ -67,32 +67,34 @@ def test_plots_have_complete_axes_a_maximum_a_total_and_a_crosshair(looking: Loo
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     figures, times = page.locator("figure"), page.locator("figcaption small")
-    expect(figures.nth(2)).to_contain_text(re.compile(r"in [\d.]+\sMB/s · max [\d.]+\sMB/s · total [\d.]+\sGB"))
-    expect(figures.nth(1)).to_contain_text(re.compile(r"out [\d.]+\sk/s · max [\d.]+\sk/s · total [\d.]+\sM"))
-    expect(figures.nth(3)).to_contain_text(re.compile(r"\d Services? · max 9 Services · total \d+ Services"))
-    assert all(tick.isdecimal() for tick in figures.nth(3).locator(".ticks span").all_text_contents())
+    expect(figures.nth(1)).to_contain_text(re.compile(r"active \d[\d.k\s]* · max [\d.]+\sk"))
+    expect(figures.nth(1)).to_contain_text(re.compile(r"inactive \d[\d.k\s]* · max [\d.]+\sk"))
+    expect(figures.nth(3)).to_contain_text(re.compile(r"in [\d.]+\sMB/s · max [\d.]+\sMB/s · total [\d.]+\sGB"))
+    expect(figures.nth(2)).to_contain_text(re.compile(r"out [\d.]+\sk/s · max [\d.]+\sk/s · total [\d.]+\sM"))
+    expect(figures.nth(4)).to_contain_text(re.compile(r"\d Services? · max 9 Services · total \d+ Services"))
+    assert all(tick.isdecimal() for tick in figures.nth(4).locator(".ticks span").all_text_contents())
     box = figures.first.locator("svg").bounding_box()
     assert box
     minutes = []
     for part in (0.1, 0.9):
         page.mouse.move(box["x"] + box["width"] * part, box["y"] + 20)
-        expect(page.locator(".cross")).to_have_count(5)
+        expect(page.locator(".cross")).to_have_count(6)
         expect(times.last).to_have_text(re.compile(r"^\d\d:\d\d:\d\d UTC$"))
         hour, minute, *_ = (times.last.text_content() or "").split(":")
         minutes.append(int(hour) * 60 + int(minute))
     assert 11 <= (minutes[1] - minutes[0]) % 1440 <= 13
     # The crosshair of a bar chart is at the nearest bar.
-    bars = figures.nth(3).locator("svg")
+    bars = figures.nth(4).locator("svg")
     box = bars.bounding_box()
     assert box
     first = bars.locator(".bars").evaluate("path => parseFloat(path.getAttribute('d').slice(1))")
     page.mouse.move(box["x"] + box["width"] * (first + 5) / 900, box["y"] + 20)
-    expect(figures.nth(3)).to_contain_text(re.compile(r"UTC[1-9] Services?"))
+    expect(figures.nth(4)).to_contain_text(re.compile(r"UTC[1-9] Services?"))
     page.mouse.move(5, 5)
-    expect(times).to_have_text(["now"] * 5)
+    expect(times).to_have_text(["now"] * 6)
     page.locator(".plots").focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator(".cross")).to_have_count(5)
+    expect(page.locator(".cross")).to_have_count(6)
 
 
 def test_the_node_page_names_only_nftables_if_nftables_holds_the_rules(looking: Look) -> None:

@@ -12,6 +12,8 @@ Rule 4: a rate is computed from two readings of the same virtual server; after a
 Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
 interval may be zero or twice the true rate.
 Rule 6: a Service that had no traffic in all remembered readings takes no memory.
+Rule 7: the open connections of the whole node are added up by the readings of all real servers that look for drift anyway, while
+somebody looks at the page.
 """
 
 import asyncio
@@ -384,12 +386,13 @@ class CounterFollower:
         now = self._sampled_s = self._clock()
         is_watched = self._viewers.have_looked(now)
         try:
-            self._history.add(await self._sampler.kernel.call(lambda reader: reader.totals()), now, self._wall_clock())
+            call = self._sampler.kernel.call(lambda reader: (reader.totals(), reader.open_connections(is_wanted=is_watched)))
+            self._history.add(*await call, now, self._wall_clock())
             if is_watched:
                 await self._read_services()
                 await self._read_shown(now)
         except KernelError as error:
-            self._history.add(None, now, self._wall_clock())
+            self._history.add(None, None, now, self._wall_clock())
             if self._is_readable:
                 log.warning("page_counters_unreadable", error=str(error))
             self._is_readable = False

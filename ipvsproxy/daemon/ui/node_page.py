@@ -13,7 +13,7 @@ from ipvsproxy.daemon.ui import endpoint_changes
 from ipvsproxy.daemon.ui.endpoint_changes import Document
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome
-from ipvsproxy.model.virtual_servers import Counters
+from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters
 from ipvsproxy.reconcile.survey import Statistics
 
 LENGTH_S = 900.0
@@ -30,6 +30,8 @@ COLUMNS = (
     "bytesOutPerSecond",
     "changes",
     "latencySeconds",
+    "activeConnections",
+    "inactiveConnections",
 )
 """The names of the figures of a point, in the order of ``Point``."""
 
@@ -37,7 +39,7 @@ COLUMNS = (
 class Point(NamedTuple):
     """The state of the node at one moment; rates and numbers of changes refer to the time since the previous point.
 
-    ``at_s`` is in seconds since the epoch.
+    ``at_s`` is in seconds since the epoch. ``active`` and ``inactive`` are numbers of open connections.
     """
 
     at_s: float
@@ -48,6 +50,8 @@ class Point(NamedTuple):
     bytes_out: float | None
     changes: int
     latency_s: float | None
+    active: int | None = None
+    inactive: int | None = None
 
 
 _UNKNOWN = (None,) * len(Counters._fields)
@@ -74,11 +78,11 @@ class History:
             self._changes += count
             self._latency_s = max(latency_s, self._latency_s or 0.0)
 
-    def add(self, counters: Counters | None, now: float, at_s: float) -> None:
+    def add(self, counters: Counters | None, connections: ConnectionCounts | None, now: float, at_s: float) -> None:
         """Add a point to the history.
 
-        ``counters`` are the counters of the whole node, or None if they could not be read; ``now`` is a time of the monotonic
-        clock.
+        ``counters`` are the counters of the whole node, and ``connections`` its open connections; None means that they are not
+        known. ``now`` is a time of the monotonic clock.
         """
         if counters is None:
             self._samples.clear()
@@ -87,7 +91,7 @@ class History:
             self._samples.append(_Sample(now, counters))
             rates = self._rates()
         self._follow_clock(now, at_s)
-        self._points.append(Point._make((at_s, *rates, self._changes, self._latency_s)))
+        self._points.append(Point._make((at_s, *rates, self._changes, self._latency_s, *(connections or (None, None)))))
         self._changes, self._latency_s = 0, None
         while self._points[0].at_s < at_s - LENGTH_S:
             self._points.popleft()
@@ -224,6 +228,8 @@ def describe(
         "connectionsPerSecond": last.connections if last else None,
         "packetsPerSecond": _sum(last.packets_in, last.packets_out) if last else None,
         "bytesPerSecond": _sum(last.bytes_in, last.bytes_out) if last else None,
+        "activeConnections": last.active if last else None,
+        "inactiveConnections": last.inactive if last else None,
         "history": {"columns": COLUMNS, "points": [_point(point) for point in history.since(since_s)]},
     }
 

@@ -25,6 +25,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
+    NO_CONNECTIONS,
     ConnectionCounts,
     ObservedVirtualServer,
     RealServers,
@@ -59,7 +60,7 @@ class IpvsDriver:
         ask: ipvs_readings.Ask = sockets.ask_in,
     ) -> None:
         """``ask`` has the same arguments and result as ``sockets.ask_in``."""
-        self.traffic = ipvs_rows.TrafficReader(connect)
+        self.traffic = ipvs_rows.TrafficReader(connect, open_connections=self._open_connections)
         self._table = ipvs_rows.NetlinkTable(connect)
         self._channel = self._table.channel
         self._older_interface = ipvs_readings.SockoptReader(self._table.virtual_server, ask)
@@ -182,6 +183,14 @@ class IpvsDriver:
             KernelError: the connections could not be read.
         """
         return {key: self._readers[key.address.family].connections(key) for key in keys}
+
+    def _open_connections(self, *, is_wanted: bool) -> ConnectionCounts | None:
+        found = None
+        for reader in dict.fromkeys(self._readers.values()):
+            reader.adds_connections = is_wanted
+            if reader.connections_of_all is not None:
+                found = reader.connections_of_all.plus(found or NO_CONNECTIONS)
+        return found
 
     def read_timeouts(self) -> Timeouts:
         """The connection timeouts.

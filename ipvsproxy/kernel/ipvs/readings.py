@@ -19,7 +19,7 @@ import itertools
 import socket
 import struct
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from ipvsproxy.kernel.base import sockets
@@ -27,7 +27,13 @@ from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, ObservedVirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import (
+    NO_CONNECTIONS,
+    ConnectionCounts,
+    FirewallMark,
+    ObservedVirtualServer,
+    VirtualServerKey,
+)
 
 PART_S = 0.003
 """The longest time of a part; the kernel thread may have other calls between two parts."""
@@ -49,6 +55,7 @@ _NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: 
 _ROW = struct.Struct("=16s16sII4sI")  # name, scheduler, flags, timeout in seconds, netmask, number of real servers
 _REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # an entry without connections and counters
 _COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
+_CONNECTIONS = struct.Struct("=24xII64x")  # active and inactive connections
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
@@ -75,6 +82,12 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.foreign = 0
+        self.adds_connections = False
+        """Whether each reading with ``whole`` adds up the connections of all real servers."""
+        self.connections_of_all: ConnectionCounts | None = None
+        """The connections of all real servers at the last reading with ``whole``; None if they were not added up."""
+        self._added: ConnectionCounts | None = None
+        """The connections that the reading in progress has added up so far."""
         self._clock = clock
         self._known: dict[Hashable, int] = {}
         """The hashes of each virtual server when it was last returned, by its name in a row."""
@@ -134,6 +147,10 @@ class FamilyReader(abc.ABC, Generic[Row]):
         """
         self._note_written()
         self._passed.clear()
+        if whole:
+            if self._added is not None:
+                self.connections_of_all = None  # the last reading did not get to its end
+            self._added = NO_CONNECTIONS if self.adds_connections else None
         before, met, self.foreign = len(self._known), 0, 0
         rows = self._rows()
         reading, hashes = Reading(), dict[Hashable, int]()
@@ -153,6 +170,8 @@ class FamilyReader(abc.ABC, Generic[Row]):
                     if both != known:
                         reading[key] = self._interpret(key, row, real_servers)
                         hashes[name] = both if reading[key] else _WRITTEN
+            elif not waits and self._added is not None:
+                self._real_servers(row)  # only to add up its connections
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
                 self._known |= hashes  # recorded only now, because after an error the same changes must be read again
                 yield reading
@@ -161,6 +180,13 @@ class FamilyReader(abc.ABC, Generic[Row]):
                 ends_s = self._clock() + PART_S
         if met < before:
             yield self._take_gone({self._name(row) for row in rows})
+        if whole:
+            self.connections_of_all, self._added = self._added, None
+
+    def _add(self, connections: Iterable[tuple[int, ...]]) -> None:
+        """Adds the active and inactive connections of a virtual server's real servers, if they are being added up."""
+        if self._added is not None:
+            self._added = ConnectionCounts._make(map(sum, zip(self._added, *connections, strict=True)))
 
     def _take_gone(self, present: set[Hashable]) -> Reading:
         gone = self._known.keys() - present - self._passed
@@ -260,7 +286,10 @@ class SockoptReader(FamilyReader[bytes]):
         if not count:
             return b""
         entries = self._destinations(row[: _NAME.size], count)
-        return None if entries is None else b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(entries)])
+        if entries is None:
+            return None
+        self._add(_CONNECTIONS.iter_unpack(entries))
+        return b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(entries)])
 
     def _destinations(self, name: bytes, room: int) -> memoryview | None:
         """The entries of at most ``room`` real servers, padded with zeros; None means that the virtual server does not exist."""
@@ -325,7 +354,11 @@ class NetlinkReader(FamilyReader[ipvs_rows.NetlinkRow]):
 
     def _real_servers(self, row: ipvs_rows.NetlinkRow) -> Sequence[ipvs_rows.RealServerValues] | None:
         key = ipvs_rows.key_of(row[0])
-        return tuple(one[:5] for one in self._table.real_servers(key)) if key is not None else None
+        if key is None:
+            return None
+        real_servers = self._table.real_servers(key)
+        self._add(one.connections for one in real_servers)
+        return tuple(one[:5] for one in real_servers)
 
     def _interpret(
         self, key: VirtualServerKey, row: ipvs_rows.NetlinkRow, real_servers: Sequence[ipvs_rows.RealServerValues]

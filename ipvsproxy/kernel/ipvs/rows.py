@@ -8,6 +8,7 @@ import pathlib
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
+from typing import Protocol as TypingProtocol
 
 from pyroute2.netlink import NETLINK_GENERIC
 
@@ -241,6 +242,21 @@ class EndpointTraffic(NamedTuple):
     counters: Counters
 
 
+class OpenConnections(TypingProtocol):
+    """The connections of all real servers in the network namespace, as the last reading of all real servers found them."""
+
+    def __call__(self, *, is_wanted: bool) -> ConnectionCounts | None:
+        """Returns None if that reading did not add up the connections.
+
+        ``is_wanted``: the next readings add up the connections. This needs no further system call, because the kernel's answers
+        about real servers contain them.
+        """
+
+
+def _no_connections_known(*, is_wanted: bool) -> None:
+    del is_wanted
+
+
 @dataclasses.dataclass(eq=False)
 class TrafficReader:
     """Reads counters in the network namespace of the calling thread.
@@ -252,6 +268,7 @@ class TrafficReader:
     connect: Callable[[int], netlink.Socket]
     clock: Callable[[], float] = time.monotonic
     path: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs_stats")
+    open_connections: OpenConnections = _no_connections_known
 
     def totals(self) -> Counters:
         """The counters of the whole network namespace, which include virtual servers that have been removed.

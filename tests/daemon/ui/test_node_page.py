@@ -5,7 +5,7 @@ from ipvsproxy.model.kernel import BoundAddresses
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.virtual_servers import Counters
+from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters
 from ipvsproxy.store.objects import Changes
 from tests.support import summaries
 
@@ -134,7 +134,7 @@ def _add(history: History, now: float, connections: int | None) -> None:
     counted = (
         None if connections is None else Counters(connections, 2 * connections, 3 * connections, 4 * connections, 5 * connections)
     )
-    history.add(counted, now, BEGAN_S + now)
+    history.add(counted, None, now, BEGAN_S + now)
 
 
 def test_the_first_point_of_the_history_has_no_rates() -> None:
@@ -149,6 +149,13 @@ def test_a_point_of_the_history_has_the_rates_since_the_previous_point() -> None
     _add(history, 0, 0)
     _add(history, 30, 60)
     assert history.last == Point(BEGAN_S + 30, 2, 4, 6, 8, 10, 0, None)
+
+
+def test_a_point_of_the_history_has_the_open_connections_of_its_moment() -> None:
+    history = History()
+    for now, connections in ((0, ConnectionCounts(3, 5)), (2, None), (4, ConnectionCounts(4, 0))):
+        history.add(None, connections, now, BEGAN_S + now)
+    assert [(point.active, point.inactive) for point in history.since(0)] == [(3, 5), (None, None), (4, 0)]
 
 
 def test_short_intervals_are_combined_into_one_point_of_the_history() -> None:
@@ -205,14 +212,14 @@ def test_points_of_the_history_keep_their_ages_after_the_clock_was_set_back() ->
     history = History()
     for now in (0.0, 10.0, 20.0):
         _add(history, now, 0)
-    history.add(Counters(0, 0, 0, 0, 0), 30.0, BEGAN_S - 3570)
+    history.add(Counters(0, 0, 0, 0, 0), None, 30.0, BEGAN_S - 3570)
     assert [point.at_s - BEGAN_S for point in history.since(0)] == [-3600, -3590, -3580, -3570]
-    history.add(Counters(0, 0, 0, 0, 0), 40.0, BEGAN_S - 3560)
+    history.add(Counters(0, 0, 0, 0, 0), None, 40.0, BEGAN_S - 3560)
     assert [point.at_s - BEGAN_S for point in history.since(BEGAN_S - 3580)] == [-3570, -3560]
 
 
 def test_old_points_of_the_history_are_dropped_after_the_clock_was_set_far_ahead() -> None:
     history = History()
     _add(history, 0, 0)
-    history.add(Counters(5, 5, 5, 5, 5), 5.0, BEGAN_S + 1e6)
+    history.add(Counters(5, 5, 5, 5, 5), None, 5.0, BEGAN_S + 1e6)
     assert [(point.at_s, point.connections) for point in history.since(0)] == [(BEGAN_S + 1e6, 1.0)]

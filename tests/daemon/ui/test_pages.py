@@ -313,6 +313,7 @@ async def test_the_rates_of_the_node_need_two_readings_and_only_later_points_are
         told = await node.ask("node")
         assert told["connectionsPerSecond"] == pytest.approx(100, rel=0.8)
         assert told["bytesPerSecond"] == pytest.approx(10_000 * told["connectionsPerSecond"])
+        assert (told["activeConnections"], told["inactiveConnections"]) == (0, 0)
         assert told["history"]["columns"][0] == "at"
         points = told["history"]["points"]
         assert len(points) > 3
@@ -570,6 +571,7 @@ async def test_without_viewers_only_the_totals_of_the_node_are_read_once_for_eac
     async with node.reading():
         await node.quiet(600)
         assert node.traffic.readings == 0
+        assert not any(node.traffic.connections_wanted)
         assert 15 <= node.traffic.totals_read <= 25
         told = await node.ask("node")
         assert 15 <= len(told["history"]["points"]) <= 25
@@ -589,6 +591,7 @@ async def test_the_page_frees_its_data_some_time_after_its_last_viewer() -> None
         assert node.pages._board is None
         await node.quiet(300)
         assert node.traffic.readings == readings
+        assert not node.traffic.connections_wanted[-1]
         (row,) = (await node.ask("services"))["services"]
         assert row["connectionsPerSecond"] is None
 

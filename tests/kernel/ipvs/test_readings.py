@@ -116,6 +116,9 @@ class Table:
     def read(self, *, whole: bool = True) -> ipvs_readings.Reading:
         return {key: observed for part in self.reader.read(whole=whole) for key, observed in part.items()}
 
+    def added_up(self) -> ConnectionCounts | None:
+        return self.reader.connections_of_all
+
 
 @pytest.fixture
 def table() -> Iterator[Table]:
@@ -417,6 +420,48 @@ def test_if_connections_cannot_be_read_that_is_an_error_and_not_zero_connections
     table.failing[DESTINATIONS] = errno.EINTR
     with pytest.raises(KernelError):
         table.reader.connections(WEB)
+
+
+def test_whole_readings_add_up_all_connections_if_requested_without_any_further_system_call(table: Table) -> None:
+    table.put(WEB, pod(1), pod(2))
+    table.put(DNS, pod(3))
+    table.read()
+    asked = [*table.asked]
+    assert table.added_up() is None
+    table.reader.adds_connections = True
+    table.asked.clear()
+    assert table.read() == {}
+    assert table.asked == asked
+    assert table.added_up() == ConnectionCounts(3 * 0x07070707, 3 * 0x07070707)
+    table.put(DNS)
+    table.read(whole=False)
+    assert table.added_up() == ConnectionCounts(3 * 0x07070707, 3 * 0x07070707), "until the next whole reading"
+    table.reader.adds_connections = False
+    table.read()
+    assert table.added_up() is None
+
+
+def test_connections_of_a_virtual_server_that_is_written_during_the_reading_are_added_up_too(table: Table) -> None:
+    table.reader.adds_connections = True
+    for number in range(1, 40):
+        table.put(VirtualServerKey(Protocol.TCP, parse_address(f"10.96.1.{number}"), 80), pod(1))
+    reading = table.reader.read(whole=True)
+    next(reading)
+    table.reader.note(VirtualServerKey(Protocol.TCP, parse_address("10.96.1.39"), 80), is_there=True)
+    assert list(reading)
+    assert table.added_up() == ConnectionCounts(39 * 0x07070707, 39 * 0x07070707)
+
+
+def test_connections_are_unknown_if_the_table_can_no_longer_be_read(table: Table) -> None:
+    table.reader.adds_connections = True
+    table.put(WEB, pod(1))
+    table.read()
+    assert table.added_up()
+    table.failing[SERVICES] = errno.ENOMEM
+    for _ in range(2):
+        with pytest.raises(KernelError):
+            table.read()
+    assert table.added_up() is None
 
 
 @pytest.mark.kernel

@@ -61,11 +61,13 @@ export function open(main, _where, { ask }) {
     const times = column("at");
     const one = (title, name, mark, more) => plot({ title, times, now, cursor, lines: [{ name: "", mark, values: column(name) }], ...more });
     const rates = (unit) => ({ format: (value) => figure(value, `${unit}/s`), total: (value) => figure(value, unit) });
-    const both = (title, name, unit) =>
-      plot({ title, times, now, cursor, ...rates(unit), lines: ["in", "out"].map((way, index) => ({ name: way, mark: ["one", "two"][index], values: column(`${name}${["In", "Out"][index]}PerSecond`) })) });
+    const two = (title, names, columns, more) =>
+      plot({ title, times, now, cursor, ...more, lines: names.map((name, index) => ({ name, mark: ["one", "two"][index], values: column(columns[index]) })) });
+    const both = (title, name, unit) => two(title, ["in", "out"], [`${name}InPerSecond`, `${name}OutPerSecond`], rates(unit));
     const services = (value) => count(value ?? 0, "Service");
     return [
       one("Connections", "connectionsPerSecond", "one", rates("")),
+      two("Open connections", ["active", "inactive"], ["activeConnections", "inactiveConnections"], { format: figure }),
       both("Packets", "packets", ""),
       both("Bytes", "bytes", "B"),
       one("Changes", "changes", "one", { bars: true, format: services, total: services }),
@@ -95,7 +97,7 @@ function* summary(answer) {
     tile("Drifted", whole(answer.drifted.total), answer.drifted.total ? `${answer.drifted.text} since the start` : ""),
     tile("Draining", whole(answer.draining), answer.waitingRemovals ? `${whole(answer.waitingRemovals)} to be removed` : ""),
     tile("Conflicts", whole(answer.conflicts), "", answer.conflicts ? "warn" : ""),
-    tile("Connections", figure(answer.connectionsPerSecond, "/s")),
+    tile("Connections", figure(answer.connectionsPerSecond, "/s"), `${figure(answer.activeConnections)} active, ${figure(answer.inactiveConnections)} inactive`),
     tile("Traffic", figure(answer.bytesPerSecond, "B/s"), figure(answer.packetsPerSecond, "pkt/s")),
   );
 }
