@@ -168,7 +168,7 @@ async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics:
     for name, address in (("health", listen.health), ("metrics", listen.metrics)):
         if address:
             log.info("serves", name=name, address=str(address))
-    health = routes.health_server(lambda: config, status.health, metrics.healthz, metrics.livez)
+    health = routes.health_server(lambda: config, status, metrics.healthz, metrics.livez)
     servers = routes.servers(listen, health, routes.MetricsRoutes(lambda: config, metrics.expose).answer)
     await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 

@@ -164,7 +164,7 @@ class _Node:
             self._pages.run(),
             lifecycle.watch_descriptors(),
         )
-        health = routes.health_server(lambda: self.config, self._status.health, self.metrics.healthz, self.metrics.livez)
+        health = routes.health_server(lambda: self.config, self._status, self.metrics.healthz, self.metrics.livez)
         metrics = MetricsRoutes(lambda: self.config, self.metrics.expose, self._pages.answer)
         servers = (*routes.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)

@@ -23,13 +23,12 @@ from ipvsproxy.commands.fleet import Fault, FleetNode
 from ipvsproxy.config import file
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import routes
-from ipvsproxy.daemon.http.health import FamilyHealth, Health
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.sources.watch import KubernetesSource
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
 from tests.config import loading
-from tests.support import api_server
+from tests.support import api_server, summaries
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -52,8 +51,8 @@ def _other_logs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def healthz(*, healthy: bool = True, eligible: bool = True, me: Mapping[str, object] | None = None, **more: Any) -> Handler:
     """The answer of the health server on a node."""
     updated_s = NOW_S if healthy else NOW_S - 120
-    family = FamilyHealth(updated_s=updated_s, is_healthy=healthy)
-    health = Health(now_s=NOW_S, is_healthy=healthy, is_eligible=eligible, families={Family.IPV4: family}, **more)
+    late = () if healthy else (Family.IPV4,)
+    health = summaries.status(NOW_S, {Family.IPV4: updated_s}, eligible=eligible, late=late, **more)
     answer = routes.healthz(health, **({} if me == {} else {"ipvsproxy": {**ME, **(me or {})}}))
 
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -287,8 +286,7 @@ async def test_drift_of_more_than_ten_minutes_ago_is_not_a_fault() -> None:
 
 async def test_fleet_understands_the_real_health_answer_of_ipvsproxy() -> None:
     config = loading.from_flags("--ipvs-scheduler=wrr")
-    health = Health(now_s=NOW_S, is_healthy=True, is_eligible=True, families={})
-    server = routes.health_server(lambda: config, lambda: health, lambda _: None, lambda _: None)
+    server = routes.health_server(lambda: config, summaries.status(NOW_S, {}), lambda _: None, lambda _: None)
     answer = await server(Request("/healthz", {"verbose": ""}, {}))
     (node,) = (await asked(Cluster({"n1": says(answer.body, answer.status)}))).values()
     assert node == ("n1", "n1", importlib.metadata.version("ipvsproxy"), file.digest(config), ())

@@ -105,4 +105,4 @@ async def test_a_dry_run_compares_nothing_while_a_first_list_is_doubted() -> Non
         with structlog.testing.capture_logs() as logs:
             await dry_run.DryRun(Comparison(node), status, Metrics(), node_name=builders.THIS_NODE, interval_s=30).compare()
     assert [line["event"] for line in logs] == ["first_list_not_believed"]
-    assert status.health().updated_s is None
+    assert status.updated_s is None

@@ -1,7 +1,9 @@
 """Builds summaries of finished syncs, so that a test specifies only what it is about."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import HealthCheckPort
 from ipvsproxy.model.net import Family
@@ -74,6 +76,27 @@ def state(
             without_local_external=frozenset(without_local_external),
         ),
     )
+
+
+def status(
+    now_s: float,
+    updated: Mapping[Family, float],
+    *,
+    eligible: bool = True,
+    late: Collection[Family] = (),
+    unmet_settings: Mapping[str, str] | None = None,
+    **more: Collection[Any],
+) -> Status:
+    """The health of a node at a time since the epoch; ``more`` are the results of the functions that a ``Status`` calls."""
+    clock = Clock()
+    functions: Any = {name: lambda found=found: found for name, found in more.items()}
+    made = Status(families=updated, sync_period_s=30, clock=clock, wall_clock=lambda: now_s, **functions)
+    made.node = builders.node() if eligible else None
+    made.syncing(clock.now)
+    made.synced(summary(lacking=late, unmet_settings=unmet_settings))
+    made.updated.update(updated)
+    clock.now += 60
+    return made
 
 
 class Clock:

@@ -32,55 +32,16 @@ class Notice(NamedTuple):
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyHealth:
-    """The health of an IP family: when its last complete sync ended, and whether its changes are applied in time.
-
-    The time is in seconds since the epoch.
-    """
-
-    updated_s: float
-    is_healthy: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """The health of the node at one moment, ``now_s``.
-
-    ``families`` has the IP families for which at least one complete sync has ended. ``stale`` are the kinds whose watch has been
-    silent for too long, and ``missing`` are the kinds whose first list is not complete. ``unreadable`` has a sentence for each
-    part of the kernel state that cannot be read. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to that
-    value. ``leftovers`` has a sentence for each place from which obsolete rules or sets could not be removed. ``pending`` counts
-    the objects that differed from their desired state after the last sync. ``drifted_s`` is the last time when an object changed
-    by another program was found, or None if that never happened.
-
-    Times are in seconds since the epoch.
-    """
-
-    now_s: float
-    is_healthy: bool
-    is_eligible: bool
-    families: Mapping[Family, FamilyHealth]
-    stale: Collection[ObjectKind] = ()
-    missing: Collection[ObjectKind] = ()
-    unreadable: Collection[str] = ()
-    unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    leftovers: Collection[str] = ()
-    pending: int = 0
-    drifted_s: float | None = None
-
-    @property
-    def updated_s(self) -> float | None:
-        """When the last complete sync of any IP family ended; None before the first complete sync."""
-        return max((family.updated_s for family in self.families.values()), default=None)
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Status:
     """Receives the beginning and the result of each sync from the event loop.
 
     ``clock`` measures the age of changes; ``wall_clock`` is for times that people read. ``wall_clock`` gives seconds since the
     epoch. The delay of the first sync is counted from the creation of this object.
+
+    ``updated`` has the time when the last complete sync of each IP family ended; ``drifted_s`` is the time when an object changed
+    by another program was last found. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to that value.
+    ``pending`` counts the objects that differed from their desired state after the last sync.
 
     ``stale`` returns the kinds whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load balancers away.
     ``missing`` returns the kinds whose first list is not complete. ``unreadable`` returns a sentence for each part of the kernel
@@ -106,11 +67,11 @@ class Status:
         self.notices: list[Notice] = []
         self._queued_s: float | None = self.clock()
         self._incomplete_since_s: dict[Family, float] = {}
-        self._updated: dict[Family, float] = {}
-        self._unmet_settings: Mapping[str, str] = {}
         self._is_stopping = False
-        self._pending = 0
-        self._drifted_s: float | None = None
+        self.updated: dict[Family, float] = {}
+        self.unmet_settings: Mapping[str, str] = {}
+        self.pending = 0
+        self.drifted_s: float | None = None
 
     def note(self, reason: str, message: str) -> None:
         """Replace the notice that has this reason; an empty message removes the notice."""
@@ -140,14 +101,14 @@ class Status:
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""
         now_s = self.wall_clock()
-        self._unmet_settings = summary.unmet_settings
-        self._pending = summary.report.pending
+        self.unmet_settings = summary.unmet_settings
+        self.pending = summary.report.pending
         if summary.drifted:
-            self._drifted_s = now_s
+            self.drifted_s = now_s
         for family in self.families:
             if family not in summary.lacking:
                 self._incomplete_since_s.pop(family, None)
-                self._updated[family] = now_s
+                self.updated[family] = now_s
 
     def stop(self) -> None:
         """From now on, turn load balancers away, because this process is about to stop."""
@@ -162,12 +123,12 @@ class Status:
     @property
     def is_healthy(self) -> bool:
         """Whether the changes of every IP family are applied in time."""
-        return not self._is_stopping and not any(map(self._is_late, self.families))
+        return not self._is_stopping and not any(map(self.is_late, self.families))
 
     @property
     def is_eligible(self) -> bool:
         """Whether load balancers may send traffic to this node."""
-        is_programmed = len(self._updated) == len(self.families)
+        is_programmed = len(self.updated) == len(self.families)
         return is_programmed and not self.node_trouble and not self._is_stopping and not self.is_turned_away
 
     @property
@@ -182,27 +143,13 @@ class Status:
         """Whether load balancers are turned away because this node may serve outdated Services."""
         return bool(self.source_problem()) or (self.stale_turns_away and bool(self.stale()))
 
-    def health(self) -> Health:
-        """The current health of the node."""
-        return Health(
-            now_s=self.wall_clock(),
-            is_healthy=self.is_healthy,
-            is_eligible=self.is_eligible,
-            stale=self.stale(),
-            missing=self.missing(),
-            unreadable=self.unreadable(),
-            leftovers=self.leftovers(),
-            unmet_settings=self._unmet_settings,
-            pending=self._pending,
-            drifted_s=self._drifted_s,
-            families={
-                family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))
-                for family in self.families
-                if family in self._updated
-            },
-        )
+    @property
+    def updated_s(self) -> float | None:
+        """When the last complete sync of any IP family ended; None before the first complete sync."""
+        return max(self.updated.values(), default=None)
 
-    def _is_late(self, family: Family) -> bool:
+    def is_late(self, family: Family) -> bool:
+        """Whether a change of this IP family has waited too long."""
         if self.missing():
             return False
         since = [time_s for time_s in (self._queued_s, self._incomplete_since_s.get(family)) if time_s is not None]

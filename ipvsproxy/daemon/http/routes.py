@@ -19,7 +19,7 @@ from ipvsproxy.config.option import parse_level
 from ipvsproxy.config.settings import Config, Format, Servers
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import server
-from ipvsproxy.daemon.http.health import Health
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import BAD_REQUEST, HTML, JSON, NOT_ACCEPTABLE, OK, TEXT, UNAVAILABLE, Answer, Handler, Request
 
 Page = Callable[[Request], Answer | Awaitable[Answer]]
@@ -50,7 +50,7 @@ async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
 
 
 def health_server(
-    config: Callable[[], Config], health: Callable[[], Health], on_healthz: Callable[[int], None], on_livez: Callable[[int], None]
+    config: Callable[[], Config], status: Status, on_healthz: Callable[[int], None], on_livez: Callable[[int], None]
 ) -> Handler:
     """The health server.
 
@@ -68,8 +68,7 @@ def health_server(
 
     def page(render: Callable[..., Answer], on_answer: Callable[[int], None]) -> Page:
         def answer(request: Request) -> Answer:
-            now = health()
-            answer = render(now, **({"ipvsproxy": _for_fleet(now, digest())} if "verbose" in request.query else {}))
+            answer = render(status, **({"ipvsproxy": _for_fleet(status, digest())} if "verbose" in request.query else {}))
             on_answer(answer.status)
             return answer
 
@@ -160,22 +159,22 @@ def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coro
             yield server.serve(name, *where, answer, hard_fail=listen.bind_hard_fail)
 
 
-def healthz(health: Health, **more: object) -> Answer:
+def healthz(status: Status, **more: object) -> Answer:
     """``/healthz``: whether load balancers should send traffic to this node."""
-    eligible = {"nodeEligible": health.is_eligible}
-    return _health(health, is_fine=health.is_healthy and health.is_eligible, eligible=eligible, more=more)
+    eligible = {"nodeEligible": status.is_eligible}
+    return _health(status, is_fine=status.is_healthy and status.is_eligible, eligible=eligible, more=more)
 
 
-def livez(health: Health, **more: object) -> Answer:
+def livez(status: Status, **more: object) -> Answer:
     """``/livez``: whether this process applies changes in time."""
-    return _health(health, is_fine=health.is_healthy, eligible={}, more=more)
+    return _health(status, is_fine=status.is_healthy, eligible={}, more=more)
 
 
 _version = functools.cache(functools.partial(importlib.metadata.version, "ipvsproxy"))
 """The version of this process. Each call of the library would read a file."""
 
 
-def _for_fleet(health: Health, digest: str) -> Mapping[str, object]:
+def _for_fleet(status: Status, digest: str) -> Mapping[str, object]:
     """Properties in which this process may differ from the processes of other nodes.
 
     The configuration is included only as a digest.
@@ -183,29 +182,30 @@ def _for_fleet(health: Health, digest: str) -> Mapping[str, object]:
     return {
         "version": _version(),
         "configuration": digest,
-        "pending": health.pending,
-        "lastDrift": NEVER if health.drifted_s is None else render_time(health.drifted_s),
+        "pending": status.pending,
+        "lastDrift": NEVER if status.drifted_s is None else render_time(status.drifted_s),
     }
 
 
-def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool], more: Mapping[str, object]) -> Answer:
+def _health(status: Status, *, is_fine: bool, eligible: Mapping[str, bool], more: Mapping[str, object]) -> Answer:
+    now_s = status.wall_clock()
     # A healthy node counts as up to date, no matter how long ago its last change was.
-    updated_s = health.now_s if is_fine else health.updated_s
-    status = {
-        family.label: {"lastUpdated": render_time(one.updated_s), "healthy": one.is_healthy}
-        for family, one in sorted(health.families.items())
+    updated_s = now_s if is_fine else status.updated_s
+    families = {
+        family.label: {"lastUpdated": render_time(at_s), "healthy": not status.is_late(family)}
+        for family, at_s in sorted(status.updated.items())
     }
     document = {
         "lastUpdated": NEVER if updated_s is None else render_time(updated_s),
-        "currentTime": render_time(health.now_s),
+        "currentTime": render_time(now_s),
         **eligible,
-        "healthy": health.is_healthy,
-        **({"status": status} if status else {}),
-        **({"staleWatches": sorted(health.stale)} if health.stale else {}),
-        **({"waitingForFirstLists": sorted(health.missing)} if health.missing else {}),
-        **({"unreadable": sorted(health.unreadable)} if health.unreadable else {}),
-        **({"unmetSettings": dict(health.unmet_settings)} if health.unmet_settings else {}),
-        **({"leftovers": sorted(health.leftovers)} if health.leftovers else {}),
+        "healthy": status.is_healthy,
+        **({"status": families} if families else {}),
+        **({"staleWatches": sorted(status.stale())} if status.stale() else {}),
+        **({"waitingForFirstLists": sorted(status.missing())} if status.missing() else {}),
+        **({"unreadable": sorted(status.unreadable())} if status.unreadable() else {}),
+        **({"unmetSettings": dict(status.unmet_settings)} if status.unmet_settings else {}),
+        **({"leftovers": sorted(status.leftovers())} if status.leftovers() else {}),
         **more,
     }
     return Answer(OK if is_fine else UNAVAILABLE, json.dumps(document, separators=(",", ":")).encode(), JSON)

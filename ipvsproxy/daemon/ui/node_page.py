@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipvsproxy.daemon.http.health import Health
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Numbers, Sources
 from ipvsproxy.daemon.ui import endpoint_changes
@@ -178,20 +177,21 @@ def describe(
     since_s: float,
 ) -> dict[str, Any]:
     """The document for ``node.json``, with the points of the history after a given time."""
-    health = sources.status.health()
-    reasons = list(_reasons(health, sources, statistics, events.failed))[:REASONS]
-    last = history.last if history.last and health.now_s - history.last.at_s < RECENT_S else None
+    status = sources.status
+    now_s = status.wall_clock()
+    reasons = list(_reasons(sources, statistics, events.failed))[:REASONS]
+    last = history.last if history.last and now_s - history.last.at_s < RECENT_S else None
     return {
         "version": identity.version,
         "node": identity.node_name,
         "zone": zone,
-        "now": health.now_s,
+        "now": now_s,
         "startedAt": identity.started_s,
         "inForce": not reasons,
         "reasons": reasons,
-        "healthy": health.is_healthy,
-        "eligible": health.is_eligible,
-        "oldestChangeAgeSeconds": sources.status.oldest_change_age_s,
+        "healthy": status.is_healthy,
+        "eligible": status.is_eligible,
+        "oldestChangeAgeSeconds": status.oldest_change_age_s,
         "services": len(sources.store.services),
         "virtualServers": sum(numbers.virtual_servers.values()),
         "realServers": sum(numbers.real_servers.values()),
@@ -219,8 +219,8 @@ def describe(
                 {
                     "family": family.label,
                     "iptables": variant,
-                    "healthy": family in health.families and health.families[family].is_healthy,
-                    "updatedAt": health.families[family].updated_s if family in health.families else None,
+                    "healthy": family in status.updated and not status.is_late(family),
+                    "updatedAt": status.updated.get(family),
                 }
                 for family, variant in identity.variants().items()
             ],
@@ -248,20 +248,21 @@ def _counted(numbers: Mapping[str, int]) -> dict[str, Any]:
     return {"total": sum(kinds.values()), "byKind": kinds, "text": _list(kinds)}
 
 
-def _reasons(health: Health, sources: Sources, statistics: Statistics, failed: int) -> Iterator[str]:
-    if health.missing:
-        yield f"the first list of {', '.join(sorted(kind.value for kind in health.missing))} is not complete"
+def _reasons(sources: Sources, statistics: Statistics, failed: int) -> Iterator[str]:
+    status = sources.status
+    if missing := status.missing():
+        yield f"the first list of {', '.join(sorted(kind.value for kind in missing))} is not complete"
     for kind, doubt in sources.store.doubts.items():
         yield f"a list of {kind.value} is doubted: it lacks {doubt.missing} of {doubt.known}; nothing that it lacks is removed"
-    for path, value in health.unmet_settings.items():
+    for path, value in status.unmet_settings.items():
         yield f"the kernel setting {path} is {value}"
-    yield from sorted(health.unreadable)
+    yield from sorted(status.unreadable())
     if failed:
         yield f"{failed} operation{'s' if failed != 1 else ''} failed and will be tried again"
     for name, number in statistics.pending.items():
         if number:
             yield f"not yet as desired: {_count(number, name)}"
-    if not health.missing and (age_s := sources.status.oldest_change_age_s) > 0:
+    if not missing and (age_s := status.oldest_change_age_s) > 0:
         yield f"a change has waited for {age_s:.1f} s"
 
 

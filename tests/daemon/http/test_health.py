@@ -8,7 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from ipvsproxy.daemon.http import routes, server
-from ipvsproxy.daemon.http.health import FamilyHealth, Status
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.model import service
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
@@ -54,8 +54,8 @@ def test_a_process_that_has_just_started_is_healthy_and_not_eligible_yet() -> No
     node = Node()
     assert node.is_healthy()
     assert not node.status.is_eligible
-    assert node.status.health().families == {}
-    assert node.status.health().updated_s is None
+    assert node.status.updated == {}
+    assert node.status.updated_s is None
 
 
 def test_a_process_whose_first_sync_is_late_is_unhealthy() -> None:
@@ -68,14 +68,14 @@ def test_after_the_first_complete_sync_a_known_node_is_eligible() -> None:
     node = Node()
     node.sync()
     assert node.status.is_eligible
-    assert node.status.health().families == dict.fromkeys(BOTH, FamilyHealth(updated_s=WALL_S + 1000, is_healthy=True))
+    assert node.status.updated == dict.fromkeys(BOTH, WALL_S + 1000)
 
 
 def test_a_node_becomes_eligible_only_when_both_families_are_programmed() -> None:
     node = Node()
     node.sync(lacking=[Family.IPV6])
     assert not node.status.is_eligible
-    assert node.status.health().families.keys() == {Family.IPV4}
+    assert node.status.updated.keys() == {Family.IPV4}
 
 
 def test_a_waiting_change_counts_as_late_after_two_sync_periods_and_not_earlier() -> None:
@@ -88,7 +88,7 @@ def test_a_waiting_change_counts_as_late_after_two_sync_periods_and_not_earlier(
     assert node.is_healthy()
     node.pass_time(0.001)
     assert not node.is_healthy()
-    assert [family.is_healthy for family in node.status.health().families.values()] == [False, False]
+    assert all(map(node.status.is_late, BOTH))
     node.sync()
     assert node.is_healthy()
 
@@ -132,10 +132,9 @@ def test_rules_that_keep_failing_make_only_the_family_of_the_rules_unhealthy() -
         node.sync(lacking=[Family.IPV6])
         node.pass_time(PERIOD_S)
     assert not node.is_healthy()
-    health = node.status.health()
-    assert (health.families[Family.IPV4].is_healthy, health.families[Family.IPV6].is_healthy) == (True, False)
-    assert health.families[Family.IPV4].updated_s > health.families[Family.IPV6].updated_s
-    assert health.updated_s == health.families[Family.IPV4].updated_s
+    assert [node.status.is_late(family) for family in BOTH] == [False, True]
+    assert node.status.updated[Family.IPV4] > node.status.updated[Family.IPV6]
+    assert node.status.updated_s == node.status.updated[Family.IPV4]
     node.sync()
     assert node.is_healthy()
 
@@ -145,15 +144,7 @@ def test_health_reports_indispensable_kernel_settings_until_they_have_the_desire
     for unmet in ({"net/ipv4/ip_forward": "0"}, {}):
         node.status.syncing(node.clock.now)
         node.status.synced(summary(unmet_settings=unmet))
-        assert node.status.health().unmet_settings == unmet
-
-
-def test_health_reports_leftover_rules_that_cannot_be_removed_while_they_exist() -> None:
-    node = Node()
-    node.sync()
-    node.status.leftovers = lambda: ("leftover rules stay (legacy IPv4): the lock is held",)
-    assert node.status.health().leftovers == ("leftover rules stay (legacy IPv4): the lock is held",)
-    assert node.is_healthy()
+        assert node.status.unmet_settings == unmet
 
 
 def test_a_family_that_fails_only_briefly_stays_healthy() -> None:
@@ -171,7 +162,7 @@ def test_a_family_that_is_not_served_does_not_affect_health() -> None:
     node = Node([Family.IPV4])
     node.sync(lacking=[Family.IPV6])
     assert node.status.is_eligible
-    assert node.status.health().families.keys() == {Family.IPV4}
+    assert node.status.updated.keys() == {Family.IPV4}
 
 
 @pytest.mark.parametrize("node_object", [None, builders.node(leaving=True)])
@@ -207,9 +198,8 @@ def test_a_process_that_waits_for_its_first_lists_is_not_eligible_but_needs_no_r
     node = Node()
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
     node.pass_time(3600)
-    health = node.status.health()
-    assert routes.livez(health).status == server.OK
-    answer = routes.healthz(health)
+    assert routes.livez(node.status).status == server.OK
+    answer = routes.healthz(node.status)
     assert answer.status == server.UNAVAILABLE
     assert b'"waitingForFirstLists":["Node","Service"]' in answer.body
 

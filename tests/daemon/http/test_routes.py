@@ -13,7 +13,7 @@ from ipvsproxy.config import file
 from ipvsproxy.config.settings import ListenAddress, Servers
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import health_check_node_ports, routes, server
-from ipvsproxy.daemon.http.health import FamilyHealth, Health, Status
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import MetricsRoutes
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -23,7 +23,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from tests.config import loading
-from tests.support import builders, golden_fixtures, http_client
+from tests.support import builders, golden_fixtures, http_client, summaries
 from tests.support.summaries import Clock, summary
 
 pytestmark = pytest.mark.timeout(30)
@@ -44,9 +44,7 @@ class Node:
         self.metrics = Metrics()
         config = loading.from_flags("--ipvs-scheduler=wrr", *flags)
         self.config = dataclasses.replace(config, servers=servers or config.servers)
-        self.answer_health = routes.health_server(
-            lambda: self.config, self.status.health, self.metrics.healthz, self.metrics.livez
-        )
+        self.answer_health = routes.health_server(lambda: self.config, self.status, self.metrics.healthz, self.metrics.livez)
         self.metrics_routes = MetricsRoutes(lambda: self.config, self.metrics.expose, ui)
         reconciler = Reconciler(Policy())
         sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status, clock=self.clock)
@@ -246,20 +244,11 @@ UPDATED = "2026-11-21T09:59:50.25Z"
 HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
 
 
-def _of_node(*, healthy: bool = True, eligible: bool = True, second: bool = True) -> Health:
-    return Health(
-        now_s=NOW_S,
-        is_healthy=healthy,
-        is_eligible=eligible,
-        families={
-            Family.IPV6: FamilyHealth(updated_s=UPDATED_S - 1, is_healthy=second),
-            Family.IPV4: FamilyHealth(updated_s=UPDATED_S, is_healthy=True),
-        },
-    )
+UPDATES = {Family.IPV6: UPDATED_S - 1, Family.IPV4: UPDATED_S}
 
 
 def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last_update() -> None:
-    assert routes.healthz(_of_node())[:3] == (
+    assert routes.healthz(summaries.status(NOW_S, UPDATES))[:3] == (
         200,
         (
             f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","nodeEligible":true,"healthy":true,"status":{{'
@@ -271,14 +260,14 @@ def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last
 
 
 def test_unreadable_parts_of_the_kernel_and_unmet_settings_are_in_the_health_body() -> None:
-    health = dataclasses.replace(_of_node(), unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"})
+    health = summaries.status(NOW_S, UPDATES, unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"})
     document = json.loads(routes.healthz(health).body)
     assert document["unreadable"] == ["list sets: EIO"]
     assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
 
 
 def test_leftover_rules_are_in_the_health_body_and_do_not_make_the_node_ineligible() -> None:
-    answer = routes.healthz(dataclasses.replace(_of_node(), leftovers=("what the other backend holds of ours stays: EBUSY",)))
+    answer = routes.healthz(summaries.status(NOW_S, UPDATES, leftovers=("what the other backend holds of ours stays: EBUSY",)))
     assert answer.status == 200
     assert json.loads(answer.body)["leftovers"] == ["what the other backend holds of ours stays: EBUSY"]
 
@@ -305,13 +294,13 @@ async def test_only_verbose_health_shows_version_digest_pending_objects_and_drif
 
 
 def test_livez_does_not_show_whether_the_node_is_eligible() -> None:
-    answer = routes.livez(_of_node(eligible=False))
+    answer = routes.livez(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())
 
 
 def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balancers() -> None:
-    answer = routes.healthz(_of_node(eligible=False))
+    answer = routes.healthz(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 503
     assert answer.body.startswith(
         f'{{"lastUpdated":"{UPDATED}","currentTime":"{NOW}","nodeEligible":false,"healthy":true,'.encode()
@@ -320,7 +309,7 @@ def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balance
 
 def test_the_health_answer_of_a_late_node_shows_its_last_update_and_the_late_family() -> None:
     for page in (routes.healthz, routes.livez):
-        answer = page(_of_node(healthy=False, second=False))
+        answer = page(summaries.status(NOW_S, UPDATES, late=[Family.IPV6]))
         document = json.loads(answer.body)
         assert answer.status == 503
         assert (document["lastUpdated"], document["healthy"]) == (UPDATED, False)
@@ -328,7 +317,7 @@ def test_the_health_answer_of_a_late_node_shows_its_last_update_and_the_late_fam
 
 
 def test_the_health_answer_has_no_family_status_before_the_first_sync() -> None:
-    health = Health(now_s=NOW_S, is_healthy=True, is_eligible=False, families={})
+    health = summaries.status(NOW_S, {}, eligible=False)
     assert routes.healthz(health).body == (
         f'{{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"{NOW}","nodeEligible":false,"healthy":true}}'.encode()
     )
