@@ -44,6 +44,10 @@ it starts any."""
 ONE_MORE = ((10_000, 1), LARGEST)
 """The sizes between which one more of everything costs the same."""
 CHANGES = 500
+FIGURES = ((100, 10), MAIN, LARGEST)
+FIGURES_CHANGES, FIGURES_CHURN_S = 300, 20
+CILIUM = (50_000, 1)
+"""The size of Cilium's own benchmark of its load balancer, ``pkg/loadbalancer/benchmark``."""
 FLOWS = 1_000_000
 WITHOUT_KERNEL = ("own", "flows")
 """Measurements that touch no kernel."""
@@ -106,7 +110,10 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
         *(_start(size, repeats=times, target=None, quick=False) for size, times in OTHERS.items()),
         *(_change(*size) for size in ((100, 10), MAIN)),
         _change(*LARGEST, quick=False),
-        _steady(churn, functools.partial(figures.churn, churn), part="churn", churn_s=churn_s),
+        *(_figures(size, quick=size != LARGEST) for size in FIGURES),
+        _figures_start(CILIUM),
+        _figures_start_without_kernel(CILIUM, repeats),
+        _steady(churn, functools.partial(figures.churn, churn), parts=["churn"], churn_s=churn_s),
         _steady("rolling", figures.rolling),
         _steady("idle", figures.idle),
         _steady("audit", figures.audit),
@@ -262,7 +269,49 @@ def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
     name = _change_name(services, endpoints)
     rows = functools.partial(figures.change, name, _most_resident_mb((services, endpoints)))
 
-    return _steady(name, rows, services=services, endpoints=endpoints, part="change", quick=quick)
+    return _steady(name, rows, services=services, endpoints=endpoints, parts=["change"], quick=quick)
+
+
+def _figures(size: tuple[int, int], *, quick: bool) -> Case:
+    """Measures single changes, first connections of new Services, and churn, and then replays their messages."""
+    services, endpoints = size
+    name = f"figures {services}x{endpoints}"
+    return _steady(
+        name,
+        functools.partial(figures.beside_kernel, name),
+        services=services,
+        endpoints=endpoints,
+        parts=["change", "connection", "churn"],
+        churn_s=FIGURES_CHURN_S,
+        changes=FIGURES_CHANGES,
+        recording=_recording((*size, "figures")),
+        quick=quick,
+    )
+
+
+def _figures_start(size: tuple[int, int]) -> Case:
+    """Measures starts with addresses and with local routes, each followed by its replay."""
+    sides = {way: Side([f"--ipvs-vip-binding={way}"]) for way in BINDINGS}
+    case = _in_turn(f"figures start {size[0]}x{size[1]}", (*size, 0, 0), sides, repeats=1, quick=False)
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        for row in case.rows(found):
+            yield row
+            if row.value and row.figure.startswith(("wall s", "replay s")):
+                yield Row(case.name, f"Services per second: {row.figure}", size[0] / row.value)
+
+    return dataclasses.replace(case, rows=rows)
+
+
+def _figures_start_without_kernel(size: tuple[int, int], repeats: int) -> Case:
+    name = f"figures start {size[0]}x{size[1]} without a kernel"
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        yield Row(name, "wall s, median", _typical(found)["wall_s"])
+        yield Row(name, "Services per second", size[0] / _typical(found)["wall_s"])
+
+    measurement = ("own", {"what": "cold", "arguments": {"pages": size, "times": False}})
+    return Case(name=name, measurements=[measurement] * repeats, rows=rows, quick=False)
 
 
 def _steady(
@@ -271,19 +320,26 @@ def _steady(
     *,
     services: int = MAIN[0],
     endpoints: int = MAIN[1],
-    part: str = "",
+    parts: Sequence[str] = (),
     churn_s: float = 0,
+    changes: int = CHANGES,
+    recording: str = "",
     quick: bool = True,
 ) -> Case:
+    """A case of these parts, or of the part with the case's name; with a ``recording``, the case also replays its messages."""
     arguments = {
         "pages": (services, endpoints),
         "services": services,
         "endpoints": endpoints,
-        "parts": [part or name],
+        "parts": parts or [name],
         "churn_s": churn_s,
-        "changes": CHANGES,
+        "changes": changes,
+        "recording": recording,
     }
-    return Case(name=name, measurements=[("steady", arguments)], rows=rows, quick=quick)
+    measurements: list[Measurement] = [("steady", arguments)]
+    if recording:
+        measurements.append(("replay", {"recording": recording}))
+    return Case(name=name, measurements=measurements, rows=rows, quick=quick)
 
 
 def _restart(found: Sequence[Found]) -> Iterator[Row]:

@@ -1,5 +1,6 @@
-"""The names and targets of the figures of each measurement."""
+"""The names and targets of the figures of each measurement, and how times are put together."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,25 @@ class Row(NamedTuple):
 def unmeasured(case: str) -> Row:
     """The only row of a case that failed or did not run, so that a list of figures does not look complete without it."""
     return Row(case, "could not be measured", None)
+
+
+def distribution(values_s: Sequence[float]) -> dict[str, float]:
+    """Percentiles of times, in milliseconds."""
+    ordered = sorted(values_s)
+    return {
+        "p50_ms": statistics.median(ordered) * 1e3,
+        "p99_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+        "most_ms": ordered[-1] * 1e3,
+    }
+
+
+def by_part(steps: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
+    """The distribution, the sum and the number of the times of a part's steps, by part."""
+    parts: dict[str, list[float]] = {}
+    for step, spent_s in steps.items():
+        if step:
+            parts.setdefault(step.split()[0], []).append(spent_s)
+    return {part: {**distribution(times_s), "sum_s": sum(times_s), "steps": len(times_s)} for part, times_s in parts.items()}
 
 
 def counted(
@@ -83,6 +103,30 @@ def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
     yield Row(name, "resident MB", found[0]["resident_after_mb"], 250)
     yield Row(name, "resident MB grown", seen["grown_mb"])
     yield from counted(name, seen["counts"])
+
+
+def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
+    """Rows of a change, a new Service and churn, each beside the time of its messages alone, sent again from a file."""
+    change, connection, churn = (found[0][part] for part in ("change", "connection", "churn"))
+    alone = found[1]["parts"]
+    for figure in ("p50", "p99"):
+        key = f"{figure}_ms"
+        yield Row(name, f"one endpoint, {figure} ms", change[key])
+        yield Row(name, f"one endpoint, {figure} ms, the kernel alone", alone["change"][key])
+        yield Row(name, f"one of 1,000 endpoints a second, {figure} ms", churn[key])
+        yield Row(name, f"first connection of a new Service, {figure} ms", connection[key])
+        most = alone["connection"][key] + connection["connect_ms"]
+        yield Row(name, f"first connection of a new Service, {figure} ms, the kernel alone", most)
+    yield Row(name, "one endpoint, netlink messages", change["messages"])
+    yield Row(name, "one endpoint, system calls", change["system_calls"])
+    yield Row(name, "processor s for 1,000 changes, one by one", change["cpu_ms"])
+    yield Row(name, "processor s for 1,000 changes, one by one, the kernel alone", _for_thousand(alone["change"]))
+    yield Row(name, "processor s for 1,000 changes in a second", churn["cpu_percent"] / 100 * churn["wall_s"] / churn["fed_s"])
+    yield Row(name, "processor s for 1,000 changes in a second, the kernel alone", alone["churn"]["sum_s"] / churn["fed_s"])
+
+
+def _for_thousand(part: Mapping[str, float]) -> float:
+    return part["sum_s"] / part["steps"] * 1_000
 
 
 def rolling(found: Sequence[Found]) -> Iterator[Row]:

@@ -19,6 +19,7 @@ from ipvsproxy.daemon.base import log as logs
 from scripts.benchmark import api, beside, meter, pretence, program, steady, workload
 from scripts.benchmark import flows as tracked
 from scripts.benchmark import recording as recordings
+from scripts.benchmark.figures import by_part
 
 Figures = dict[str, Any]
 FEW_FLOWS = 10_000
@@ -75,24 +76,28 @@ def own(what: str, arguments: Figures) -> Figures:
 def replay(recording: str) -> Figures:
     """Measures the kernel's own share of the time.
 
-    A minimal loop sends recorded messages from a file, and runs one iptables-restore.
+    A minimal loop sends recorded messages from a file, and runs one iptables-restore. ``parts`` has the times of the recording's
+    steps.
     """
     chunks, rules = recordings.read(pathlib.Path(recording))
     sockets = {}
-    for protocol in sorted({protocol for protocol, _ in chunks}):
+    for protocol in sorted({protocol for protocol, _, _ in chunks}):
         sockets[protocol] = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         sockets[protocol].setsockopt(socket.SOL_SOCKET, 32, 4 << 20)  # SO_SNDBUFFORCE
         sockets[protocol].setsockopt(socket.SOL_SOCKET, 33, 4 << 20)  # SO_RCVBUFFORCE
         sockets[protocol].bind((0, 0))
     spent = dict.fromkeys(sockets, 0.0)
+    steps = dict.fromkeys((step for _, _, step in chunks), 0.0)
     buffer = bytearray(65536)
     began = time.perf_counter()
-    for protocol, data in chunks:
+    for protocol, data, step in chunks:
         one = sockets[protocol]
         at = time.perf_counter()
         one.send(data)
         one.recv_into(buffer)
-        spent[protocol] += time.perf_counter() - at
+        took_s = time.perf_counter() - at
+        spent[protocol] += took_s
+        steps[step] += took_s
     netlink_s = time.perf_counter() - began
     at = time.perf_counter()
     for command, *arguments, text in rules[:1]:
@@ -103,7 +108,8 @@ def replay(recording: str) -> Figures:
         "rules_s": time.perf_counter() - at,
         **{meter.PROTOCOLS[protocol]: seconds for protocol, seconds in spent.items()},
         "sends": len(chunks),
-        "bytes": sum(len(data) for _, data in chunks),
+        "bytes": sum(len(data) for _, data, _ in chunks),
+        "parts": by_part(steps),
     }
 
 

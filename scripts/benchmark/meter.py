@@ -66,6 +66,11 @@ class Meter:
         self.acknowledged_s.clear()
         self._file_calls = calls.file_calls()
 
+    def step(self, name: str = "") -> None:
+        """Begin this step of the recording, if there is one."""
+        if self.recording is not None:
+            self.recording.step = name
+
     def kernel_s(self) -> float:
         """The wall-clock time of the system calls that sent changes to the kernel."""
         return sum(phase.wall_s for name, phase in self.phases.items() if name.startswith("kernel"))

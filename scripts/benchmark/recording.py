@@ -1,10 +1,9 @@
 """The netlink messages of a run, in a file, for ``replay``.
 
-The messages are written to the file at once, because in memory they would count as the program's in each figure of memory, page
+The messages are written to the file soon, because in memory they would count as the program's in each figure of memory, page
 faults and time.
 """
 
-import os
 import pathlib
 import pickle
 import struct
@@ -18,25 +17,32 @@ from ipvsproxy.kernel.base import netlink
 _HEADER = struct.Struct("=IHHII")
 _TRANSACTION_BEGINS = 16  # NFNL_MSG_BATCH_BEGIN
 _PLAIN_BEGIN_SIZE = 20  # of one without attributes: the netlink header and struct nfgenmsg
+_BUFFER_BYTES = 1 << 20
+"""Writing is a system call, which would take a twentieth of a single change on the test kernel."""
 
 
 class Recorded(NamedTuple):
-    """The chunks sent to the kernel, each with its netlink protocol, and the rules.
+    """The chunks sent to the kernel, each with its netlink protocol and its step, and the rules.
 
-    The rules are the command line and the standard input of iptables-restore.
+    A step is a part of the measurement and optionally a number, such as ``change 7``; it is empty outside of steps. The rules are
+    the command line and the standard input of iptables-restore.
     """
 
-    chunks: Sequence[tuple[int, bytes]]
+    chunks: Sequence[tuple[int, bytes, str]]
     rules: Sequence[tuple[str, ...]]
 
 
 class Recording:
-    """Writes chunks to one file, and the positions of the chunks to another file."""
+    """Writes chunks to one file, and the positions of the chunks to another file.
+
+    ``step`` is the step of the chunks that are added from now on.
+    """
 
     def __init__(self, file: pathlib.Path) -> None:
         self._index = file.with_suffix(".index")
-        self._file = file.open("wb", buffering=0)
-        self._chunks: list[tuple[int, int]] = []
+        self._file = file.open("wb", buffering=_BUFFER_BYTES)
+        self._chunks: list[tuple[int, int, str]] = []
+        self.step = ""
         self.rules: list[tuple[str, ...]] = []
 
     def add(self, protocol: int, messages: Sequence[bytes]) -> None:
@@ -50,10 +56,8 @@ class Recording:
         final = bytearray(others.pop() if others else first)
         final[6] |= netlink.ACKNOWLEDGE
         sent: list[bytes | bytearray] = [*([first] if len(messages) > 1 else []), *others, final]
-        length = sum(map(len, sent))
-        if os.writev(self._file.fileno(), sent) != length:
-            raise OSError(f"{self._file.name} could not be written as a whole")
-        self._chunks.append((protocol, length))
+        self._file.writelines(sent)
+        self._chunks.append((protocol, sum(map(len, sent)), self.step))
 
     def close(self) -> None:
         """Finish both files."""
@@ -65,7 +69,7 @@ def read(file: pathlib.Path) -> Recorded:
     """Read a whole recording."""
     lengths, rules = pickle.loads(file.with_suffix(".index").read_bytes())  # noqa: S301 - this program itself wrote the pickle
     data, chunks, position = file.read_bytes(), [], 0
-    for protocol, length in lengths:
-        chunks.append((protocol, data[position : position + length]))
+    for protocol, length, step in lengths:
+        chunks.append((protocol, data[position : position + length], step))
         position += length
     return Recorded(chunks, rules)

@@ -13,7 +13,9 @@ from unittest import mock
 
 from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.metrics import traffic
-from scripts.benchmark import api, feeder, meter, pretence, program, workload
+from scripts.benchmark import api, connections, feeder, meter, pretence, program, workload
+from scripts.benchmark import recording as recordings
+from scripts.benchmark.figures import distribution
 
 LATENCY_PERIOD_S = 0.06
 """Between single changes: longer than the longest rest after a sync, so that they are no storm."""
@@ -46,9 +48,15 @@ def measure(
     churn_s: float,
     changes: int,
     flags: Sequence[str] = (),
+    recording: str = "",
 ) -> Figures:
-    """Run the program with additional ``flags``, and measure the given parts."""
+    """Run the program with additional ``flags``, and measure the given parts.
+
+    ``recording`` names a file for the messages of the start and of these parts, with steps in *change*, *connection* and *churn*.
+    """
     measured = meter.Meter()
+    if recording:
+        measured.recording = recordings.Recording(pathlib.Path(recording))
 
     async def run() -> Figures:
         async with program.running(api.MemoryApi(pathlib.Path(pages)), *flags) as running:
@@ -60,6 +68,8 @@ def measure(
                 figures["change"] = await steadily.change(changes)
             if "service" in parts:
                 figures["service"] = await steadily.service(changes)
+            if "connection" in parts:
+                figures["connection"] = await steadily.connection(changes)
             if "rolling" in parts:
                 figures["rolling"] = await steadily.rolling()
             if "idle" in parts:
@@ -74,7 +84,10 @@ def measure(
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 
-    return asyncio.run(run())
+    found = asyncio.run(run())
+    if measured.recording:
+        measured.recording.close()
+    return found
 
 
 class _Steady:
@@ -102,8 +115,9 @@ class _Steady:
         self._meter.reset()
         latencies_s, own_s, cpu_s, faults = [], [], [], []
         counted: list[dict[str, int]] = []
-        for line in lines:
+        for number, line in enumerate(lines):
             await asyncio.sleep(LATENCY_PERIOD_S)
+            self._meter.step(f"change {number}")
             before = self._meter.all_counts()
             faulted = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             self._meter.acknowledged_s.clear()
@@ -116,11 +130,12 @@ class _Steady:
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faulted)
             after = self._meter.all_counts()
             counted.append({name: after[name] - before.get(name, 0) for name in after})
+            self._meter.step()
         self._meter.times = True
         return {
-            **_distribution(latencies_s),
+            **distribution(latencies_s),
             "page_faults": statistics.median(faults),
-            "own": _distribution(own_s),
+            "own": distribution(own_s),
             "cpu_ms": statistics.fmean(cpu_s) * 1e3,
             "kernel_ms": self._meter.kernel_s() / changes * 1e3,
             "messages": statistics.median(one["messages"] for one in counted),
@@ -135,25 +150,51 @@ class _Steady:
 
         The latencies include both kinds of changes.
         """
-        first, pods = self._services + 1_000, self._services * self._endpoints + 500_000
         latencies_s, messages = [], []
         for number in range(changes):
-            self._version += 1
-            pod = pods + number * workload.FEWEST_NODES + 1
-            lines = {
-                "services": workload.service(first + number, self._version),
-                "endpointslices": workload.endpoint_slice(first + number, 0, [pod], self._version),
-            }
             before, latency_s = self._meter.all_counts()["messages"], 0.0
-            for kind, added in lines.items():
+            for kind, added in self._new_service(self._services + 1_000 + number).items():
                 await asyncio.sleep(LATENCY_PERIOD_S)
                 self._meter.acknowledged_s.clear()
                 began_s = time.perf_counter()
-                await self._send_and_wait(workload.line("ADDED", added), kind)
+                await self._send_and_wait(added, kind)
                 latency_s += self._meter.acknowledged_s[-1] - began_s
             latencies_s.append(latency_s)
             messages.append(self._meter.all_counts()["messages"] - before)
-        return {**_distribution(latencies_s), "messages": statistics.median(messages)}
+        return {**distribution(latencies_s), "messages": statistics.median(messages)}
+
+    def _new_service(self, number: int) -> dict[str, bytes]:
+        """Watch lines that add a Service with this number and its EndpointSlice, by kind. Its endpoint is on another node."""
+        self._version += 1
+        pod = self._services * self._endpoints + 500_000 + number * workload.FEWEST_NODES + 1
+        return {
+            "services": workload.line("ADDED", workload.service(number, self._version)),
+            "endpointslices": workload.line("ADDED", workload.endpoint_slice(number, 0, [pod], self._version)),
+        }
+
+    async def connection(self, services: int) -> Figures:
+        """Repeatedly adds a Service with its EndpointSlice, to which another process connects as soon as this is possible.
+
+        ``connect_ms`` is the median time of connecting itself.
+        """
+        latencies_s, took_s = [], []
+        self._meter.times = False
+        async with connections.client() as client:
+            for number in range(self._services + 2_000, self._services + 2_000 + services):
+                lines = self._new_service(number)
+                await asyncio.sleep(LATENCY_PERIOD_S)
+                self._meter.step(f"connection {number}")
+                connecting = asyncio.create_task(client.connect(workload.cluster_address(number)))
+                await asyncio.sleep(0)  # the client tries from now on
+                began_s = time.perf_counter()
+                for kind, line in lines.items():
+                    self._running.api.send(kind, line, 1)
+                connected = await connecting
+                latencies_s.append(connected.at_s - began_s)
+                took_s.append(connected.took_s)
+                self._meter.step()
+        self._meter.times = True
+        return {**distribution(latencies_s), "connect_ms": statistics.median(took_s) * 1e3}
 
     async def rolling(self) -> Figures:
         """Replaces the endpoints of a Service with a thousand endpoints in ten slices, one endpoint at a time."""
@@ -321,10 +362,12 @@ class _Steady:
             ours, process = feeder.start(lines, begins_s=begins_s, per_s=CHURN_PER_S)
             reader, writer = await asyncio.open_connection(sock=ours)
             await asyncio.sleep(begins_s - time.perf_counter())
+            self._meter.step("churn")
             self._running.api.feed("endpointslices", reader)
             try:
                 return await self._churn(begins_s, count)
             finally:
+                self._meter.step()
                 writer.close()
                 process.kill()  # the feeder has ended, or waits for a reader; waiting for the feeder would block the event loop
                 process.wait()
@@ -350,7 +393,7 @@ class _Steady:
             upto = sync.sent_lines - sent_before
             latencies_s += [sync.ended_s - began_s - number / CHURN_PER_S for number in range(len(latencies_s), upto)]
         return {
-            **_distribution(latencies_s),
+            **distribution(latencies_s),
             "fed_s": fed_s,
             "wall_s": wall_s,
             "cpu_percent": cpu_s / wall_s * 100,
@@ -382,12 +425,3 @@ async def _scraped() -> _Page:
         rest = part[1 - len(_SERIES) :]
     writer.close()
     return _Page(size, series)
-
-
-def _distribution(values_s: Sequence[float]) -> Figures:
-    ordered = sorted(values_s)
-    return {
-        "p50_ms": statistics.median(ordered) * 1e3,
-        "p99_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
-        "most_ms": ordered[-1] * 1e3,
-    }

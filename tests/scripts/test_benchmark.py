@@ -7,15 +7,18 @@ import importlib.util
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from scripts.benchmark import cases, figures, report
+from scripts.benchmark import cases, connections, figures, report
+from scripts.benchmark import recording as recordings
 
 ROOT = pathlib.Path(__file__).parents[2]
 SERVICES, ENDPOINTS = 20, 3
@@ -34,11 +37,12 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> types.Modu
     return module
 
 
-def test_the_benchmark_measures_the_whole_program_without_a_kernel() -> None:
+def test_the_benchmark_measures_the_whole_program_without_a_kernel(tmp_path: pathlib.Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     cold = ["own", {"what": "cold", "arguments": {"pages": [SERVICES, ENDPOINTS]}}]
     steady = {"pages": [SERVICES, ENDPOINTS], "services": SERVICES, "endpoints": ENDPOINTS, "churn_s": 0.2, "changes": 3}
+    steady["recording"] = str(tmp_path / "recording")
     parts = ["change", "rolling", "scrape", "churn"]
     measurements = [cold, ["own", {"what": "steady", "arguments": {**steady, "parts": parts}}]]
     command = ["unshare", "--net", "--mount", sys.executable, "-m", "scripts.benchmark.guest", json.dumps(measurements)]
@@ -49,6 +53,8 @@ def test_the_benchmark_measures_the_whole_program_without_a_kernel() -> None:
     assert started["failed"] == started["pending"] == 0
     assert started["counts"]["messages"] > SERVICES * (1 + ENDPOINTS), "each virtual and real server has a message"
     assert served["change"]["messages"] >= 3, "one added, one set to weight 0, one removed"
+    steps = {step for _, _, step in recordings.read(tmp_path / "recording").chunks}
+    assert steps == {"", "change 0", "change 1", "change 2", "churn"}, "the kernel's share is found by these names"
     assert served["rolling"]["events"] == 100
     assert served["rolling"]["operations_p50"] == 3, "only the change, of a thousand endpoints"
     assert served["scrape"]["series"] == 5 * (SERVICES + 1), (
@@ -170,6 +176,44 @@ def test_a_missing_kernel_is_reported_before_anything_is_measured(
 def test_the_benchmark_script_needs_only_the_standard_library() -> None:
     done = subprocess.run([sys.executable, "-I", "-S", str(ROOT / "scripts/bench"), "--list"], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_published_figure_stands_beside_that_of_the_kernel_alone() -> None:
+    change = {"p50_ms": 2.0, "p99_ms": 4.0, "cpu_ms": 1.5, "messages": 3, "system_calls": 7}
+    connection = {"p50_ms": 6.0, "p99_ms": 9.0, "connect_ms": 0.5}
+    churn = {"p50_ms": 30.0, "p99_ms": 80.0, "cpu_percent": 40.0, "wall_s": 21.0, "fed_s": 20.0}
+    alone = {
+        "change": {"p50_ms": 0.2, "p99_ms": 0.3, "sum_s": 0.06, "steps": 300},
+        "connection": {"p50_ms": 0.4, "p99_ms": 0.7},
+        "churn": {"sum_s": 3.0},
+    }
+    found: list[figures.Found] = [{"change": change, "connection": connection, "churn": churn}, {"parts": alone}]
+    rows = {row.figure: row.value for row in figures.beside_kernel("figures 10x1", found)}
+    assert (rows["one endpoint, p99 ms"], rows["one endpoint, p99 ms, the kernel alone"]) == (4.0, 0.3)
+    assert rows["first connection of a new Service, p50 ms, the kernel alone"] == pytest.approx(0.9), "messages and connecting"
+    assert rows["processor s for 1,000 changes, one by one"] == 1.5
+    assert rows["processor s for 1,000 changes, one by one, the kernel alone"] == pytest.approx(0.2)
+    assert rows["processor s for 1,000 changes in a second"] == pytest.approx(0.42)
+    assert rows["processor s for 1,000 changes in a second, the kernel alone"] == pytest.approx(0.15)
+
+
+def test_a_start_is_also_reported_as_services_per_second() -> None:
+    (case,) = (case for case in cases.all_cases(quick=False) if case.name == "figures start 50000x1")
+    cold = {"wall_s": 10.0, "cpu_s": 8.0, "resident_mb": 150, "failed": 0, "pending": 0, "counts": {}}
+    replay = {"wall_s": 2.5, "addresses": 2.0}
+    starts = [replay if what == "replay" else cold for what, _ in case.measurements]
+    rows = {row.figure: row.value for row in case.rows(starts)}
+    assert rows["Services per second: wall s, median, routes"] == 5_000
+    assert rows["Services per second: replay s, median, routes"] == 20_000
+
+
+def test_a_client_tries_until_its_address_accepts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # refuses until it listens
+        clock = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: server.listen())
+        monkeypatch.setattr(connections, "time", clock)
+        connected = connections.connect(*server.getsockname())
+    assert 0 < connected.took_s < connected.at_s
 
 
 def test_a_short_churn_case_has_another_name_than_the_long_one() -> None:

@@ -1,0 +1,119 @@
+"""Connects to Services as soon as this is possible, from a separate process, whose work does not count as the program's.
+
+    python -m scripts.benchmark.connections
+
+reads one address per line, and answers with the time at which it was connected and the duration of the last attempt. All pods of
+the workload are in another namespace, whose kernel accepts connections to each of their addresses. This namespace exists as long
+as the process.
+"""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from scripts.benchmark import program, workload
+from tests.support import lab_agent
+
+PAUSE_S = 0.001
+"""Between two attempts; a figure can be too large by this time."""
+SERVICE_PORT, POD_PORT = 80, 8080
+NODE, PODS = "10.64.0.1", "10.64.0.2"
+MOST = 4096
+"""How many connections the pods' kernel completes, because no process accepts them: its usual limit."""
+_IP = ("ip", "-batch", "-")
+
+
+class Connected(NamedTuple):
+    """``at_s`` is a time of ``time.perf_counter``, which all processes share."""
+
+    at_s: float
+    took_s: float
+
+
+class Client(NamedTuple):
+    """The other process."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def connect(self, address: str) -> Connected:
+        """Connect to this address as soon as it accepts connections.
+
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        self.writer.write(f"{address}\n".encode())
+        return Connected(*map(float, await self.answer()))
+
+    async def answer(self) -> list[bytes]:
+        """The words of the next line from the process.
+
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        words = (await self.reader.readline()).split()
+        if not words:
+            raise RuntimeError("the process that connects to Services has ended")
+        return words
+
+
+@contextlib.asynccontextmanager
+async def client() -> AsyncIterator[Client]:
+    """Start the process, which is ready when the block begins, and end it after the block."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = (sys.executable, "-m", __name__)
+        process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno(), stdout=theirs.fileno())
+    reader, writer = await asyncio.open_connection(sock=ours)
+    try:
+        started = Client(reader, writer)
+        await started.answer()
+        yield started
+    finally:
+        writer.close()
+        process.kill()
+        await process.wait()
+
+
+def main() -> None:
+    """Make the namespace of the pods, and connect to the addresses on standard input."""
+    pods, (network, *_) = lab_agent.Namespaces(), program.CLUSTER_CIDR.split(",")
+    ip(
+        f"link add pods type veth peer name eth0 netns {pods.create('pods')}",
+        f"address add {NODE}/30 dev pods",
+        "link set pods up",
+        f"route add {network} via {PODS}",
+    )
+    with pods.inside("pods"):
+        ip("link set lo up", f"address add {PODS}/30 dev eth0", "link set eth0 up", f"route add local {network} dev lo")
+        listening = socket.create_server(("", POD_PORT), backlog=MOST)
+    with listening:
+        connect(workload.pod_address(0), POD_PORT)  # a new device transmits after a moment, and the neighbour is resolved first
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(*connect(line.strip(), SERVICE_PORT), flush=True)
+
+
+def connect(address: str, port: int) -> Connected:
+    """Try until this address accepts a connection."""
+    while True:
+        began_s = time.perf_counter()
+        with contextlib.suppress(OSError), socket.socket() as trying:
+            trying.connect((address, port))
+            now_s = time.perf_counter()
+            return Connected(now_s, now_s - began_s)
+        time.sleep(PAUSE_S)
+
+
+def ip(*commands: str) -> None:
+    """Run commands of ``ip`` in the namespace of this thread."""
+    subprocess.run(_IP, input="\n".join(commands), text=True, check=True)
+
+
+if __name__ == "__main__":
+    main()
