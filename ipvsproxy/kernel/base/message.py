@@ -114,10 +114,14 @@ def integer(number: int, value: int) -> bytes:
     return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
 
 
+def whole(kind: int, flags: int, payload: bytes, sequence: int = 0) -> bytes:
+    """A message with this ``nlmsg_type``, these ``nlmsg_flags`` and this payload."""
+    return HEADER.pack(HEADER.size + len(payload), kind, flags, sequence, 0) + payload
+
+
 def netfilter(kind: int, flags: int, family: int, payload: bytes, *, sequence: int = 0, resource: int = 0) -> bytes:
     """A netfilter message, including its ``struct nfgenmsg``."""
-    size = HEADER.size + NETFILTER_HEADER + len(payload)
-    return HEADER.pack(size, kind, flags, sequence, 0) + _NETFILTER.pack(family, 0, resource) + payload
+    return whole(kind, flags, _NETFILTER.pack(family, 0, resource) + payload, sequence)
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:

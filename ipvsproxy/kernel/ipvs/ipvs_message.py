@@ -1,26 +1,19 @@
 """IPVS messages about virtual servers and real servers, as bytes."""
 
-import functools
-import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from pyroute2.netlink import genlmsg
-from pyroute2.netlink.generic import ipvs
+from collections.abc import Iterator, Mapping, Sequence
 
 from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.message import attribute, string
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import PORT_SIZE, TUNNELLED, EvenWeights, RealServerKey, Thresholds, without_method
+from ipvsproxy.model.real_servers import PORT_SIZE, TUNNELLED, EvenWeights, without_method
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
 """The number of bytes before the attributes of a message: command, version, and two unused bytes."""
-
-Encode = Callable[[tuple[bytes, ...]], bytes]
 
 NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
 """Why a real server cannot be read. An unreadable real server must not count as absent."""
@@ -28,65 +21,34 @@ NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or l
 SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
-TEMPLATES_KEPT = 256
-"""The most templates of real servers that are kept: each shape, method and pair of thresholds has its own template."""
+_NEW_SERVICE, _SET_SERVICE, _DEL_SERVICE, _GET_SERVICE = range(1, 5)
+_GET_DEST, _SET_CONFIG, _GET_CONFIG, _GET_INFO = 8, 12, 13, 15
+_DESTINATION_COMMANDS: Mapping[Verb, int] = {Verb.ADD: 5, Verb.SET: 6, Verb.REMOVE: 7}
+"""Commands and, below, attributes, as in include/uapi/linux/ip_vs.h (IPVS_CMD_*, IPVS_CMD_ATTR_*, IPVS_SVC_ATTR_* and others)."""
+_SERVICE, _DESTINATION = 1, 2
+_TIMEOUTS = (4, 5, 6)
+_FAMILY, _PROTOCOL, _ADDRESS, _PORT, _MARK, _SCHEDULER, _FLAGS, _TIMEOUT, _NETMASK = range(1, 10)
+_REAL_ADDRESS, _REAL_PORT, _METHOD, _WEIGHT, _UPPER, _LOWER = range(1, 7)
+_REAL_FAMILY = 11
+_VERSION = 1
 
 _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
 _MASQUERADE, _TUNNEL = 0, 2
 """Forwarding methods (IP_VS_CONN_F_MASQ, IP_VS_CONN_F_TUNNEL); the kernel's default type of tunnel is IP in IP."""
-_ADDRESS_SIZES = frozenset(family.bits // 8 for family in Family)
-_U16 = (0, 0xFFFF)
-_U32 = (0, 0xFFFFFFFF)
-_DESTINATION_COMMANDS: Mapping[Verb, int] = {
-    Verb.ADD: ipvs.IPVS_CMD_NEW_DEST,
-    Verb.SET: ipvs.IPVS_CMD_SET_DEST,
-    Verb.REMOVE: ipvs.IPVS_CMD_DEL_DEST,
-}
-_UNNUMBERED = bytes(4)
-_pack_port = struct.Struct(">H").pack
+_GENERIC = struct.Struct("=BBxx")
 _pack_u16 = struct.Struct("=H").pack
 _pack_u32 = struct.Struct("=I").pack
-
-
-class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
-    """The message IPVS_CMD_SET_CONFIG: pyroute2's own message class cannot encode the timeouts."""
-
-    prefix = "IPVS_CMD_ATTR_"
-    nla_map = (
-        ("IPVS_CMD_ATTR_UNSPEC", "none"),
-        ("IPVS_CMD_ATTR_SERVICE", "hex"),
-        ("IPVS_CMD_ATTR_DEST", "hex"),
-        ("IPVS_CMD_ATTR_DAEMON", "hex"),
-        ("IPVS_CMD_ATTR_TIMEOUT_TCP", "uint32"),
-        ("IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", "uint32"),
-        ("IPVS_CMD_ATTR_TIMEOUT_UDP", "uint32"),
-    )
+_BEFORE_ADDRESS: Mapping[int, bytes] = {
+    size + PORT_SIZE: attribute(_REAL_FAMILY, _pack_u16(family)) + attribute(_REAL_ADDRESS, bytes(size))[:-size]
+    for family, size in ((family, family.bits // 8) for family in Family)
+}
+"""The attributes of a real server up to its address, by the size of its key."""
 
 
 def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
     """The data of a message, and where its attributes, which follow the generic netlink header, start and end."""
     return reply.data, reply.start + GENERIC_HEADER, reply.end
-
-
-class Shape(NamedTuple):
-    """How a message identifies a virtual server: its address family, and whether by firewall mark or by address and port."""
-
-    family: Family
-    by_mark: bool = False
-
-
-class _RealServerParts(NamedTuple):
-    """The bytes of messages about real servers: up to the sequence number, then up to the address, up to the port, and the rest.
-
-    ``name`` has placeholders for the identity of the virtual server; ``tail`` has a placeholder for the weight, except in
-    removals.
-    """
-
-    head: bytes
-    name: bytes
-    between: bytes
-    tail: bytes
 
 
 class Encoder:
@@ -97,10 +59,6 @@ class Encoder:
 
     def __init__(self, family_number: int) -> None:
         self._number = family_number
-        self._service = functools.cache(self._service_template)
-        self._named = functools.cache(self._named_template)
-        # Anybody who may write a Service can set its thresholds, so the number of kept templates is limited.
-        self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
 
     def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
         """Encode one message for each operation, or for each of its real servers; one sequence number is needed for each message.
@@ -109,171 +67,96 @@ class Encoder:
             ValueError, struct.error: a real server to add or set has an address of another family than its virtual server, or a
             value does not fit its field.
         """
-        numbers = map(_pack_u32, sequences)
+        numbers = iter(sequences)
         messages: list[bytes] = []
         for verb, item in operations:
             if isinstance(item, RealServers):
-                messages += self._encode_real_servers(verb, item, numbers)
+                messages += self._real_servers(verb, item, numbers)
+            elif isinstance(item, VirtualServer):
+                messages.append(self._virtual_server(verb, item, next(numbers)))
+            elif isinstance(item, Timeouts):
+                timeouts = (attribute(kind, _pack_u32(value)) for kind, value in zip(_TIMEOUTS, item, strict=True) if value)
+                messages.append(self._message(_SET_CONFIG, b"".join(timeouts), sequence=next(numbers)))
             else:
-                messages.append(self._encode_other(verb, item, next(numbers)))
+                raise TypeError(f"not an IPVS object: {item}")
         return messages
 
-    def _encode_real_servers(self, verb: Verb, item: RealServers, numbers: Iterator[bytes]) -> list[bytes]:
+    def _real_servers(self, verb: Verb, item: RealServers, numbers: Iterator[int]) -> Iterator[bytes]:
         key, keys, weight, thresholds, _ = item
-        size = len(key.address)
-        packed = keys.packed if isinstance(keys, EvenWeights) else b"".join(keys)
-        if len(packed) != len(keys) * (size + PORT_SIZE):
-            return [self._encode_other_family(verb, key, one, number) for one, number in zip(keys, numbers, strict=False)]
-        # Most bytes are the same in all of these messages. Joining these bytes once takes less than half the time of joining them
-        # for each message.
-        head, name, between, tail = self._destination(
-            verb, _shape(key), thresholds, _TUNNEL if weight >= TUNNELLED else _MASQUERADE
-        )
-        middle = name % _holes(key)
-        behind = tail if verb is Verb.REMOVE else tail % _pack_u32(without_method(weight))
-        real_servers = struct.iter_unpack(f"{size}s{PORT_SIZE}s", packed)
-        return [
-            b"".join((head, number, middle, address, between, port, behind))
-            for (address, port), number in zip(real_servers, numbers, strict=False)
-        ]
+        before, values = _GENERIC.pack(_DESTINATION_COMMANDS[verb], _VERSION) + _service(key), b""
+        if verb is not Verb.REMOVE:
+            values += attribute(_METHOD, _pack_u32(_TUNNEL if weight >= TUNNELLED else _MASQUERADE))
+            values += attribute(_WEIGHT, _pack_u32(without_method(weight)))
+            values += attribute(_UPPER, _pack_u32(thresholds.upper)) + attribute(_LOWER, _pack_u32(thresholds.lower))
+        for one, number in zip(keys.plain() if isinstance(keys, EvenWeights) else keys, numbers, strict=False):
+            # Another program may have added a real server that is reached by a tunnel and has an address of the other family.
+            if len(one) not in _BEFORE_ADDRESS or (len(one) != len(key.address) + PORT_SIZE and verb is not Verb.REMOVE):
+                raise ValueError("the real server's address is not of the virtual server's family")
+            name = _BEFORE_ADDRESS[len(one)] + one[:-PORT_SIZE] + attribute(_REAL_PORT, one[-PORT_SIZE:])
+            destination = attribute(_DESTINATION, name + values)
+            yield message.whole(self._number, netlink.REQUEST, before + destination, number)
 
-    def _encode_other_family(self, verb: Verb, key: VirtualServerKey, real_server: RealServerKey, number: bytes) -> bytes:
-        """The removal of another program's tunnelled real server, which is too rare to need a template."""
-        if verb is not Verb.REMOVE or len(real_server) - PORT_SIZE not in _ADDRESS_SIZES:
-            raise ValueError("the real server's address is not of the virtual server's family")
-        address = real_server.address
-        destination = [
-            ["IPVS_DEST_ATTR_ADDR_FAMILY", int(address.family)],
-            ["IPVS_DEST_ATTR_ADDR", str(address)],
-            ["IPVS_DEST_ATTR_PORT", real_server.port],
-        ]
-        service = _key(_shape(key), **_values(key))
-        attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
-        return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), number)
+    def _virtual_server(self, verb: Verb, item: VirtualServer, sequence: int) -> bytes:
+        if verb is Verb.REMOVE:
+            return self._message(_DEL_SERVICE, _service(item.key), sequence=sequence)
+        scheduler, flags, timeout_s, prefix_length = item.settings
+        if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
+            raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
+        netmask = _netmask(item.key.address.family, prefix_length)
+        service = _service(item.key, _settings(scheduler, flags & ~HASHED, timeout_s, netmask))
+        return self._message(_NEW_SERVICE if verb is Verb.ADD else _SET_SERVICE, service, sequence=sequence)
 
     def all_services(self) -> bytes:
         """The request for a dump of all virtual servers."""
-        return self._message(ipvs.IPVS_CMD_GET_SERVICE, [], netlink.REQUEST | netlink.DUMP)
+        return self._message(_GET_SERVICE, flags=netlink.DUMP)
 
     def configuration(self) -> bytes:
         """The request for the connection timeouts."""
-        return self._message(ipvs.IPVS_CMD_GET_CONFIG, [], netlink.REQUEST)
+        return self._message(_GET_CONFIG)
 
     def information(self) -> bytes:
         """The request for the version of IPVS and the size of its connection table."""
-        return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
+        return self._message(_GET_INFO)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
         """A virtual server that every kernel refuses: it has an IPv6 address and the prefix length 0."""
-        service = [
-            *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
-            ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
-            ["IPVS_SVC_ATTR_FLAGS", {"flags": 0, "mask": _ALL_FLAGS}],
-            ["IPVS_SVC_ATTR_TIMEOUT", 0],
-            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - the netmask 0
-        ]
-        return self._message(ipvs.IPVS_CMD_NEW_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
+        key = VirtualServerKey(Protocol.TCP, Address(bytes(16)), 1)
+        return self._message(_NEW_SERVICE, _service(key, _settings(scheduler, 0, 0, bytes(4))))
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The request for a dump of one virtual server's real servers."""
-        return self._named(ipvs.IPVS_CMD_GET_DEST, _shape(key), netlink.DUMP)((_UNNUMBERED, *_holes(key)))
+        return self._message(_GET_DEST, _service(key), netlink.DUMP)
 
     def service(self, key: VirtualServerKey) -> bytes:
         """The request for one virtual server."""
-        return self._named(ipvs.IPVS_CMD_GET_SERVICE, _shape(key))((_UNNUMBERED, *_holes(key)))
+        return self._message(_GET_SERVICE, _service(key))
 
-    def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
-        if isinstance(item, VirtualServer):
-            key, shape = (sequence, *_holes(item.key)), _shape(item.key)
-            if verb is Verb.REMOVE:
-                return self._named(ipvs.IPVS_CMD_DEL_SERVICE, shape)(key)
-            scheduler, flags, timeout_s, prefix_length = item.settings
-            if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
-                raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
-            encode = self._service(verb, shape, scheduler, prefix_length)
-            return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
-        if isinstance(item, Timeouts):
-            return self._timeouts(item, sequence)
-        raise TypeError(f"not an IPVS object: {item}")
-
-    def _timeouts(self, timeouts: Timeouts, sequence: bytes) -> bytes:
-        names = ("TCP", "TCP_FIN", "UDP")
-        attributes = [[f"IPVS_CMD_ATTR_TIMEOUT_{name}", value] for name, value in zip(names, timeouts, strict=True) if value]
-        data = self._message(ipvs.IPVS_CMD_SET_CONFIG, attributes, netlink.REQUEST, _Configuration())
-        return message.numbered(data, sequence)
-
-    def _service_template(self, verb: Verb, shape: Shape, scheduler: str, prefix_length: int) -> Encode:
-        netmask = _netmask(shape.family, prefix_length or shape.family.bits)
-        command = ipvs.IPVS_CMD_NEW_SERVICE if verb is Verb.ADD else ipvs.IPVS_CMD_SET_SERVICE
-
-        def build(flags: int, timeout: int, **key: Any) -> bytes:
-            service = [
-                *_key(shape, **key),
-                ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
-                ["IPVS_SVC_ATTR_FLAGS", {"flags": flags, "mask": _ALL_FLAGS}],
-                ["IPVS_SVC_ATTR_TIMEOUT", timeout],
-                ["IPVS_SVC_ATTR_NETMASK", netmask],
-            ]
-            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
-
-        return message.Template(build, {**_key_samples(shape), "flags": _U32, "timeout": _U32}).encode
-
-    def _named_template(self, command: int, shape: Shape, flags: int = 0) -> Encode:
-        """A message whose only content is the identity of a virtual server."""
-
-        def build(**key: Any) -> bytes:
-            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": _key(shape, **key)}]], netlink.REQUEST | flags)
-
-        return message.Template(build, _key_samples(shape)).encode
-
-    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds, method: int) -> _RealServerParts:
-        family = shape.family
-        command = _DESTINATION_COMMANDS[verb]
-        samples: dict[str, message.Sample] = {
-            **_key_samples(shape),
-            "real_address": message.ADDRESSES[family],
-            "real_port": _U16,
-        }
-
-        def build(real_address: str, real_port: int, weight: int | None = None, **key: Any) -> bytes:
-            service = _key(shape, **key)
-            destination = [
-                ["IPVS_DEST_ATTR_ADDR_FAMILY", int(family)],
-                ["IPVS_DEST_ATTR_ADDR", real_address],
-                ["IPVS_DEST_ATTR_PORT", real_port],
-            ]
-            if weight is not None:
-                destination += [
-                    ["IPVS_DEST_ATTR_FWD_METHOD", method],
-                    ["IPVS_DEST_ATTR_WEIGHT", weight],
-                    ["IPVS_DEST_ATTR_U_THRESH", thresholds.upper],
-                    ["IPVS_DEST_ATTR_L_THRESH", thresholds.lower],
-                ]
-            attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
-            return self._message(command, attributes)
-
-        fixed = message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32}).fixed
-        last = 1 + len(_key_samples(shape))  # the bytes between the virtual server's identity and the real server's address
-        return _RealServerParts(
-            fixed[0], message.pattern(fixed[1 : last + 1]), fixed[last + 1], message.pattern(fixed[last + 2 :])
-        )
-
-    def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST, layout: Any = None) -> bytes:
-        encoded = layout or ipvs.ipvsmsg()
-        encoded["cmd"] = command
-        encoded["version"] = ipvs.GENL_VERSION
-        encoded["attrs"] = attributes
-        return message.encode(encoded, self._number, flags)
+    def _message(self, command: int, payload: bytes = b"", flags: int = 0, sequence: int = 0) -> bytes:
+        return message.whole(self._number, netlink.REQUEST | flags, _GENERIC.pack(command, _VERSION) + payload, sequence)
 
 
-def _netmask(family: Family, prefix_length: int) -> str:
-    """The netmask of session affinity in the form that pyroute2 accepts, which is an IPv4 address.
+def _service(key: VirtualServerKey, settings: bytes = b"") -> bytes:
+    """The identity of a virtual server, and its settings."""
+    family = attribute(_FAMILY, _pack_u16(key.address.family))
+    if isinstance(key, FirewallMark):
+        return attribute(_SERVICE, family + attribute(_MARK, _pack_u32(key.mark)) + settings)
+    name = attribute(_PROTOCOL, _pack_u16(key.protocol)) + attribute(_ADDRESS, key.address)
+    return attribute(_SERVICE, family + name + attribute(_PORT, struct.pack(">H", key.port)) + settings)
 
-    For IPv6, the kernel expects the netmask as a prefix length in host byte order.
+
+def _settings(scheduler: str, flags: int, timeout_s: int, netmask: bytes) -> bytes:
+    changed = attribute(_FLAGS, struct.pack("=II", flags, _ALL_FLAGS)) + attribute(_TIMEOUT, _pack_u32(timeout_s))
+    return string(_SCHEDULER, scheduler) + changed + attribute(_NETMASK, netmask)
+
+
+def _netmask(family: Family, length: int) -> bytes:
+    """The netmask of session affinity; a length of 0 means a single address.
+
+    In IPv6, it is a prefix length in host byte order.
     """
     if family is Family.IPV6:
-        return socket.inet_ntoa(struct.pack("=I", prefix_length))
-    return socket.inet_ntoa(struct.pack(">I", _ALL_ONES ^ (_ALL_ONES >> prefix_length)))
+        return _pack_u32(length or family.bits)
+    return struct.pack(">I", _ALL_ONES ^ (_ALL_ONES >> (length or family.bits)))
 
 
 def prefix_length(family: Family, netmask: bytes) -> int:
@@ -281,39 +164,3 @@ def prefix_length(family: Family, netmask: bytes) -> int:
     if family is Family.IPV6:
         return int.from_bytes(netmask, sys.byteorder)
     return int.from_bytes(netmask, "big").bit_count()
-
-
-def _shape(key: VirtualServerKey) -> Shape:
-    return Shape(key.address.family, by_mark=type(key) is FirewallMark)
-
-
-def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
-    """The values for the placeholders that identify a virtual server in a template."""
-    if type(key) is FirewallMark:
-        return (_pack_u32(key.mark),)
-    return _pack_u16(key.protocol), key.address, _pack_port(key.port)
-
-
-def _values(key: VirtualServerKey) -> Mapping[str, Any]:
-    """The arguments of ``_key`` that identify a virtual server."""
-    if isinstance(key, FirewallMark):
-        return {"mark": key.mark}
-    return {"protocol": key.protocol, "address": str(key.address), "port": key.port}
-
-
-def _key_samples(shape: Shape) -> dict[str, message.Sample]:
-    if shape.by_mark:
-        return {"mark": _U32}
-    return {"protocol": _U16, "address": message.ADDRESSES[shape.family], "port": _U16}
-
-
-def _key(shape: Shape, *, mark: int = 0, protocol: int = 0, address: str = "", port: int = 0) -> list[list[Any]]:
-    family = ["IPVS_SVC_ATTR_AF", int(shape.family)]
-    if shape.by_mark:
-        return [family, ["IPVS_SVC_ATTR_FWMARK", mark]]
-    return [
-        family,
-        ["IPVS_SVC_ATTR_PROTOCOL", int(protocol)],
-        ["IPVS_SVC_ATTR_ADDR", address],
-        ["IPVS_SVC_ATTR_PORT", port],
-    ]
