@@ -45,7 +45,9 @@ def _virtual_server(running: Cluster, family: Family) -> str:
 def test_no_client_is_refused_while_endpoints_are_replaced_one_by_one(running: Cluster, family: Family) -> None:
     running.have(_web("p1", "p2"))
     to = cluster.address("cluster 1", family)
-    opened = [running.lab.open("client", "TCP", to, 80) for _ in range(8)]
+    # The scheduler chooses by the client's port, so random ports might all lead to one endpoint.
+    client = cluster.address("client", family)
+    opened = [running.lab.open("client", "TCP", to, 80, src=f"{client}#{port}") for port in range(40000, 40008)]
     assert {one.backend for one in opened} == {cluster.address(pod, family) for pod in ("p1", "p2")}, "both will drain"
     with running.lab.load("p2", "TCP", to, 80) as loads:
         for pods in (("p1", "p2", "r1"), ("p2", "r1"), ("p2", "r1", "r2"), ("r1", "r2")):

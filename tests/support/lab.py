@@ -294,7 +294,7 @@ class Lab:
         probes = [Probe("host", "TCP", f"10.244.{node}.{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("host", "TCP", f"fd00:10:244:{node}::{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("client", "TCP", address, 22) for address in ("172.18.0.2", "fc00:f853:ccd::2")]
-        deadline = time.monotonic() + patience.seconds(10)
+        deadline = time.monotonic() + patience.seconds(60)
         while any(result.outcome != "ok" for result in self.probe_all(probes)):
             if time.monotonic() > deadline:
                 raise LabError(f"the lab is not connected: {list(zip(probes, self.probe_all(probes), strict=True))}")
