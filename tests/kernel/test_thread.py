@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import pathlib
 import signal
 import subprocess
 import sys
@@ -15,10 +14,9 @@ import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
+from tests.support import descriptors
 
-
-def _descriptors() -> int:
-    return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+WITHIN_S = 60.0
 
 
 class Target:
@@ -33,7 +31,7 @@ class Target:
     def note(self, number: int, *, wait: bool = False) -> int:
         if wait:
             self.is_waiting.set()
-            assert self.may_go_on.wait(10)
+            assert self.may_go_on.wait(WITHIN_S)
         self.threads.append(threading.current_thread())
         self.calls.append(number)
         return number * 2
@@ -79,7 +77,7 @@ async def test_an_exception_while_creating_the_object_is_raised_in_the_caller_an
 
     with pytest.raises(KernelError):
         await KernelThread.start(make)
-    await asyncio.to_thread(makers[0].join, 10)
+    await asyncio.to_thread(makers[0].join, WITHIN_S)
     assert not makers[0].is_alive()
 
 
@@ -88,14 +86,14 @@ async def test_stopping_lets_the_running_call_finish_drops_waiting_calls_and_end
     target = thread._target
     running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
     waiting = asyncio.create_task(thread.call(lambda target: target.note(2)))
-    await asyncio.to_thread(target.is_waiting.wait, 10)
+    await asyncio.to_thread(target.is_waiting.wait, WITHIN_S)
     thread.stop()
     target.may_go_on.set()
     assert await running == 2
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert target.calls == [1]
-    await asyncio.to_thread(target.threads[0].join, 10)
+    await asyncio.to_thread(target.threads[0].join, WITHIN_S)
     assert not target.threads[0].is_alive()
     with pytest.raises(RuntimeError):
         await thread.call(lambda target: target.note(3))
@@ -106,7 +104,7 @@ async def test_a_call_cancelled_before_it_runs_is_never_run() -> None:
     target = thread._target
     running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
     given_up = asyncio.create_task(thread.call(lambda target: target.note(2)))
-    await asyncio.to_thread(target.is_waiting.wait, 10)
+    await asyncio.to_thread(target.is_waiting.wait, WITHIN_S)
     for call in (running, given_up):
         call.cancel()
     await asyncio.gather(running, given_up, return_exceptions=True)
@@ -124,7 +122,7 @@ def test_a_result_for_a_closed_event_loop_is_dropped_and_the_thread_continues() 
         thread = await KernelThread.start(Target)
         kept.append(thread)
         left.append(asyncio.create_task(thread.call(lambda target: target.note(1, wait=True))))
-        await asyncio.to_thread(thread._target.is_waiting.wait, 10)
+        await asyncio.to_thread(thread._target.is_waiting.wait, WITHIN_S)
 
     async def ask_again() -> int:
         kept[0]._target.may_go_on.set()
@@ -138,27 +136,29 @@ def test_a_result_for_a_closed_event_loop_is_dropped_and_the_thread_continues() 
 
 def test_at_the_end_of_the_process_the_running_call_is_allowed_to_finish() -> None:
     script = """
-import asyncio, time
+import asyncio, threading, time
 from ipvsproxy.kernel.thread import KernelThread
+
+begun = threading.Event()
 
 async def main():
     thread = await KernelThread.start(object)
-    asyncio.ensure_future(thread.call(lambda _: (time.sleep(0.5), print("done", flush=True))))
-    await asyncio.sleep(0.1)
+    asyncio.ensure_future(thread.call(lambda _: (begun.set(), time.sleep(0.5), print("done", flush=True))))
+    await asyncio.to_thread(begun.wait)
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 async def test_the_kernel_thread_closes_its_file_descriptors_and_may_be_stopped_twice() -> None:
-    before = _descriptors()
+    before = descriptors.opened()
     thread = await KernelThread.start(Target)
     thread.stop()
     thread.stop()
-    await asyncio.to_thread(thread._target.threads[0].join, 10)
-    assert _descriptors() == before
+    await asyncio.to_thread(thread._target.threads[0].join, WITHIN_S)
+    assert descriptors.opened() <= before
 
 
 @contextlib.contextmanager
@@ -176,8 +176,8 @@ async def test_a_signal_delivered_to_the_kernel_thread_does_not_end_it() -> None
     owner = thread._target.threads[0]
     with _handled(signal.SIGUSR1) as came:
         signal.pthread_kill(owner.ident or 0, signal.SIGUSR1)
-        await asyncio.to_thread(came.wait, 10)
-        assert await asyncio.wait_for(thread.call(lambda target: target.note(4)), 10) == 8
+        await asyncio.to_thread(came.wait, WITHIN_S)
+        assert await asyncio.wait_for(thread.call(lambda target: target.note(4)), WITHIN_S) == 8
     thread.stop()
 
 
@@ -190,7 +190,7 @@ async def test_a_call_that_takes_long_is_logged_once_while_it_is_still_running(m
     slow = asyncio.Semaphore(0)
     thread = await KernelThread.start(Target, slow.release)
     running = asyncio.create_task(thread.call(note(1, wait=True)))
-    await asyncio.wait_for(slow.acquire(), 10)
+    await asyncio.wait_for(slow.acquire(), WITHIN_S)
     assert not running.done()
     thread._target.may_go_on.set()
     assert await running == 2
@@ -207,13 +207,13 @@ async def test_a_call_that_has_to_wait_long_before_it_runs_is_logged(monkeypatch
     thread = other.standing_in(Target())
     thread._on_slow = slow.set
     before = asyncio.create_task(other.call(note(1, wait=True)))
-    await asyncio.to_thread(other._target.is_waiting.wait, 10)
+    await asyncio.to_thread(other._target.is_waiting.wait, WITHIN_S)
     running = asyncio.create_task(thread.call(note(2, wait=True)))
     await asyncio.sleep(0.1)
     assert not slow.is_set(), "a call of another object is not this one's"
     other._target.may_go_on.set()
     await before
-    await asyncio.wait_for(slow.wait(), 10)
+    await asyncio.wait_for(slow.wait(), WITHIN_S)
     thread._target.may_go_on.set()
     await running
     other.stop()
@@ -224,15 +224,16 @@ async def test_a_slow_call_is_logged_even_if_its_caller_was_cancelled(monkeypatc
     slow = asyncio.Event()
     thread = await KernelThread.start(Target, slow.set)
     calls = [asyncio.create_task(thread.call(note(number, wait=True))) for number in range(2)]
-    await asyncio.to_thread(thread._target.is_waiting.wait, 10)
+    await asyncio.to_thread(thread._target.is_waiting.wait, WITHIN_S)
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    await asyncio.wait_for(slow.wait(), 10)
+    await asyncio.wait_for(slow.wait(), WITHIN_S)
     thread._target.may_go_on.set()
     slow.clear()
+    monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 60)
     await thread.call(note(2))
-    await asyncio.sleep(0.5)
+    thread._watch(thread._ended)  # as the timer would
     assert not slow.is_set(), "a call that was given up before it began is none that runs"
     thread.stop()
 

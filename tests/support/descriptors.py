@@ -1,0 +1,17 @@
+"""The file descriptors of this process."""
+
+import contextlib
+import pathlib
+
+
+def opened() -> set[tuple[str, str]]:
+    """The number of each open descriptor, and what it leads to.
+
+    A test that compares two of these sets must allow that descriptors are missing from the later one, because a thread that an
+    earlier test has left may close its own.
+    """
+    found = set()
+    for path in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists this directory
+            found.add((path.name, str(path.readlink())))
+    return found
