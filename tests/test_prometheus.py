@@ -11,7 +11,6 @@ import math
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
@@ -23,11 +22,11 @@ import yaml
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.net import parse_address
+from tests.support import loopback
 from tests.test_monitoring import MONITORING, PANELS, ROOT, RULES, VARIABLES, OurNode
 
-LOOPBACK = parse_address("127.0.0.1")
 SCRAPES = 4
-WITHIN_S = 60
+WITHIN_S = 300
 QUERIES = [(panel["title"], target["refId"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 QUIET = {"Entries of sets", "Which nodes, and why"}
 """Panels that are intentionally empty in a quiet cluster."""
@@ -76,11 +75,6 @@ W for 5m. Its panel "Goroutines" is left out: a program in Python has none."""
 Object = dict[str, Any]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 class Prometheus:
     """Sends queries to the Prometheus on this port."""
 
@@ -88,7 +82,7 @@ class Prometheus:
         self._port = port
 
     async def get(self, path: str, **parameters: str) -> Any:
-        url = f"http://127.0.0.1:{self._port}/api/v1/{path}"
+        url = f"http://{loopback.HOST}:{self._port}/api/v1/{path}"
         async with aiohttp.ClientSession() as session, session.get(url, params=parameters) as response:
             answer = await response.json(content_type=None)
         assert answer["status"] == "success", answer
@@ -107,6 +101,15 @@ class Prometheus:
                         return
                 await asyncio.sleep(0.2)
 
+    async def wait_until_up(self) -> None:
+        """Wait until the last scrape of each target has succeeded: on a busy machine, one may take longer than its second."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                targets = (await self.get("targets"))["activeTargets"]
+                if [(target["health"], target["lastError"]) for target in targets] == [("up", "")] * len(JOBS):
+                    return
+                await asyncio.sleep(0.2)
+
 
 @pytest.fixture
 async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
@@ -114,7 +117,7 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
     program = shutil.which("prometheus", path=f"{ROOT / 'build'}:/usr/bin:/usr/local/bin")
     if program is None:
         pytest.skip("prometheus is not installed; scripts/promtool fetches that of Debian")
-    ours, port, node = free_port(), free_port(), OurNode()
+    (ours, port), node = loopback.free_ports(2), OurNode()
 
     async def answer(request: server.Request) -> Answer:
         node.happen()
@@ -124,13 +127,13 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
 
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]))
     (endpoint,) = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())["spec"]["podMetricsEndpoints"]
-    targets = [{"targets": [f"127.0.0.1:{ours}"], "labels": LABELS}]
+    targets = [{"targets": [f"{loopback.HOST}:{ours}"], "labels": LABELS}]
     scrapes = [{"job_name": job, "honor_labels": endpoint["honorLabels"], "static_configs": targets} for job in JOBS]
     timing = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     configuration = {"global": timing, "rule_files": ["rules.yml"], "scrape_configs": scrapes}
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-    flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}")
-    serving = asyncio.create_task(server.serve("metrics", LOOPBACK, ours, answer, hard_fail=True))
+    flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={loopback.HOST}:{port}")
+    serving = asyncio.create_task(server.serve("metrics", parse_address(loopback.HOST), ours, answer, hard_fail=True))
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen((program, *flags), cwd=tmp_path, stdout=log, stderr=log)  # noqa: ASYNC220 - not waited for
     try:
@@ -173,8 +176,7 @@ async def test_every_query_of_the_dashboard_returns_series_and_every_alert_is_ev
     assert [(rule["name"], rule["health"], rule.get("lastError", "")) for rule in group["rules"]] == [
         (rule["alert"], "ok", "") for rule in RULES
     ]
-    targets = (await prometheus.get("targets"))["activeTargets"]
-    assert [(target["health"], target["lastError"]) for target in targets] == [("up", "")] * len(JOBS)
+    await prometheus.wait_until_up()
 
 
 async def test_the_dashboard_and_alerts_of_kubernetes_mixin_find_our_series_under_the_job_kube_proxy(
@@ -185,5 +187,6 @@ async def test_the_dashboard_and_alerts_of_kubernetes_mixin_find_our_series_unde
         rows = await prometheus.query(query)
         assert rows, f"{title}: {query}"
         assert all(math.isfinite(float(row["value"][1])) for row in rows), title
+    await prometheus.wait_until_up()
     assert await prometheus.query('absent(up{job="kube-proxy"} == 1)') == [], "KubeProxyDown would fire"
     assert await prometheus.query('absent(up{job="kube-proxies"} == 1)') != [], "and does for a job that is absent"

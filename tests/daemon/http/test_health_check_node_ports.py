@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import pathlib
-import socket
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -23,7 +22,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
-from tests.support import builders, http_client
+from tests.support import builders, http_client, loopback
 from tests.support.summaries import Clock, state
 
 EVERYWHERE = {Family.IPV4: builders.addresses("0.0.0.0"), Family.IPV6: builders.addresses("::")}
@@ -226,16 +225,14 @@ async def test_run_adjusts_listeners_after_changes_and_closes_all_of_them_at_its
 
 
 async def test_a_health_check_port_on_a_real_socket_answers_any_path_and_method() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    (port,) = loopback.free_ports(1)
     checks = HealthChecks(is_healthy=lambda: True)
-    checks.listen_on({Family.IPV4: builders.addresses("127.0.0.1")})
+    checks.listen_on({Family.IPV4: builders.addresses(loopback.HOST)})
     owner = Owner(builders.CREATED_S, ServiceName(builders.NAMESPACE, "web"))
     checks.put({HealthCheckPort(Family.IPV4, port): HealthCheck(owner, 3)})
     await checks.adjust()
     for path, method in (("/", "GET"), ("/healthz", "POST")):
-        response = await http_client.ask(port, path, method=method)
+        response = await http_client.ask(port, path, host=loopback.HOST, method=method)
         assert response.status == 200
         assert response.headers["X-Load-Balancing-Endpoint-Weight"] == "3"
         assert response.headers["Content-Type"] == "application/json"
@@ -273,27 +270,21 @@ async def test_connections_to_all_health_check_ports_share_one_limit_and_idle_co
     """A client with many connections to each port cannot keep probes out, and cannot cause a connection in use to be closed."""
     monkeypatch.setattr(health_check_node_ports, "CONNECTIONS", 8)
     open_listener = health_check_node_ports.opener()
-    ports, (loopback,) = [_free_port() for _ in range(3)], builders.addresses("127.0.0.1")
-    listeners = [await open_listener(loopback, port, lambda: routes.OK_PAGE) for port in ports]
+    ports, (address,) = loopback.free_ports(3), builders.addresses(loopback.HOST)
+    listeners = [await open_listener(address, port, lambda: routes.OK_PAGE) for port in ports]
     before = _open_descriptors()
     async with contextlib.AsyncExitStack() as held:
-        asker, writer = await held.enter_async_context(http_client.connection(ports[0]))
+        asker, writer = await held.enter_async_context(http_client.connection(ports[0], loopback.HOST))
         for _ in range(10):
             for port in ports:
-                await held.enter_async_context(http_client.connection(port))
+                await held.enter_async_context(http_client.connection(port, loopback.HOST))
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await http_client.read_answer(asker)).status == 200
         for port in ports:
-            assert (await http_client.ask(port, "/")).status == 200
+            assert (await http_client.ask(port, "/", host=loopback.HOST)).status == 200
         assert _open_descriptors() <= before + 31 + 8, "31 clients and 8 connections"
     for listener in listeners:
         await listener.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _open_descriptors() -> int:

@@ -1,0 +1,18 @@
+"""An address for servers that need a port before they listen."""
+
+import contextlib
+import os
+import socket
+
+HOST = f"127.{64 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+"""No other process listens on this address, or connects from it, so none can take a port between the search and its use.
+
+Process IDs have at most 22 bits.
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of ``HOST`` that are free."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [int(probe.getsockname()[1]) for probe in probes]
