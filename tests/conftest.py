@@ -18,8 +18,16 @@ import pytest
 from tests.support import forked, old_kernel, patience
 from tests.support.program import OLD_KERNEL
 
-# Hypothesis has no deadline here, because the duration of an example depends more on the load of the machine than on the code.
-hypothesis.settings.register_profile("patient", deadline=None)
+# Hypothesis has no deadline here, because the duration of an example, and of its choice, depends more on the load of the machine
+# than on the code. The usual run has the same examples each time, so that it does not fail by chance.
+hypothesis.settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=not patience.IS_THOROUGH,
+    database=None,
+    print_blob=True,
+)
 hypothesis.settings.load_profile("patient")
 
 CORE = tuple(pathlib.Path(__file__).with_name(name) for name in ("store", "translate", "reconcile"))
