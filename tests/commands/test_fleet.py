@@ -30,8 +30,6 @@ from ipvsproxy.model.service import ObjectKind
 from tests.config import loading
 from tests.support import api_server, summaries
 
-pytestmark = pytest.mark.timeout(120)
-
 NOW_S = 1_795_255_200.0
 PATIENT_S = 100.0
 ME: Mapping[str, object] = {

@@ -19,7 +19,7 @@ from ipvsproxy.translate.settings import TUNNEL_MODULES
 from tests.support import cluster, lab, program
 from tests.support.cluster import service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kernel]
 
 NODES = {"node-a": "node", "node-b": "remote", "node-c": "third"}
 ENTRIES = {

@@ -26,8 +26,6 @@ from tests.config import loading
 from tests.support import builders, golden_fixtures, http_client, summaries
 from tests.support.summaries import Clock, summary
 
-pytestmark = pytest.mark.timeout(30)
-
 BOTH = (Family.IPV4, Family.IPV6)
 LOOPBACK = parse_address("127.0.0.1")
 ANYWHERE = ListenAddress(LOOPBACK, 0)
