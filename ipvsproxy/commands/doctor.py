@@ -216,26 +216,22 @@ def _choice(choice: backends.BackendChoice, config: Config) -> str:
 
 
 def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
+    topic, choice = "iptables", facts.iptables_choice
     if facts.backend and facts.backend.backend is not Backend.IPTABLES:
-        yield ok("rules", _choice(facts.backend, config))
-        yield from _unserved(facts, "rules")
-        return
-    choice = facts.iptables_choice
-    if choice is None:
+        topic, choice = "rules", None
+        yield ok(topic, _choice(facts.backend, config))
+    elif choice is None:
         remedy = "install the package iptables, and ipset's modules; or use --rules-backend=nftables"
-        yield fail("iptables", "there is no iptables in PATH", remedy)
+        yield fail(topic, "there is no iptables in PATH", remedy)
         return
-    yield ok("iptables", f"{choice.variant} is used: {choice.reason}")
-    if choice.left_behind:
+    else:
+        yield ok(topic, f"{choice.variant} is used: {choice.reason}")
+    if choice and choice.left_behind:
         remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
         yield note("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
-    if facts.host_ports:
+    if choice and facts.host_ports:
         text = f"hostPort rules ({', '.join(facts.host_ports)}) take their ports of all Services, also of the API server's"
         yield warn("iptables", text, HOST_PORTS_REMEDY)
-    yield from _unserved(facts, "iptables")
-
-
-def _unserved(facts: Facts, topic: str) -> Iterator[Finding]:
     for family, reason in facts.unserved.items():
         yield warn(topic, f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
 

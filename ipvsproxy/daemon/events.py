@@ -9,6 +9,7 @@ that is first creates the event, and the API server rejects the same name from t
 
 import asyncio
 import dataclasses
+import datetime as dt
 import errno
 import hashlib
 import random
@@ -186,8 +187,7 @@ class Recorder:
 
 def _render_time(epoch_s: float) -> str:
     """The time as a MicroTime of the API, which always has six digits after the decimal point."""
-    seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{microseconds:06d}Z"
+    return f"{dt.datetime.fromtimestamp(epoch_s, dt.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 SET_FULL = (4352, errno.ENOSPC)

@@ -4,6 +4,7 @@ To add a page, add an entry to one of the tables in this module.
 """
 
 import dataclasses
+import datetime as dt
 import functools
 import importlib.metadata
 import inspect
@@ -269,6 +270,4 @@ def render_time(epoch_s: float) -> str:
 
     Go writes times in this format. The precision is at most microseconds.
     """
-    seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
-    fraction = f".{microseconds:06d}".rstrip("0") if microseconds else ""
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"
+    return f"{dt.datetime.fromtimestamp(epoch_s, dt.UTC):%Y-%m-%dT%H:%M:%S.%f}".rstrip("0").rstrip(".") + "Z"

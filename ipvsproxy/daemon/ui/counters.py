@@ -102,9 +102,6 @@ class Rates(NamedTuple):
     bytes: float = 0.0
 
 
-NO_RATES = Rates()
-
-
 def described(rates: Rates | None) -> dict[str, float | None]:
     """Rates as they are sent to the browser, with three digits after the decimal point; None if they are unknown."""
     known = rates or (None,) * len(Rates._fields)
@@ -147,10 +144,6 @@ class ServiceRates:
         self._read_s: float | None = None
         self._last: dict[VirtualServerKey, bytes] = {}
         self._histories: dict[ServiceName, _History] = {}
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.__init__()  # type: ignore[misc]
 
     def taking(
         self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
@@ -221,7 +214,7 @@ class ServiceRates:
             return None
         history = self._histories.get(name)
         if history is None:
-            return NO_RATES
+            return Rates()
         figures = history.figures
         if self.readings == 1:
             return Rates._make(figures[place] for place in _places(1))
@@ -374,11 +367,9 @@ class CounterFollower:
         return 0.0 if self._sampled_s is None else self._sampled_s + max(SAMPLE_S, self._cost_s / SHARE)
 
     def _forget(self) -> None:
-        if self.rates.readings or self._opened or self._shown:
-            self.rates.clear()
-            self.active = {}
-            self._opened.clear()
-            self._shown.clear()
+        self.rates, self.active = ServiceRates(), {}
+        self._opened.clear()
+        self._shown.clear()
         self._cost_s = 0.0
 
     async def sample(self) -> None:
@@ -389,7 +380,10 @@ class CounterFollower:
             call = self._sampler.kernel.call(lambda reader: (reader.totals(), reader.open_connections(is_wanted=is_watched)))
             self._history.add(*await call, now, self._wall_clock())
             if is_watched:
-                await self._read_services()
+                sample = await self._sampler.read()
+                taking = self.rates.taking(sample.counters, sample.began_s, self._survey.virtual_servers)
+                _, took_s = await in_slices(timed(taking, self._processor_clock), self._clock)
+                self._cost_s = sample.cost_s + took_s
                 await self._read_shown(now)
         except KernelError as error:
             self._history.add(None, None, now, self._wall_clock())
@@ -398,12 +392,6 @@ class CounterFollower:
             self._is_readable = False
         else:
             self._is_readable = True
-
-    async def _read_services(self) -> None:
-        sample = await self._sampler.read()
-        taking = self.rates.taking(sample.counters, sample.began_s, self._survey.virtual_servers)
-        _, took_s = await in_slices(timed(taking, self._processor_clock), self._clock)
-        self._cost_s = sample.cost_s + took_s
 
     async def _read_shown(self, now: float) -> None:
         """Count the open connections of the Services on the pages that viewers see."""

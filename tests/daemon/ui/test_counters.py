@@ -6,7 +6,7 @@ import pytest
 
 from ipvsproxy.daemon.metrics.figures import ROWS_AT_ONCE
 from ipvsproxy.daemon.ui import counters
-from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, NO_RATES, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
+from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.virtual_servers import Counters, VirtualServer, VirtualServerKey, VirtualServerSettings
 from tests.support import builders
@@ -44,7 +44,7 @@ def test_rates_are_known_after_two_readings() -> None:
     assert scene.rates.interval_s is None
     scene.read({CLUSTER: 1020})
     assert scene.rates.of(WEB) == Rates(10, 50, 10_000)
-    assert scene.rates.of(CART) == NO_RATES
+    assert scene.rates.of(CART) == Rates()
     assert scene.rates.interval_s == 2
 
 
@@ -104,14 +104,6 @@ def test_a_service_without_traffic_uses_no_memory_after_a_while() -> None:
     assert len(scene.rates.line(WEB)[0]) == REMEMBERED
     scene.read({CLUSTER: 2})
     assert scene.rates.line(WEB) == ([], [])
-
-
-def test_the_rates_of_all_services_can_be_forgotten() -> None:
-    scene = Scene()
-    for connections in (1, 2):
-        scene.read({CLUSTER: connections})
-    scene.rates.clear()
-    assert scene.rates.of(WEB) is None
 
 
 def test_services_are_ranked_by_the_rates_that_are_shown() -> None:
