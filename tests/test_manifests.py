@@ -16,7 +16,7 @@ import yaml
 
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.sources import watch
+from ipvsproxy.daemon.sources import queries, watch
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.service import Skipped
@@ -147,7 +147,7 @@ def test_the_role_allows_exactly_the_lists_watches_and_writes_of_the_program() -
         for verb in rule["verbs"]
     }
     asked = set()
-    for resource in watch.watched("node-1").values():
+    for resource in queries.watched("node-1").values():
         # /api/v1/services, /apis/discovery.k8s.io/v1/endpointslices
         _, top, *group, _, name = resource.path.split("/")
         assert (top, len(group)) in {("api", 0), ("apis", 1)}

@@ -24,7 +24,7 @@ from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import CommandAnswer, Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.sources import reflector
+from ipvsproxy.daemon.sources import queries
 from ipvsproxy.daemon.sources.credentials import SourceError, one_line
 from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.daemon.sources.watch import HttpConnection, KubernetesSource, status_message
@@ -182,11 +182,11 @@ async def list_pods(connection: HttpConnection, namespace: str, selector: str) -
     Raises:
         ApiError: the list could not be read.
     """
-    resource = reflector.Resource(f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}/pods", selector)
+    resource = queries.Resource(f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}/pods", selector)
     pods: list[Pod] = []
     token = ""
     while True:
-        query = resource.list_query(reflector.LATEST, limit=reflector.PAGE_ITEMS, continue_token=token)
+        query = resource.list_query(queries.LATEST, limit=queries.PAGE_ITEMS, continue_token=token)
         page = msgspec.json.decode(b"".join([piece async for piece in connection.body(query)]), type=_PodList)
         pods += page.items
         token = page.metadata.continue_

@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
-from ipvsproxy.daemon.sources import reflector, source
+from ipvsproxy.daemon.sources import queries, reflector, source
 from ipvsproxy.model.service import Event, ObjectKind, ServiceName
 from ipvsproxy.translate.api.targets import Targets
 from scripts.benchmark import workload
@@ -87,11 +87,11 @@ class Source:
         async def connect() -> AsyncIterator[reflector.ApiConnection]:
             yield api
 
-        watch = importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has it in memory, too
+        importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has it in memory, too
         pace = reflector.WatchPace(shortest_watch_s=86400, longest_watch_s=86400)
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, connect, _Silent(), pace)
-            for kind, resource in watch.watched(workload.NODE).items()
+            for kind, resource in queries.watched(workload.NODE).items()
         }
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:

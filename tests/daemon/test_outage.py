@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from ipvsproxy.daemon.loop import reader
-from ipvsproxy.daemon.sources import reflector, watch
+from ipvsproxy.daemon.sources import queries, reflector
 from ipvsproxy.daemon.sources.source import ApiError, Staleness, Trouble
 from ipvsproxy.model.service import ObjectKind
 from tests.daemon.test_end_to_end import endpoint_slice, node, service
@@ -98,7 +98,7 @@ async def test_an_hour_without_the_server_removes_nothing_and_missed_changes_arr
     pace = reflector.WatchPace(now=loop().time, dice=random.Random(5))
     reflectors = {
         kind: reflector.Reflector(kind, resource, server.connect, Silent(), pace)
-        for kind, resource in watch.watched(builders.THIS_NODE).items()
+        for kind, resource in queries.watched(builders.THIS_NODE).items()
     }
     stale = Staleness(lambda: {kind: one.status for kind, one in reflectors.items()}, limit_s=STALE_AFTER_S, clock=loop().time)
     async with contextlib.AsyncExitStack() as running:

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from ipvsproxy.daemon.sources import reflector, watch
+from ipvsproxy.daemon.sources import queries, reflector
 from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.model.service import ApiServersFound, Event, Listed, ListStarted, ObjectKind, ServiceName
 
@@ -71,7 +71,7 @@ class World:
         self.connections = 0
         self.probes = 0
         pace = reflector.WatchPace(now=lambda: self.clock, sleep=self.sleep, dice=random.Random(7))
-        resource = watch.watched("n1")[ObjectKind.SERVICE]
+        resource = queries.watched("n1")[ObjectKind.SERVICE]
         self.reflector = reflector.Reflector(ObjectKind.SERVICE, resource, self.connect, self, pace)
 
     async def sleep(self, delay_s: float) -> None:

@@ -28,22 +28,19 @@ import dataclasses
 import math
 import random
 import time
-import urllib.parse
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, Protocol, assert_never
+from typing import Protocol, assert_never
 
 from ipvsproxy.daemon.base import timing
+from ipvsproxy.daemon.sources.queries import ANY_VERSION, LATEST, PAGE_ITEMS, Resource
 from ipvsproxy.daemon.sources.source import ApiError, BehindError, Deliver, Trouble, WatchStatus
-from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKey, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode
 
 LONGEST_LINE_BYTES = 64 << 20
 MOST_DIGITS = 20
 """The longest resource version, which is an unsigned 64-bit number."""
-PAGE_ITEMS = 500
-"""The size of a page, and of a part of a list from the watch cache, which may ignore the limit and come as one page."""
-ANY_VERSION, LATEST = "0", ""
 FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
@@ -154,53 +151,6 @@ class ApiConnection(Protocol):
 
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[ApiConnection]]
 """Makes a connection with newly read credentials; raises ApiError."""
-
-
-class Resource(NamedTuple):
-    """The URL path of the objects of one kind, and the selectors for the objects that this node needs.
-
-    ``cluster_object`` is set if the kind has no namespaces: the name of an object, which does not have to exist.
-    """
-
-    path: str
-    label_selector: str = ""
-    field_selector: str = ""
-    cluster_object: str = ""
-
-    def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
-        """The query for one page of a list; a ``limit`` of 0 means all objects.
-
-        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. A query with an oldest version
-        has no limit, because with a limit the server would treat the version as an exact version.
-        """
-        return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
-
-    def of_service(self, name: ServiceName) -> "Resource":
-        """The EndpointSlices of one Service; this resource must be the one with all EndpointSlices."""
-        parent, _, plural = self.path.rpartition("/")
-        label = f"kubernetes.io/service-name={name.name},{self.label_selector}"
-        return Resource(f"{parent}/namespaces/{urllib.parse.quote(name.namespace, safe='')}/{plural}", label)
-
-    def probe_query(self, version: str) -> str:
-        """The query for at most one object, answered from the watch cache of a server that has reached this version.
-
-        The query gives a name, and a namespace if the kind has namespaces, so that the cache finds the object without a scan. The
-        object does not have to exist.
-        """
-        parent, _, plural = self.path.rpartition("/")
-        path = self.path if self.cluster_object else f"{parent}/namespaces/default/{plural}"
-        selector = f"metadata.name={self.cluster_object or 'kubernetes'}"
-        return Resource(path, field_selector=selector).list_query(version, limit=0)
-
-    def watch_query(self, version: str, timeout_s: float) -> str:
-        """The query for all changes after this version. The query requests that the server end the watch after ``timeout_s``."""
-        timeout = str(max(1, round(timeout_s)))
-        return self._query({"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": timeout})
-
-    def _query(self, parameters: Mapping[str, str]) -> str:
-        selectors = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
-        given = {name: value for name, value in {**selectors, **parameters}.items() if value}
-        return f"{self.path}?{urllib.parse.urlencode(given)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ import aiohttp
 import structlog
 
 from ipvsproxy.daemon.base.timing import RateLimits
-from ipvsproxy.daemon.sources import credentials, reflector, source
+from ipvsproxy.daemon.sources import credentials, queries, reflector, source
 from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
 from ipvsproxy.daemon.sources.source import ApiError, Deliver, Trouble
 from ipvsproxy.model.net import parse_address
@@ -77,24 +77,6 @@ _USER_INFO = re.compile(r"//[^/\s]*@")  # user name and password in the URL of a
 log = structlog.stdlib.get_logger(__name__)
 
 
-def watched(node_name: str, *, all_nodes: bool = False) -> Mapping[ObjectKind, reflector.Resource]:
-    """The resources that the proxy of a node watches, with the same selectors as kube-proxy (``cmd/kube-proxy/app/server.go``).
-
-    ``all_nodes``: the Nodes of other nodes are watched as well.
-    """
-    return {
-        ObjectKind.SERVICE: reflector.Resource(
-            "/api/v1/services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"
-        ),
-        ObjectKind.ENDPOINT_SLICE: reflector.Resource(
-            "/apis/discovery.k8s.io/v1/endpointslices", "!service.kubernetes.io/headless"
-        ),
-        ObjectKind.NODE: reflector.Resource(
-            "/api/v1/nodes", field_selector="" if all_nodes else f"metadata.name={node_name}", cluster_object=node_name
-        ),
-    }
-
-
 class KubernetesSource(source.Source):
     """Lists and watches the objects of an API server, with one reflector per kind.
 
@@ -121,7 +103,7 @@ class KubernetesSource(source.Source):
         self._server = ""
         self._messages = RateLimits[str](1, REPEAT_LOG_S, MOST_MESSAGES)
         self._failing: dict[ObjectKind, str] = {}
-        resources = watched(node_name, all_nodes=all_nodes)
+        resources = queries.watched(node_name, all_nodes=all_nodes)
         self._slices = resources[ObjectKind.ENDPOINT_SLICE]
         self._api_servers: frozenset[RealServerKey] = frozenset()
         self._deliver: Deliver = lambda _events: None
@@ -170,7 +152,7 @@ class KubernetesSource(source.Source):
             ApiError: the list of EndpointSlices could not be read.
         """
         resource = self._slices.of_service(service) if service else self._slices
-        query = resource.list_query(reflector.ANY_VERSION, limit=0)
+        query = resource.list_query(queries.ANY_VERSION, limit=0)
         async with self.connect() as connection, contextlib.aclosing(connection.body(query)) as pieces:
             body = b"".join([piece async for piece in pieces])
         try:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipvsproxy.daemon.sources import reflector, watch
+from ipvsproxy.daemon.sources import queries, reflector
 from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected, ServiceName
 from tests.support.script import GONE, GONE_LINE, WEB, Answer, ScriptEndError, World, bookmark, line, names, page, service
@@ -24,7 +24,7 @@ from tests.support.virtual_time import in_virtual_time
 
 
 def test_queries_have_the_selectors_of_kube_proxy() -> None:
-    resources = watch.watched("node-1")
+    resources = queries.watched("node-1")
     assert resources[ObjectKind.SERVICE].list_query("", limit=500) == (
         "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
     )
@@ -218,7 +218,7 @@ async def test_after_a_paged_list_that_broke_off_the_next_list_names_the_version
 
 
 def long_page(version: int) -> bytes:
-    return page(*[service(f"s{number}", version) for number in range(reflector.PAGE_ITEMS + 200)], version=version)
+    return page(*[service(f"s{number}", version) for number in range(queries.PAGE_ITEMS + 200)], version=version)
 
 
 async def test_after_a_later_list_that_broke_off_the_next_list_names_its_resource_version() -> None:
@@ -264,7 +264,7 @@ async def test_the_latest_list_is_requested_from_a_restored_server() -> None:
 
 @pytest.mark.parametrize("all_nodes", [False, True])
 async def test_the_resource_version_of_the_server_is_read_by_listing_one_object_from_the_watch_cache(*, all_nodes: bool) -> None:
-    resources = watch.watched("node-1", all_nodes=all_nodes)
+    resources = queries.watched("node-1", all_nodes=all_nodes)
     assert resources[ObjectKind.SERVICE].probe_query("7") == (
         "/api/v1/namespaces/default/services?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
     )
