@@ -153,6 +153,10 @@ class Store:
         self._slices: dict[ObjectKey, EndpointSlice] = {}
         self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
         self._nodes: dict[str, Node] = {}
+        self._tunnels: dict[str, tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]] = {}
+        """The results of ``tunnel_ends`` and ``tunnel_sources``, until a Node changes."""
+        self._with_direct_return: dict[ServiceName, None] = {}
+        """The Services that ask for direct return; a dictionary, because it keeps the order."""
         self.schedulers: set[str] = set()
         """The schedulers that annotations of Services have named so far."""
         self.api_servers: frozenset[RealServerKey] = frozenset()
@@ -190,12 +194,18 @@ class Store:
 
     def tunnel_ends(self, here: str) -> Mapping[str, tuple[Address, ...]]:
         """The addresses of each other node that accepts packets of direct return."""
-        return {one.name: one.addresses for one in self._nodes.values() if one.takes_direct_return and one.name != here}
+        return self._tunnels_of(here)[0]
 
     def tunnel_sources(self, here: str) -> frozenset[Address]:
         """The addresses of all other nodes. A leaving node counts as long as it takes packets of direct return."""
-        nodes = (one for one in self._nodes.values() if one.name != here and (one.takes_direct_return or not one.leaving))
-        return frozenset(address for one in nodes for address in one.addresses)
+        return self._tunnels_of(here)[1]
+
+    def _tunnels_of(self, here: str) -> tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]:
+        if here not in self._tunnels:
+            others = [one for one in self._nodes.values() if one.name != here and (one.takes_direct_return or not one.leaving)]
+            ends = {one.name: one.addresses for one in others if one.takes_direct_return}
+            self._tunnels[here] = ends, frozenset(itertools.chain.from_iterable(one.addresses for one in others))
+        return self._tunnels[here]
 
     @property
     def is_complete(self) -> bool:
@@ -303,9 +313,8 @@ class Store:
 
     def touch_direct_return(self, now: float) -> None:
         """Mark the Services that ask for direct return for translation."""
-        for name, service in self.services.items():
-            if service.options.annotations.direct_return:
-                self._dirty.setdefault(name, now)
+        for name in self._with_direct_return:
+            self._dirty.setdefault(name, now)
 
     def touch_all(self, now: float) -> None:
         """Mark every Service for translation."""
@@ -324,6 +333,7 @@ class Store:
                     self._node_addresses.note_service(known, item)
                     self.services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
                     self._note_change(ObjectKind.SERVICE, name, now)
+                    self._note_direct_return(name, asks=item.options.annotations.direct_return)
                     if item.options.annotations.scheduler:
                         self.schedulers.add(item.options.annotations.scheduler)
                     if item.skipped:
@@ -399,6 +409,7 @@ class Store:
                 service = self.services.pop(ServiceName(key.namespace, key.name), None)
                 if service:
                     self._node_addresses.note_service(service, None)
+                    self._note_direct_return(service.name, asks=False)
                     self._remembered.discard(service.name)
                     self._note_change(kind, service.name, now)
             case ObjectKind.ENDPOINT_SLICE:
@@ -437,7 +448,15 @@ class Store:
             case never:
                 assert_never(never)
 
+    def _note_direct_return(self, service: ServiceName, *, asks: bool) -> None:
+        if asks:
+            self._with_direct_return[service] = None
+        else:
+            self._with_direct_return.pop(service, None)
+
     def _note_change(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
         self.untaken[kind] += 1
+        if kind is ObjectKind.NODE:
+            self._tunnels.clear()
         if service:
             self._dirty.setdefault(service, now)

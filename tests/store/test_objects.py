@@ -605,3 +605,23 @@ def test_a_change_of_tunnel_ends_marks_only_the_services_that_request_direct_ret
     store.take()
     store.touch_direct_return(7)
     assert {name.name: now for name, now in store.take().services.items()} == {"shop": 7}
+    deliver(store, builders.service("shop"))
+    deliver(store, builders.with_options(builders.service("web"), annotations=asking))
+    store.take()
+    store.touch_direct_return(8)
+    assert {name.name: now for name, now in store.take().services.items()} == {"web": 8}
+    store.deliver([gone(builders.service("web"))], 9)
+    store.take()
+    store.touch_direct_return(9)
+    assert store.take().services == {}
+
+
+def test_ends_and_sources_of_tunnels_are_computed_once_for_each_change_of_a_node(store: Store) -> None:
+    deliver(store, NODE, OTHER)
+    before = store.tunnel_ends(NODE.name), store.tunnel_sources(NODE.name)
+    deliver(store, builders.service("shop"), OTHER)
+    assert (store.tunnel_ends(NODE.name), store.tunnel_sources(NODE.name)) == before
+    assert store.tunnel_ends(NODE.name) is before[0]
+    store.deliver([gone(OTHER)], 1)
+    assert (store.tunnel_ends(NODE.name), store.tunnel_sources(NODE.name)) == ({}, frozenset())
+    assert store.tunnel_ends(OTHER.name) == {}, "this Node takes no part"

@@ -285,12 +285,11 @@ class Translation:
         )
         if not keys:
             return
-        tunnels = {node: one for node, all_of in self.view.tunnel_ends.items() for one in _of(self.family, all_of)[:1]}
         direct: dict[bytes, int] = {}
         for key, weight in external.plain().items():
             node = endpoints[key].node_name
-            if node in tunnels:
-                through = RealServerKey.of(tunnels[node], port.port)
+            if ends := _of(self.family, self.view.tunnel_ends.get(node, ())):
+                through = RealServerKey.of(ends[0], port.port)
                 direct[through] = min(direct.get(through, TUNNELLED) + weight, TUNNELLED + HIGHEST_WEIGHT)
             else:
                 direct[key] = weight
