@@ -210,6 +210,25 @@ def test_the_page_explains_a_service_with_source_ranges_and_a_second_scope(looki
     expect(page.get_by_text("second scope of")).to_be_visible()
 
 
+def test_the_page_names_the_nodes_to_which_direct_return_sends_by_tunnel(looking: Look) -> None:
+    def with_direct_return(route: Route) -> None:
+        answer = route.fetch().json()
+        for port in answer["service"]["ports"]:
+            scope = port["clusterScope"]
+            end = {"realServer": "172.18.0.3:443", "weight": 2, "state": "serving by tunnel"}
+            port["directReturn"] = scope | {"kernel": {"realServers": [*scope["kernel"]["realServers"], end]}}
+            port["fromTunnels"] = scope
+        route.fulfill(json=answer)
+
+    page = looking("#/node")
+    page.route("**/service.json*", with_direct_return)
+    page.goto(page.url.replace("#/node", "#/service/shop/checkout"))
+    expect(page.get_by_text("clients outside", exact=True).first).to_be_visible()
+    expect(page.get_by_text("tunnels of other nodes").first).to_be_visible()
+    expect(page.get_by_text("by tunnel to")).to_have_text("by tunnel to 1 node: 172.18.0.3:443 (weight 2)")
+    page.unroute("**/service.json*", with_direct_return)
+
+
 def test_the_page_reports_a_service_that_does_not_exist(browser: Browser, node: Running) -> None:
     page = browser.new_page()  # not the page of `looking`, because the browser logs the 404
     for name in ("shop/nothing", "shop/web%E0%A4%A"):

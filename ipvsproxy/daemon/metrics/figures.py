@@ -21,8 +21,9 @@ from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.service import ObjectKind
-from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
+from ipvsproxy.model.virtual_servers import Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
 
@@ -76,15 +77,19 @@ class Sources:
 
 
 class Numbers(NamedTuple):
-    """The numbers of our virtual servers and real servers in the kernel, by IP family."""
+    """The numbers of our virtual servers and real servers in the kernel, by IP family.
+
+    ``tunnels`` are the real servers that get their packets by tunnel.
+    """
 
     virtual_servers: collections.Counter[Family]
     real_servers: collections.Counter[Family]
+    tunnels: collections.Counter[Family]
 
 
 def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
     """Counts the virtual and real servers, with a pause after each ``OBJECTS_AT_ONCE`` objects."""
-    numbers = Numbers(collections.Counter(), collections.Counter())
+    numbers = Numbers(collections.Counter(), collections.Counter(), collections.Counter())
     for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
         if number % OBJECTS_AT_ONCE == 0:
             yield
@@ -92,6 +97,8 @@ def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
             family = FAMILY_BY_LENGTH[len(key.address)]
             numbers.virtual_servers[family] += 1
             numbers.real_servers[family] += len(server.real_servers)
+            if isinstance(key, FirewallMark):
+                numbers.tunnels[family] += sum(weight >= TUNNELLED for weight in server.real_servers.values())
     return numbers
 
 

@@ -68,6 +68,7 @@ def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_c
     numbers = yield from counting(kernel)
     yield _by_family(series.VIRTUAL_SERVERS, numbers.virtual_servers, families)
     yield _by_family(series.REAL_SERVERS, numbers.real_servers, families)
+    yield _by_family(series.TUNNELS, numbers.tunnels, families)
     for metric, local in ((series.ADDRESSES, kernel.addresses), (series.ROUTES, kernel.routes)):
         counts = collections.Counter[Family]()
         for number, address in enumerate(local, 1):

@@ -179,6 +179,9 @@ UNOPENED_PORTS = _gauge(
 )
 VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ours.", *BY_FAMILY)
 REAL_SERVERS = _gauge("ipvsproxy_real_servers", "Real servers of ours.", *BY_FAMILY)
+TUNNELS = _gauge(
+    "ipvsproxy_tunnels", "Real servers of ours that are other nodes, to which direct return sends packets by tunnel.", *BY_FAMILY
+)
 ADDRESSES = _gauge("ipvsproxy_addresses", "Addresses on kube-ipvs0.", *BY_FAMILY)
 ROUTES = _gauge("ipvsproxy_routes", "Local routes of ours, with --ipvs-vip-binding=routes.", *BY_FAMILY)
 SET_ENTRIES = _gauge("ipvsproxy_set_entries", "Entries of each set; a hash set starts with room for 65536.", "set")

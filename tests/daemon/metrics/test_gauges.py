@@ -15,11 +15,18 @@ from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.nftables.tables import TablePlace
 from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.service import ObjectKind, Owner, Put, ServiceName
-from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import ConnectionCounts, ObservedVirtualServer, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import (
+    ConnectionCounts,
+    FirewallMark,
+    ObservedVirtualServer,
+    VirtualServer,
+    VirtualServerSettings,
+)
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from tests.support import builders
@@ -119,6 +126,22 @@ def test_virtual_and_real_servers_of_each_family_are_counted_without_foreign_one
     assert values["ipvsproxy_real_servers"] == {("IPv4",): 2, ("IPv6",): 1}
     assert values["ipvsproxy_addresses"] == {("IPv4",): 1, ("IPv6",): 1}
     assert values["ipvsproxy_routes"] == {("IPv4",): 0, ("IPv6",): 1}
+    assert values["ipvsproxy_tunnels"] == {("IPv4",): 0, ("IPv6",): 0}
+
+
+def test_real_servers_by_tunnel_are_counted_by_family() -> None:
+    figures, key = Figures(), FirewallMark.of(Family.IPV4, 1)
+    weights = {builders.backend("10.244.0.5"): 1, builders.backend("172.18.0.3", 80): TUNNELLED + 2}
+    entry = mark_entry(key)
+    observed = Observation(
+        virtual_servers={key: ObservedVirtualServer(VirtualServerSettings("mh"), weights)},
+        sets={entry.set: frozenset({entry})},
+        addresses=frozenset(),
+        routes=frozenset(),
+        interface_addresses=(),
+    )
+    at_once(figures.reconciler.observer.observing(observed, now=0))
+    assert figures.read()["ipvsproxy_tunnels"] == {("IPv4",): 1, ("IPv6",): 0}
 
 
 def test_set_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:

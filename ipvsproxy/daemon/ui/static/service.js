@@ -6,6 +6,11 @@ import { portText } from "./services.js";
 const SERVERS = 12; // virtual servers and endpoints of a port that are shown until more are asked for
 const ENDPOINTS = 24;
 const LINES = 400;
+const SCOPES = [ // the field of a port, its clients, and the endpoints to which lines lead
+  ["clusterScope", "clients of this node", "cluster"],
+  ["directReturn", "clients outside", "external"],
+  ["fromTunnels", "tunnels of other nodes", ""],
+];
 const TRAFFIC = { internal: "the cluster IP", external: "external addresses", cluster: "external addresses, from this node" };
 
 export function open(main, where, { ask }) {
@@ -82,7 +87,6 @@ function portPicture(port, answer, key, opened, redraw) {
   const targets = endpointsOf(port);
   const every = opened.has(`${key} endpoints`);
   const shown = every ? targets : targets.slice(0, ENDPOINTS);
-  const scope = port.clusterScope;
   return el(
     "section",
     { class: "port", "aria-label": `${portText(port)}, ${port.family}` },
@@ -96,7 +100,7 @@ function portPicture(port, answer, key, opened, redraw) {
         { class: "left-side" },
         el("div", { class: "titles", "aria-hidden": "true" }, el("span", {}, "Clients"), el("span", {}, "Rules"), el("span", {}, "Virtual server")),
         servers.map((server, index) => serverRow(server, answer, `${key} ${index}`, opened, port)),
-        scope ? scopeRow(scope) : null,
+        SCOPES.map(([field, clients, traffic]) => (port[field] ? scopeRow(port[field], clients, traffic) : null)),
         moreButton(own.length - servers.length, "virtual server", `${key} servers`, opened, redraw),
       ),
       el(
@@ -190,7 +194,9 @@ function rules(lines, key, opened) {
   );
 }
 
-function scopeRow(scope) {
+function scopeRow(scope, clients, traffic) {
+  const tunnels = (scope.kernel?.realServers ?? []).filter((one) => one.state.endsWith("by tunnel"));
+  const ends = tunnels.map((one) => `${one.realServer} (weight ${one.weight})`).join(", ");
   return el(
     "div",
     { class: "way" },
@@ -200,7 +206,7 @@ function scopeRow(scope) {
       el(
         "li",
         {},
-        el("span", { class: "clients" }, el("span", { class: "client" }, "clients of this node")),
+        el("span", { class: "clients" }, el("span", { class: "client" }, clients)),
         el("span", { class: "arrow", "aria-hidden": "true" }, "→"),
         el("span", { class: "rule" }, `second scope of ${scope.addresses.join(", ")}`),
         el("span", { class: "arrow", "aria-hidden": "true" }, "→"),
@@ -208,9 +214,10 @@ function scopeRow(scope) {
     ),
     el(
       "div",
-      { class: `server ${scope.virtualServer && scope.kernel ? "" : "bad"}`, "data-traffic": "cluster" },
+      { class: `server ${scope.virtualServer && scope.kernel ? "" : "bad"}`, "data-traffic": traffic },
       el("b", {}, scope.virtualServer || "no packet mark is left"),
       el("small", {}, `second scope, ${scope.scheduler}`),
+      tunnels.length ? el("small", {}, `by tunnel to ${count(tunnels.length, "node")}: ${ends}`) : null,
       scope.virtualServer && !scope.kernel ? chip("bad", "✗ not in the kernel") : null,
     ),
   );
