@@ -5,7 +5,6 @@ The cleanup needs neither an API server nor an event loop.
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import pathlib
 import shutil
@@ -25,15 +24,14 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.ipvs.ipvs_driver import AbsentIpvs
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import TUNNEL_RECORD
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb, counted_kinds, kind_of, one_by_one
-from ipvsproxy.model.rules import Backend, ChainKey, Jump, Rule, Skeleton
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate import skeleton, view
-from ipvsproxy.translate.settings import TUNNEL_DOWN, TUNNEL_UP, device_flags
 
 CLEAN = 0
 NOT_CLEAN = 1
@@ -60,19 +58,9 @@ class Extent(NamedTuple):
         rules = dict.fromkeys(self.chains, ())
         skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
         todo = cleanup.plan(observed, skeletons, excluded, node_port_ranges)
-        todo = todo._replace(rules=(*_tunnels_down(observed), *todo.rules))
+        # The rules of direct return, which drop tunnels of strangers, go after its settings.
+        todo = todo._replace(rules=(*view.without_direct_return(observed), *todo.rules))
         return cleanup.only_own(todo, observed, self.sets) if self.only_own else todo
-
-
-def _tunnels_down(observed: Observation) -> Iterator[Operation]:
-    """Take each tunnel device down before the rules go that drop tunnels of strangers, unless another program has the device."""
-    if observed.interface_addresses is None or view.shared_tunnel(observed.interface_addresses):
-        return
-    for family, image in observed.skeletons.items():
-        rules = itertools.chain.from_iterable(image.chains.values())
-        is_up = (observed.sysctls or {}).get(device_flags(family)) == TUNNEL_UP
-        if is_up and any(isinstance(rule, Rule) and rule.tunnel for rule in rules):
-            yield Operation(Verb.SET, Sysctl(device_flags(family), TUNNEL_DOWN))
 
 
 EVERYTHING = Extent()
@@ -250,7 +238,7 @@ def _removal_of_unlike(node: NodeToClean, result: Result) -> list[Operation]:
 
 
 def _observe(node: NodeToClean) -> Observation:
-    return node.kernel.observe(tuple(IP_SETS), node.families, [device_flags(family) for family in Family])
+    return node.kernel.observe(tuple(IP_SETS), node.families, [TUNNEL_RECORD])
 
 
 def _clear(node: NodeToClean, result: Result, *, may_remove: bool) -> None:

@@ -63,6 +63,8 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
         async with requirements.running_kernel(config.drivers, metrics.applied, late_rules.set, listen=True) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel, config.translation.detect_local)
+            if not config.takes_direct_return:
+                await kernel.call(requirements.end_direct_return)
             rules = await kernel.call(lambda node: node.leftover_rules)
             tables = leftovers.of_nftables(await kernel.call(lambda node: node.leftover_tables))
             await asyncio.to_thread(leftovers.announce, tables)

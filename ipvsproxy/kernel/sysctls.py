@@ -1,5 +1,6 @@
 """The driver for kernel settings: sysctls, and settings below ``/sys``."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,8 +10,9 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
+from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import TUNNEL_RECORD, Sysctl, parse_record, render_record
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 _PRIVILEGED = "run ipvsproxy --init-only in a privileged container before this one, or set the value on the host"
@@ -24,6 +26,11 @@ _REMEDIES: Mapping[int, str] = {
 _FLAGS_OF_DEVICE = re.compile(r"/sys/class/net/([^/]+)/flags")
 _SET_FLAGS = 0x8914
 """SIOCSIFFLAGS of linux/sockios.h."""
+_RECORDING_DEVICE = TUNNEL_RECORD.split("/")[-2]
+_SET_LINK, _IFALIAS = 19, 20
+"""RTM_SETLINK of linux/rtnetlink.h, and IFLA_IFALIAS of linux/if_link.h."""
+_LINK = struct.Struct("=BxHiII")
+"""``struct ifinfomsg``: family, type, index, flags, and which flags change."""
 
 
 class SysctlDriver:
@@ -49,33 +56,66 @@ class SysctlDriver:
         return values
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Write kernel settings. Removing a setting does nothing, because its former value is not known."""
-        return [_write(self._root, operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
+        """Write kernel settings.
 
+        Removing a setting restores its former value if that is recorded and no other program has changed the setting since.
+        """
+        return [self._apply_one(operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
 
-def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome:
-    if operation.verb is Verb.REMOVE:
+    def _apply_one(self, operation: Operation, setting: Sysctl) -> Outcome:
+        try:
+            if operation.verb is Verb.REMOVE:
+                self._restore(setting)
+            else:
+                if setting.for_tunnels:
+                    self._record(setting.path)
+                self._write(setting.path, setting.value)
+        except OSError as error:
+            return Outcome(operation, error=f"{setting.path} = {setting.value}: {_explain(error)}", errno=error.errno or 0)
         return Outcome(operation)
-    try:
-        if device := _FLAGS_OF_DEVICE.fullmatch(setting.path):
-            _set_flags(device[1], int(setting.value, 16))
-            return Outcome(operation)
+
+    def _write(self, path: str, value: str) -> None:
+        if device := _FLAGS_OF_DEVICE.fullmatch(path):
+            _set_flags(device[1], int(value, 16))
+            return
         # ``write_text`` is not used, because it would create a file if the kernel has no such setting and the directory is an
         # ordinary directory.
-        descriptor = os.open(root / setting.path, os.O_WRONLY)
+        descriptor = os.open(self._root / path, os.O_WRONLY)
         try:
-            os.write(descriptor, f"{setting.value}\n".encode())
+            os.write(descriptor, f"{value}\n".encode())
         finally:
             os.close(descriptor)
-    except OSError as error:
-        return Outcome(operation, error=f"{setting.path} = {setting.value}: {_explain(error)}", errno=error.errno or 0)
-    return Outcome(operation)
+
+    def _record(self, path: str) -> None:
+        """Record the value of a setting, which is about to be changed."""
+        alias = (self._root / TUNNEL_RECORD).read_text().strip()
+        former = parse_record(alias)
+        if alias and not former:
+            raise OSError(errno.EEXIST, f"the tunnel device has the alias of another program: {alias}")
+        _set_alias(render_record(former | {path: (self._root / path).read_text().strip()}))
+
+    def _restore(self, setting: Sysctl) -> None:
+        former = parse_record(self.observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, ""))
+        if setting.path in former:
+            value = former.pop(setting.path)
+            if self.observe([setting.path]).get(setting.path) == setting.value:
+                self._write(setting.path, value)
+            _set_alias(render_record(former))
 
 
 def _set_flags(device: str, flags: int) -> None:
     """Set the flags of a network device; this also works where ``/sys`` is mounted read-only."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         fcntl.ioctl(asking, _SET_FLAGS, struct.pack("16sH22x", device.encode(), flags))
+
+
+def _set_alias(alias: str) -> None:
+    """Set the alias of the IPv4 tunnel device; this also works where ``/sys`` is mounted read-only."""
+    body = _LINK.pack(0, 0, socket.if_nametoindex(_RECORDING_DEVICE), 0, 0) + message.attribute(_IFALIAS, alias.encode())
+    request = message.HEADER.pack(message.HEADER.size + len(body), _SET_LINK, netlink.REQUEST, 0, 0) + body
+    with contextlib.closing(netlink.Channel(socket.NETLINK_ROUTE)) as channel:
+        if number := channel.do(request):
+            raise OSError(max(number, 0), f"set the alias of {_RECORDING_DEVICE}: {netlink.explain(number)}")
 
 
 def _explain(error: OSError) -> str:

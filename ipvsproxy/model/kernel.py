@@ -87,13 +87,32 @@ class LocalRoutes(_ServiceAddresses):
     __slots__ = ()
 
 
+TUNNEL_RECORD = "/sys/class/net/tunl0/ifalias"
+"""The alias of the IPv4 tunnel device, which records the former value of each sysctl that direct return has changed.
+
+The kernel keeps the alias across restarts of ipvsproxy, until the next boot resets the sysctls as well.
+"""
+_RECORD_HEAD = "ipvsproxy found"
+
+
+def render_record(former: Mapping[str, str]) -> str:
+    """The alias that records these former values by path; empty if there are none."""
+    return " ".join([_RECORD_HEAD, *(f"{path}={value}" for path, value in former.items())]) if former else ""
+
+
+def parse_record(alias: str) -> dict[str, str]:
+    """The former values by path that an alias records; none if the alias is empty or of another program."""
+    values = alias.removeprefix(_RECORD_HEAD).split() if alias.startswith(_RECORD_HEAD) else []
+    return {path: value for path, _, value in (one.partition("=") for one in values)}
+
+
 @KernelKind("sysctl", DriverName.SYSCTL)
 class Sysctl(NamedTuple):
     """A sysctl: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
     ``at_least``: an observed number that is larger than this value counts as equal to it. A larger number was chosen by an
     administrator, or is our value rounded up by the kernel. ``for_tunnels``: the sysctl lets in packets that arrive by tunnel, so
-    it is written only after the rules that drop the tunnels of strangers.
+    it is written only after the rules that drop the tunnels of strangers, and its former value is recorded in ``TUNNEL_RECORD``.
     """
 
     path: str

@@ -107,9 +107,8 @@ TUNNEL_DEVICES: Mapping[Family, str] = {Family.IPV4: "tunl0", Family.IPV6: "ip6t
 """The kernel's own tunnel devices, through which the packets of other nodes arrive (modules ``ipip`` and ``ip6_tunnel``)."""
 TUNNEL_MODULES: Mapping[Family, str] = {Family.IPV4: "ipip", Family.IPV6: "ip6_tunnel"}
 
-
-TUNNEL_UP, TUNNEL_DOWN = "0x81", "0x80"
-"""The flags of a tunnel device: without ARP, and up or down."""
+_TUNNEL_UP = "0x81"
+"""The flags of a tunnel device that is up: IFF_UP and IFF_NOARP."""
 
 
 def device_flags(family: Family) -> str:
@@ -126,7 +125,7 @@ def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     packets arrived at another node.
     """
     for family in sorted(families):
-        yield Sysctl(device_flags(family), TUNNEL_UP, for_tunnels=True)
+        yield Sysctl(device_flags(family), _TUNNEL_UP, for_tunnels=True)
     if Family.IPV4 in families:
         yield Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
         yield Sysctl("net/ipv4/conf/tunl0/rp_filter", "0", for_tunnels=True)

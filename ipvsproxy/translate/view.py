@@ -6,11 +6,13 @@ Addresses that the node lost a moment ago are included.
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.kernel import DEVICE, TUNNEL_RECORD, InterfaceAddress, parse_record
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node
-from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings
+from ipvsproxy.model.state import Observation
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings, direct_return_sysctls
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
 """Stands for an unknown address of the node."""
@@ -91,6 +93,17 @@ def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
     """
     devices = TUNNEL_DEVICES.values()
     return next((one.interface for one in addresses if one.interface in devices and not one.address.is_link_local_v6), "")
+
+
+def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
+    """The removals that restore what direct return has changed (see ``TUNNEL_RECORD``), beginning with the tunnel devices.
+
+    Nothing is restored while another program has a tunnel device, or may have one.
+    """
+    addresses, record = observed.interface_addresses, parse_record((observed.sysctls or {}).get(TUNNEL_RECORD, ""))
+    if addresses is None or shared_tunnel(addresses):
+        return ()
+    return tuple(Operation(Verb.REMOVE, one) for one in direct_return_sysctls(frozenset(Family)) if one.path in record)
 
 
 def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:

@@ -28,7 +28,7 @@ from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
-from ipvsproxy.model.kernel import LocalRoutes, Sysctl
+from ipvsproxy.model.kernel import TUNNEL_RECORD, LocalRoutes, Sysctl, render_record
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Rule, Skeleton, Verdict
@@ -554,21 +554,22 @@ def test_rules_of_both_iptables_variants_are_removed_where_the_kernel_has_both(v
         assert driver.observe(Family.IPV4).chains == {}
 
 
-@pytest.mark.parametrize(
-    ("flags", "carries", "after"), [("0x81", "eth0", "0x80"), ("0x81", "tunl0", "0x81"), ("0x80", "eth0", "0x80")]
-)
-def test_the_tunnel_device_of_direct_return_goes_down_before_its_rules(flags: str, carries: str, after: str) -> None:
+@pytest.mark.parametrize(("carries", "after"), [("eth0", "0x80"), ("tunl0", "0x81")])
+def test_the_settings_of_direct_return_are_restored_before_its_rules_go(carries: str, after: str) -> None:
     kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
-    kernel.sysctls[path] = flags
+    kernel.sysctls |= {path: "0x81", "net/ipv4/conf/all/rp_filter": "0", "net/ipv4/vs/sloppy_tcp": "1"}
+    kernel.sysctls[TUNNEL_RECORD] = render_record({"net/ipv4/conf/all/rp_filter": "2", path: "0x80"})
     kernel.host_addresses.append(builders.interface_address(carries, "10.244.3.0"))
-    guard = Rule(tunnel=True, target=Verdict.DROP)
-    kernel.chains[Family.IPV4][skeleton.SCOPE_CHAINS[0]] = (guard,)
+    kernel.chains[Family.IPV4][skeleton.SCOPE_CHAINS[0]] = (Rule(tunnel=True, target=Verdict.DROP),)
     clean(kernel)
     assert kernel.sysctls[path] == after
-    assert type(kernel.applied[0].item) is (Sysctl if after != flags else Skeleton)
+    assert type(kernel.applied[0].item) is (Sysctl if after == "0x80" else Skeleton)
+    if after == "0x80":
+        assert kernel.sysctls["net/ipv4/conf/all/rp_filter"] == "2"
+        assert (kernel.sysctls["net/ipv4/vs/sloppy_tcp"], kernel.sysctls[TUNNEL_RECORD]) == ("1", ""), "no record, no change"
 
 
-def test_a_tunnel_device_without_rules_of_direct_return_is_left_alone(kernel: FakeKernel) -> None:
-    kernel.sysctls[device_flags(Family.IPV4)] = "0x81"
+def test_a_tunnel_device_that_direct_return_has_not_brought_up_is_left_alone(kernel: FakeKernel) -> None:
+    kernel.sysctls |= {device_flags(Family.IPV4): "0x81", TUNNEL_RECORD: "the tunnel of another program"}
     clean(kernel)
     assert kernel.sysctls[device_flags(Family.IPV4)] == "0x81"

@@ -6,9 +6,10 @@ import pathlib
 
 import pytest
 
+from ipvsproxy.kernel import sysctls
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.sysctls import SysctlDriver
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import Sysctl, parse_record
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 FORWARD = "net/ipv4/ip_forward"
@@ -100,3 +101,59 @@ def test_the_flags_of_a_device_are_set_where_sys_is_read_only(root: pathlib.Path
     monkeypatch.setattr("fcntl.ioctl", lambda _, request, argument: asked.append((request, argument)))
     assert write(root, "/sys/class/net/tunl0/flags", "0x81").error == ""
     assert asked == [(0x8914, b"tunl0".ljust(16, b"\0") + b"\x81" + bytes(23))]
+
+
+RP_FILTER = Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
+
+
+@pytest.fixture
+def tunnel(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The folder of settings, with a file as the alias of the tunnel device."""
+    alias = root / "ifalias"
+    alias.write_text("\n")
+    monkeypatch.setattr(sysctls, "TUNNEL_RECORD", str(alias))
+    monkeypatch.setattr(sysctls, "_set_alias", alias.write_text)
+    (root / RP_FILTER.path).parent.mkdir(parents=True)
+    (root / RP_FILTER.path).write_text("2\n")
+    return root
+
+
+def apply(root: pathlib.Path, verb: Verb, setting: Sysctl = RP_FILTER) -> str:
+    (outcome,) = SysctlDriver(root).apply([Operation(verb, setting)])
+    return outcome.error
+
+
+def test_the_former_value_of_a_setting_for_tunnels_is_restored_when_it_is_removed(tunnel: pathlib.Path) -> None:
+    assert apply(tunnel, Verb.SET) == ""
+    assert (tunnel / "ifalias").read_text() == "ipvsproxy found net/ipv4/conf/all/rp_filter=2"
+    assert (tunnel / RP_FILTER.path).read_text() == "0\n"
+    for _ in range(2):
+        assert apply(tunnel, Verb.REMOVE) == ""
+        assert ((tunnel / RP_FILTER.path).read_text(), (tunnel / "ifalias").read_text()) == ("2\n", "")
+
+
+def test_a_value_that_another_program_has_written_since_is_not_restored(tunnel: pathlib.Path) -> None:
+    apply(tunnel, Verb.SET)
+    (tunnel / RP_FILTER.path).write_text("1\n")
+    assert apply(tunnel, Verb.REMOVE) == ""
+    assert ((tunnel / RP_FILTER.path).read_text(), (tunnel / "ifalias").read_text()) == ("1\n", "")
+
+
+def test_no_setting_for_tunnels_is_written_where_its_former_value_cannot_be_recorded(tunnel: pathlib.Path) -> None:
+    (tunnel / "ifalias").write_text("uplink\n")
+    assert "the tunnel device has the alias of another program: uplink" in apply(tunnel, Verb.SET)
+    assert apply(tunnel, Verb.REMOVE) == ""
+    assert ((tunnel / RP_FILTER.path).read_text(), (tunnel / "ifalias").read_text()) == ("2\n", "uplink\n")
+
+
+def test_a_setting_whose_former_value_cannot_be_restored_stays_recorded(
+    tunnel: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(tunnel, Verb.SET)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert "mounted read-only" in apply(tunnel, Verb.REMOVE)
+    assert parse_record((tunnel / "ifalias").read_text()) == {RP_FILTER.path: "2"}

@@ -5,17 +5,20 @@ route.
 """
 
 import contextlib
+import dataclasses
 import functools
+import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import TUNNEL_MODULES
+from ipvsproxy.model.rules import Backend
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, TUNNEL_MODULES
 from tests.support import cluster, lab, program
 from tests.support.cluster import service
 
@@ -44,16 +47,56 @@ def nodes(*taking_part: str) -> list[dict[str, Any]]:
     ]
 
 
-class Three(NamedTuple):
-    """Three nodes; the first node is that of ``cluster``."""
+@dataclasses.dataclass
+class Three:
+    """Three nodes with a program each; the first node is that of ``cluster``, the others run while the block runs."""
 
     cluster: cluster.Cluster
-    others: dict[str, program.Program]
-    logs: dict[str, Path]
+    directory: Path
+    flags: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self._programs: dict[str, program.Program] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in tuple(self._programs):
+            self.stop(place)
 
     @property
     def lab(self) -> lab.Lab:
         return self.cluster.lab
+
+    def start(self, place: str, *flags: str) -> None:
+        """Start the program of a node with these additional flags, unless it runs, and wait until it has synced."""
+        if place not in self._programs:
+            (name,) = (name for name, one in NODES.items() if one == place)
+            before = self._synced(place, "")
+            self._programs[place] = program.Program(
+                self.directory / "manifests",
+                self._log(place),
+                *(flag for flag in cluster.FLAGS if not flag.startswith("--hostname")),
+                f"--hostname-override={name}",
+                f"--rules-backend={cluster.BACKEND}",
+                *self.flags,
+                *flags,
+                starter=("-m", "tests.support.in_namespace", self.lab.path(place)),
+            ).__enter__()
+            self.wait_until(place, lambda: self._synced(place, "") > before, "synced")
+
+    def stop(self, place: str) -> None:
+        """Stop the program of a node, which leaves the node's kernel as it is."""
+        if place in self._programs:
+            self._programs.pop(place).__exit__(None, None, None)
+
+    def kill(self, place: str) -> None:
+        """Kill the program of a node, as a failure of the node does."""
+        self._programs.pop(place).kill()
+
+    def wait_until(self, place: str, reached: Callable[[], bool], what: str) -> None:
+        self._programs[place].wait_until(reached, what, program.SYNCED_WITHIN_S)
 
     def enter_by(self, place: str, to: str = "balancer 1") -> None:
         for family in Family:
@@ -61,45 +104,36 @@ class Three(NamedTuple):
             self.lab.ip("client", f"route replace {address}/{family.bits} via {ENTRIES[place][family is Family.IPV6]}")
 
     def have(self, *manifests: list[dict[str, Any]], concerns: Collection[str] = ("remote", "third")) -> None:
-        """Set the API's objects, and wait until each affected node has programmed them."""
-        shown, before = self.cluster.objects, {name: self._synced(name) for name in self.logs}
+        """Set the API's objects, and wait until each affected node, whose program is started if need be, has programmed them."""
+        before = {place: self._synced(place) for place in concerns if place in self._programs}
+        shown = self.cluster.objects
         self.cluster.have(*manifests)
-        if self.cluster.objects == shown:
-            return
-        for name in concerns:
-            self.others[name].wait_until(
-                functools.partial(self._has_synced, name, before[name]), "synced", program.SYNCED_WITHIN_S
-            )
+        for place in concerns if self.cluster.objects != shown else ():
+            if place in before:
+                self.wait_until(place, functools.partial(self._has_synced, place, before[place]), "synced")
+        for place in concerns:
+            self.start(place)
 
-    def _synced(self, name: str) -> int:
-        """How many syncs with changed Services a program has logged."""
-        text = self.logs[name].read_text() if self.logs[name].exists() else ""
-        return text.count("event=synced services=") - text.count("event=synced services=0")
+    def _log(self, place: str) -> Path:
+        return self.directory / f"log-{place}"
 
-    def _has_synced(self, name: str, before: int) -> bool:
-        return self._synced(name) > before
+    def _synced(self, place: str, services: str = "services=") -> int:
+        """How many syncs a program has logged; by default, only syncs with changed Services."""
+        text = self._log(place).read_text() if self._log(place).exists() else ""
+        return text.count(f"event=synced {services}") - (text.count("event=synced services=0") if services else 0)
+
+    def _has_synced(self, place: str, before: int) -> bool:
+        return self._synced(place) > before
 
 
 @contextlib.contextmanager
 def three_nodes(laboratory: lab.Lab, directory: Path, *flags: str) -> Iterator[Three]:
     """The lab with a third node, and a program on each of the three nodes."""
-    paths = {"remote": laboratory.path("remote"), "third": laboratory.add_node("third", "4")}
-    logs = {place: directory / f"log-{place}" for place in paths}
-    with cluster.Cluster(laboratory, directory, *flags) as running, contextlib.ExitStack() as stack:
-        others = {}
-        for name, place in NODES.items():
-            if place in paths:
-                others[place] = program.Program(
-                    directory / "manifests",
-                    logs[place],
-                    *(flag for flag in cluster.FLAGS if not flag.startswith("--hostname")),
-                    f"--hostname-override={name}",
-                    f"--rules-backend={cluster.BACKEND}",
-                    *flags,
-                    starter=("-m", "tests.support.in_namespace", paths[place]),
-                )
-                stack.enter_context(others[place])
-        yield Three(running, others, logs)
+    laboratory.add_node("third", "4")
+    with cluster.Cluster(laboratory, directory, *flags) as running, Three(running, directory, flags) as three:
+        for place in ("remote", "third"):
+            three.start(place)
+        yield three
 
 
 @pytest.fixture(scope="module", name="three")
@@ -200,7 +234,7 @@ def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) ->
     address = cluster.address("balancer 1", Family.IPV4)
     connections = [three.lab.open("client", "TCP", address, 80, src="172.18.0.50") for _ in range(200)]
     assert {one.source for one in connections} == {"172.18.0.50"}
-    three.others["third"].kill()
+    three.kill("third")
     three.lab.ip("third", "link set eth0 down")
     three.enter_by("node")
     answers = [one.ask(10.0) for one in connections]
@@ -211,12 +245,56 @@ def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) ->
 
 
 def test_a_packet_for_an_endpoint_that_was_just_removed_is_refused_and_not_forwarded(three: Three) -> None:
-    """The program of the third node is dead since the previous test, so that kernel still has endpoints that no longer exist.
+    """The program of the third node is dead, so that kernel still has endpoints that no longer exist.
 
     The second node has no endpoints left and would send outside clients on to the first node.
     """
     three.lab.ip("third", "link set eth0 up")
+    three.have(nodes(*NODES), web("r1", "r2"))
+    three.kill("third")
     three.have(nodes(*NODES), web("p1"), concerns=["remote"])
     three.enter_by("third")
     address = cluster.address("balancer 1", Family.IPV4)
     assert three.lab.probe("client", "TCP", address, 80, count=4, timeout_s=4.0).outcome == "refused"
+
+
+FORMER = {"net/ipv4/conf/all/rp_filter": "2", "net/ipv4/conf/tunl0/rp_filter": "1", "net/ipv4/vs/sloppy_tcp": "0"}
+CHANGED = {"net/ipv4/conf/all/rp_filter": "0", "net/ipv4/conf/tunl0/rp_filter": "0", "net/ipv4/vs/sloppy_tcp": "1"}
+
+
+def tunnels_and_settings(laboratory: lab.Lab, place: str) -> tuple[set[str], dict[str, str]]:
+    """The tunnel devices that are up or have an alias, and the settings that direct return changes."""
+    links = json.loads(laboratory.run(place, "ip", "-json", "link", "show"))
+    used = {one["ifname"] for one in links if "UP" in one["flags"] or one.get("ifalias")}
+    values = laboratory.run(place, "cat", *(f"/proc/sys/{path}" for path in FORMER)).split()
+    return used & set(TUNNEL_DEVICES.values()), dict(zip(FORMER, values, strict=True))
+
+
+@pytest.mark.parametrize("way", ["off", "cleanup"])
+def test_without_direct_return_its_devices_and_settings_are_as_before(three: Three, way: str) -> None:
+    """Either a start with the flag off or a cleanup restores them, and removes all objects that kube-proxy does not know."""
+    three.have(nodes(*NODES), web("p1", "r1"))
+    three.stop("third")
+    cleanup = [sys.executable, "-m", "tests.support.in_namespace", three.lab.path("third"), "--cleanup"]
+    subprocess.run(cleanup, capture_output=True, check=True)
+    three.lab.call("sysctl", namespace="third", values=FORMER)
+    assert tunnels_and_settings(three.lab, "third") == (set(), FORMER)
+    three.start("third")
+    up = (set(TUNNEL_DEVICES.values()), CHANGED)
+    three.wait_until("third", lambda: tunnels_and_settings(three.lab, "third") == up, "up")
+    three.stop("third")
+    if way == "off":
+        three.start("third", "--ipvs-direct-return=off")
+        is_gone = functools.partial(_has_nothing_of_direct_return, three.lab, "third")
+        three.wait_until("third", is_gone, "without objects of direct return")
+        three.stop("third")
+    else:
+        subprocess.run(cleanup, capture_output=True, check=True)
+        assert _has_nothing_of_direct_return(three.lab, "third")
+    assert tunnels_and_settings(three.lab, "third") == (set(), FORMER)
+
+
+def _has_nothing_of_direct_return(laboratory: lab.Lab, place: str) -> bool:
+    listings = (("nft", "list", "ruleset"),) if cluster.BACKEND is Backend.NFTABLES else (("iptables-save",), ("ipset", "save"))
+    text = "".join(laboratory.run(place, *one) for one in (*listings, ("ipvsadm", "--list", "--numeric")))
+    return "IPVSPROXY" not in text and "FWM" not in text

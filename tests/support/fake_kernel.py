@@ -16,6 +16,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
 from ipvsproxy.model.kernel import (
     DEVICE,
+    TUNNEL_RECORD,
     BoundAddresses,
     Device,
     Flow,
@@ -24,6 +25,8 @@ from ipvsproxy.model.kernel import (
     LocalRoutes,
     Sysctl,
     Timeouts,
+    parse_record,
+    render_record,
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
@@ -291,7 +294,9 @@ class FakeKernel:
             case Skeleton():
                 self._change_skeleton(verb, item)
             case Sysctl(path=path, value=value):
-                if verb is not Verb.REMOVE:
+                if verb is Verb.REMOVE:
+                    self._restore_sysctl(path, value)
+                else:
                     self._set_sysctl(path, value)
             case Timeouts():
                 self.timeouts = Timeouts(*(new or old for new, old in zip(item, self.timeouts, strict=True)))
@@ -414,6 +419,14 @@ class FakeKernel:
         if path not in self.sysctls:
             raise fake_sets.Refusal(errno.ENOENT)
         self.sysctls[path] = value
+
+    def _restore_sysctl(self, path: str, value: str) -> None:
+        former = parse_record(self.sysctls.get(TUNNEL_RECORD, ""))
+        if path in former:
+            before = former.pop(path)
+            if self.sysctls[path] == value:
+                self.sysctls[path] = before
+            self.sysctls[TUNNEL_RECORD] = render_record(former)
 
     def _clean(self, item: FlowCleaning) -> int:
         flows = self.flows.get(item.flow, {})

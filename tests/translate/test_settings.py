@@ -2,6 +2,7 @@
 
 import pytest
 
+from ipvsproxy.model.kernel import parse_record, render_record
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import (
     ConntrackChoices,
@@ -105,3 +106,9 @@ def test_direct_return_brings_the_tunnel_of_each_family_up_and_checks_no_source_
         "net/ipv4/vs/sloppy_tcp",
     }
     assert all(item.for_tunnels for item in direct_return_sysctls(frozenset(Family))), "only behind the rules"
+
+
+def test_the_record_of_all_settings_of_direct_return_fits_into_an_alias() -> None:
+    former = {one.path: "0x1081" for one in direct_return_sysctls(frozenset(Family))}
+    assert len(render_record(former)) < 256
+    assert parse_record(render_record(former)) == former

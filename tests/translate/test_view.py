@@ -2,8 +2,10 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import DEVICE
+from ipvsproxy.model.kernel import DEVICE, TUNNEL_RECORD, render_record
 from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.state import Observation
 from ipvsproxy.translate.settings import LocalMode, Settings
 from ipvsproxy.translate.view import (
     GRACE_S,
@@ -12,6 +14,7 @@ from ipvsproxy.translate.view import (
     node_port_ranges,
     primary_family,
     view_node,
+    without_direct_return,
     without_local_pods,
 )
 from tests.support import builders
@@ -321,3 +324,24 @@ def test_primary_node_port_ranges_are_known_without_a_node_object_if_a_bind_addr
     settings = Settings(node_port_primary=True, bind_address=parse_address(bind_address) if bind_address else None)
     assert bool(known_node_port_ranges(settings)) is is_known
     assert known_node_port_ranges(Settings())
+
+
+def test_recorded_settings_of_direct_return_are_restored_after_the_tunnel_devices_are_down() -> None:
+    former = {"net/ipv4/conf/all/rp_filter": "2", "net/ipv4/ip_forward": "0", "/sys/class/net/tunl0/flags": "0x80"}
+    observed = Observation(sysctls={TUNNEL_RECORD: render_record(former)}, interface_addresses=())
+    assert [(one.verb, one.item.key) for one in without_direct_return(observed)] == [
+        (Verb.REMOVE, "/sys/class/net/tunl0/flags"),
+        (Verb.REMOVE, "net/ipv4/conf/all/rp_filter"),
+    ], "and no setting that is not one of direct return"
+
+
+def test_no_setting_of_direct_return_is_restored_without_a_record_or_where_another_program_may_have_the_tunnel() -> None:
+    record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
+    shared = (builders.interface_address("tunl0", "10.244.3.0"),)
+    for observed in (
+        Observation(sysctls={}, interface_addresses=()),
+        Observation(sysctls={TUNNEL_RECORD: "uplink"}, interface_addresses=()),
+        Observation(sysctls=record, interface_addresses=shared),
+        Observation(sysctls=record),
+    ):
+        assert without_direct_return(observed) == ()

@@ -19,6 +19,7 @@ import structlog
 from ipvsproxy.config.settings import Choices, Config, Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
+from ipvsproxy.daemon.loop.reader import Kernel
 from ipvsproxy.daemon.process import lifecycle
 from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.kernel import backends, host
@@ -29,7 +30,9 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
 from ipvsproxy.kernel.node_kernel import NodeKernel
+from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
+from ipvsproxy.model.kernel import TUNNEL_RECORD
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
@@ -38,7 +41,7 @@ from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import LocalMode, device_flags
-from ipvsproxy.translate.view import shared_tunnel
+from ipvsproxy.translate.view import shared_tunnel, without_direct_return
 
 FALLBACK_SCHEDULER = "rr"
 """The scheduler to use if the kernel lacks the configured one: any scheduler is better than none."""
@@ -73,6 +76,18 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
     if not any(outcome.error for outcome in outcomes):
         outcomes += kernel.apply(todo.witnesses)
     return [outcome.error or str(outcome.operation) for outcome in outcomes]
+
+
+def end_direct_return(kernel: Kernel) -> None:
+    """Restore what an earlier process has changed for direct return."""
+    if not SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD):
+        return
+    for outcome in kernel.apply(without_direct_return(kernel.observe((), (), [TUNNEL_RECORD]))):
+        path = outcome.operation.item.key
+        if outcome.error:
+            log.error("kernel_setting_not_restored", path=path, error=outcome.error)
+        else:
+            log.info("kernel_setting_restored", path=path, hint="this node has no direct return any more")
 
 
 def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:
@@ -345,6 +360,8 @@ async def _prepare(config: Config) -> int:
     async with running_kernel(config.drivers) as kernel:
         await demand_usable_node(kernel, config.translation.detect_local)
         await until_answered(lambda: kernel.call(lambda node: usable_scheduler(node, config.translation.scheduler)))
+        if not config.takes_direct_return:
+            await kernel.call(end_direct_return)
         desired = list(config.sysctls(host.kernel_version(), host.processor_count()))
         observation = await kernel.call(lambda node: node.observe((), (), [item.path for item in desired]))
         values = observation.sysctls or {}

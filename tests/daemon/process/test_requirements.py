@@ -23,7 +23,10 @@ from ipvsproxy.kernel import host, instance
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
+from ipvsproxy.kernel.sysctls import SysctlDriver
+from ipvsproxy.model.kernel import TUNNEL_RECORD, render_record
 from tests.config import loading
+from tests.support import memory_node
 from tests.support.summaries import Clock
 
 NAME = "\0ipvsproxy-test-requirements"
@@ -212,3 +215,22 @@ def test_a_missing_requirement_is_reported(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(requirements, "running_kernel", refuse)
     assert requirements.init_only(loading.from_flags("--init-only")) == lifecycle.CANNOT_START
     assert "ipvsproxy: it is not there: get it\n" in capsys.readouterr().err
+
+
+def test_settings_that_a_former_process_has_changed_for_direct_return_are_restored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = memory_node.new_kernel()
+    kernel.sysctls |= {"net/ipv4/vs/sloppy_tcp": "1", "net/ipv4/conf/all/rp_filter": "0"}
+    kernel.sysctls[TUNNEL_RECORD] = render_record({"net/ipv4/vs/sloppy_tcp": "0", "net/ipv4/conf/all/rp_filter": "2"})
+    monkeypatch.setattr(SysctlDriver, "observe", lambda *_: {})
+    requirements.end_direct_return(kernel)
+    assert kernel.applied == [], "there is no record"
+    monkeypatch.setattr(SysctlDriver, "observe", lambda *_: kernel.sysctls)
+    kernel.fail(lambda operation: operation.item.key == "net/ipv4/vs/sloppy_tcp")
+    requirements.end_direct_return(kernel)
+    assert kernel.sysctls["net/ipv4/conf/all/rp_filter"] == "2"
+    assert kernel.sysctls[TUNNEL_RECORD] == render_record({"net/ipv4/vs/sloppy_tcp": "0"})
+    shown = capsys.readouterr().out
+    assert "kernel_setting_restored" in shown
+    assert "kernel_setting_not_restored" in shown
