@@ -106,27 +106,25 @@ def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of a change, a new Service and churn, each beside the time of its messages alone, sent again from a file."""
+    """Rows of a change, churn and a new Service. A replay is the same messages alone, sent again from a file.
+
+    The replay of a first connection includes the time of connecting.
+    """
     change, connection, churn = (found[0][part] for part in ("change", "connection", "churn"))
-    alone = found[1]["parts"]
+    replay = found[1]["parts"]
+    yield from (Row(name, f"change, {figure} ms", change[f"{figure}_ms"]) for figure in ("p50", "p99"))
+    yield from (Row(name, f"change, {figure} ms: replay", replay["change"][f"{figure}_ms"]) for figure in ("p50", "p99"))
+    yield Row(name, "change, netlink messages", change["messages"])
+    yield Row(name, "change, system calls", change["system_calls"])
+    yield from (Row(name, f"churn, {figure} ms", churn[f"{figure}_ms"]) for figure in ("p50", "p99"))
     for figure in ("p50", "p99"):
-        key = f"{figure}_ms"
-        yield Row(name, f"one endpoint, {figure} ms", change[key])
-        yield Row(name, f"one endpoint, {figure} ms, the kernel alone", alone["change"][key])
-        yield Row(name, f"one of 1,000 endpoints a second, {figure} ms", churn[key])
-        yield Row(name, f"first connection of a new Service, {figure} ms", connection[key])
-        most = alone["connection"][key] + connection["connect_ms"]
-        yield Row(name, f"first connection of a new Service, {figure} ms, the kernel alone", most)
-    yield Row(name, "one endpoint, netlink messages", change["messages"])
-    yield Row(name, "one endpoint, system calls", change["system_calls"])
-    yield Row(name, "processor s for 1,000 changes, one by one", change["cpu_ms"])
-    yield Row(name, "processor s for 1,000 changes, one by one, the kernel alone", _for_thousand(alone["change"]))
-    yield Row(name, "processor s for 1,000 changes in a second", churn["cpu_percent"] / 100 * churn["wall_s"] / churn["fed_s"])
-    yield Row(name, "processor s for 1,000 changes in a second, the kernel alone", alone["churn"]["sum_s"] / churn["fed_s"])
-
-
-def _for_thousand(part: Mapping[str, float]) -> float:
-    return part["sum_s"] / part["steps"] * 1_000
+        yield Row(name, f"first connection, {figure} ms", connection[f"{figure}_ms"])
+        replayed_ms = replay["connection"][f"{figure}_ms"] + connection["connect_ms"]
+        yield Row(name, f"first connection, {figure} ms: replay", replayed_ms)
+    yield Row(name, "processor s for 1,000 changes", change["cpu_ms"])
+    yield Row(name, "processor s for 1,000 changes: replay", replay["change"]["sum_s"] / replay["change"]["steps"] * 1_000)
+    yield Row(name, "processor s for 1,000 of churn", churn["cpu_percent"] / 100 * churn["wall_s"] / churn["fed_s"])
+    yield Row(name, "processor s for 1,000 of churn: replay", replay["churn"]["sum_s"] / churn["fed_s"])
 
 
 def rolling(found: Sequence[Found]) -> Iterator[Row]:
