@@ -4,7 +4,6 @@ import contextlib
 import errno
 import pathlib
 import shutil
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
@@ -20,7 +19,6 @@ from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
 from ipvsproxy.kernel.nftables import tables as nft_tables
@@ -253,14 +251,10 @@ RulesBackend = RulesDriver | NftRulesDriver
 
 
 class ChosenBackend(NamedTuple):
-    """The backend in use (never ``AUTO``), and the iptables programs if the backend is iptables.
-
-    ``commands`` are the names of the programs; ``programs`` maps files to those programs whose version is known.
-    """
+    """The backend in use (never ``AUTO``), and the names of the iptables programs if the backend is iptables."""
 
     backend: Backend
     commands: Mapping[Family, str] = iptables.COMMANDS
-    programs: Mapping[str, Program] = types.MappingProxyType({})
 
 
 IPTABLES_IN_PATH = ChosenBackend(Backend.IPTABLES)
@@ -301,7 +295,7 @@ class BackendDrivers(NamedTuple):
         ``listen`` means that the caller watches ``changes`` of nftables.
         ``patience_s`` and ``on_late_end`` have the same meaning as in ``RulesDriver``.
         """
-        leftover_rules = LeftoverRules(chosen.commands, programs=chosen.programs, backend=chosen.backend)
+        leftover_rules = LeftoverRules(chosen.commands, backend=chosen.backend)
         if chosen.backend is Backend.NFTABLES:
             both = NftDriver(chains=chains, jumps=jumps, listen=listen)
             return cls(chosen.backend, both.rules, both.sets, both, both, leftover_rules, both.changes, (both.close,))
@@ -312,7 +306,6 @@ class BackendDrivers(NamedTuple):
             commands=chosen.commands,
             patience_s=patience_s,
             on_late_end=on_late_end,
-            programs=chosen.programs,
         )
         return cls(chosen.backend, rules, sets, sets, rules, leftover_rules, None, (rules.close, sets.close))
 

@@ -178,7 +178,7 @@ async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBack
     if variant.left_behind:
         hint = "packets meet them, too; they are removed once the rules of the used variant are in force"
         log.warning("rules_left_in_other_variant", variant=variant.left_behind.value, hint=hint)
-    return ChosenBackend(choice.backend, variant.commands, variant.programs)
+    return ChosenBackend(choice.backend, variant.commands)
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -122,9 +122,7 @@ class IptablesDriver:
         commands: Mapping[Family, str] = COMMANDS,
         proc: pathlib.Path = pathlib.Path("/proc"),
         fingerprint: Callable[[Family], object] = lambda _: None,
-        programs: dict[str, Program] | None = None,
     ) -> None:
-        """``programs`` maps files to the programs whose version is known; this object adds to this mapping."""
         self._commands = commands
         self._fingerprint = fingerprint
         self._listed: dict[Family, tuple[object, Listing]] = {}
@@ -134,7 +132,7 @@ class IptablesDriver:
         self._proc = proc
         self._last_skeletons: dict[Family, Skeleton] = {}
         """The skeletons of the last writes, for tables that cannot be listed."""
-        self._programs: dict[str, Program] = {} if programs is None else programs
+        self._programs: dict[str, Program] = {}
         self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
         self._times_put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 

@@ -15,7 +15,6 @@ variant.
 import contextlib
 import errno
 import pathlib
-import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -57,25 +56,20 @@ class LeftoverRules:
         self,
         commands: Mapping[Family, str],
         proc: pathlib.Path = pathlib.Path("/proc"),
-        programs: Mapping[str, Program] = types.MappingProxyType({}),
         *,
         backend: Backend = Backend.IPTABLES,
         has_chain: Callable[[Family, Callable[[ChainKey], bool]], bool] = iptables_tables.has_chain,
     ) -> None:
         """``commands`` are the names of the iptables programs of the variant in use.
 
-        ``programs`` maps files to the programs whose version is known.
-
         ``backend`` is the backend that holds our own rules. ``has_chain`` sends a query to the kernel.
         """
         self._has_chain = has_chain
         self._proc = proc
         self._backend = backend
-        known = dict(programs)
-        self._used = IptablesDriver(chains=(), jumps=(), commands=commands, programs=known)
+        self._used = IptablesDriver(chains=(), jumps=(), commands=commands)
         self._others = {
-            variant: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(variant), programs=known)
-            for variant in Variant
+            variant: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(variant)) for variant in Variant
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:

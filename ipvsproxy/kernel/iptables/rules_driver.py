@@ -10,7 +10,6 @@ Rule 3: only one program of each IP family runs at a time. The IP families do no
 import concurrent.futures
 import contextlib
 import errno
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,7 +48,6 @@ class RulesDriver:
         commands: Mapping[Family, str] = iptables.COMMANDS,
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
-        programs: Mapping[str, Program] = types.MappingProxyType({}),
     ) -> None:
         """``on_late_end`` is called, in another thread, when a program ends that took longer than its call waited.
 
@@ -57,10 +55,9 @@ class RulesDriver:
         """
         self._on_late_end = on_late_end
         self._patience_s = patience_s
-        known = dict(programs)  # both families usually use the same file, whose version is read only once
         self._changes = {family: RuleChanges() for family in Family}
         self._drivers = {
-            family: IptablesDriver(chains=chains, jumps=jumps, commands=commands, fingerprint=self._fingerprint, programs=known)
+            family: IptablesDriver(chains=chains, jumps=jumps, commands=commands, fingerprint=self._fingerprint)
             for family in Family
         }
         # The thread is started by the first call, so it runs in the network namespace of the thread that creates this object.

@@ -9,7 +9,6 @@ order, are those of kubernetes-sigs/iptables-wrappers.
 import enum
 import shutil
 import time
-import types
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.iptables.syntax import rules
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
@@ -50,14 +48,13 @@ class Evidence(NamedTuple):
 class VariantChoice(NamedTuple):
     """The iptables programs to use, their variant, and the reason for this choice.
 
-    ``left_behind`` is the other variant, if it has rules of ours. ``programs`` maps files to the programs whose version was read.
+    ``left_behind`` is the other variant, if it has rules of ours.
     """
 
     commands: Mapping[Family, str]
     variant: Variant
     reason: str
     left_behind: Variant | None = None
-    programs: Mapping[str, Program] = types.MappingProxyType({})
 
 
 def commands(variant: Variant) -> Mapping[Family, str]:
@@ -89,15 +86,14 @@ def choose(chains: Collection[ChainKey]) -> VariantChoice:
         KernelError: there is no iptables program at all, or iptables prints no version.
     """
     variants = installed()
-    programs: dict[str, Program] = {}
     if len(variants) < len(Variant):
-        return VariantChoice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
+        return VariantChoice(iptables.COMMANDS, _default(), "it is the variant in PATH")
     evidence = {variant: count("\n".join(map(_save, commands(variant).values())), chains) for variant in variants}
-    choice = decide(evidence, _default(programs))._replace(programs=programs)
+    choice = decide(evidence, _default())
     other = other_than(choice.variant)
-    if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant, programs) and _takes_rules(other, programs):
+    if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant) and _takes_rules(other):
         reason = f"this kernel takes no rules of {choice.variant}, the variant in PATH"
-        return VariantChoice(commands(other), other, reason, programs=programs)
+        return VariantChoice(commands(other), other, reason)
     return choice
 
 
@@ -156,7 +152,7 @@ def _save(command: str) -> str:
     return ""
 
 
-def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
+def _takes_rules(variant: Variant) -> bool:
     """Whether the kernel accepts rules of this variant. A program of iptables is run only if the kernel's answer is uncertain.
 
     The reason is that running iptables-nft leaves a table behind, and commands that must not change anything also choose a
@@ -164,13 +160,13 @@ def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
     """
     if iptables_tables.take_rules(Family.IPV4, variant):
         return True
-    driver = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant), programs=programs)
+    driver = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant))
     refusal = driver.try_writing(Family.IPV4)
     return refusal is None or not refusal.is_certain
 
 
-def _default(programs: dict[str, Program]) -> Variant:
-    return Variant(iptables.IptablesDriver(chains=(), jumps=(), programs=programs).program(Family.IPV4).variant)
+def _default() -> Variant:
+    return Variant(iptables.IptablesDriver(chains=(), jumps=()).program(Family.IPV4).variant)
 
 
 def other_than(variant: Variant) -> Variant:
