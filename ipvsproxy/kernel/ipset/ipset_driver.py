@@ -159,10 +159,10 @@ class IpsetDriver(SetsDriver):
         entries: dict[SetEntry, None] = {}
         for data, start, end in parts:
             found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-            if ipset_message.TYPE_NAME in found:
+            if ipset_message.IPSET_ATTR_TYPENAME in found:
                 observed = observed or _header(found, entries.keys())
             if observed is not None and not observed.differs_from(IP_SETS[name]):
-                for part in found.parts(ipset_message.ENTRIES):
+                for part in found.parts(ipset_message.IPSET_ATTR_ADT):
                     entry = ipset_message.decode(IP_SETS[name], *part)
                     if entry is not None:
                         entries[entry] = None
@@ -224,9 +224,11 @@ def _no_type(ip_set: IpSet) -> str:
 
 
 def _header(found: message.Attributes, entries: AbstractSet[SetEntry]) -> ObservedSet:
-    kind, number = found.text(ipset_message.TYPE_NAME), found.number(ipset_message.FAMILY, 0)
+    kind, number = found.text(ipset_message.IPSET_ATTR_TYPENAME), found.number(ipset_message.IPSET_ATTR_FAMILY, 0)
     family = Family(number) if number in tuple(Family) and kind != SetType.PORT else None
-    return ObservedSet(kind, family, found.inside(ipset_message.DATA).number(ipset_message.CAPACITY, 0), entries)
+    return ObservedSet(
+        kind, family, found.inside(ipset_message.IPSET_ATTR_DATA).number(ipset_message.IPSET_ATTR_MAXELEM, 0), entries
+    )
 
 
 def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Collection[SetEntry], capacity: int) -> None:

@@ -18,12 +18,13 @@ from ipvsproxy.model.sets import SET_CAPACITY, IpSet, MarkedEntry, SetEntry, Set
 
 HASH_SIZE = 1024
 """The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
-PROTOCOL, NAME, TYPE_NAME, REVISION, FAMILY, FLAGS, DATA, ENTRIES, LINE, LOWEST_REVISION = range(1, 11)
-"""Attributes of a message."""
+IPSET_ATTR_PROTOCOL, IPSET_ATTR_SETNAME, IPSET_ATTR_TYPENAME, IPSET_ATTR_REVISION, IPSET_ATTR_FAMILY = 1, 2, 3, 4, 5
+IPSET_ATTR_FLAGS, IPSET_ATTR_DATA, IPSET_ATTR_ADT, IPSET_ATTR_LINENO, LOWEST_REVISION = 6, 7, 8, 9, 10
+"""Attributes of a message. The attributes have the kernel's names, by which docs/compatibility.md lists them."""
 OLDEST_PROTOCOL = LOWEST_REVISION
 """The attribute of the oldest protocol version in the answer about the protocol; same number as above."""
-_FIRST_PORT, _LAST_PORT, _SET_FLAGS, _HASH_SIZE, CAPACITY = 4, 5, 8, 18, 19
-"""Attributes of a set inside ``DATA``; ``CAPACITY`` is ``maxelem``."""
+IPSET_ATTR_PORT_FROM, IPSET_ATTR_PORT_TO, IPSET_ATTR_CADT_FLAGS, IPSET_ATTR_HASHSIZE, IPSET_ATTR_MAXELEM = 4, 5, 8, 18, 19
+"""Attributes of a set inside ``IPSET_ATTR_DATA``; ``IPSET_ATTR_MAXELEM`` is ``maxelem``."""
 
 SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
     SetType.ADDRESS: 0,
@@ -66,8 +67,17 @@ _FIELDS: Mapping[SetType, tuple[str, ...]] = {
     SetType.PORT: ("port",),
 }
 _ADDRESSES = ("address", "other")
-_ADDRESS_KINDS: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 2}
-_NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21, "skbmark": 27}
+IPSET_ATTR_IPADDR_IPV4, IPSET_ATTR_IPADDR_IPV6 = 1, 2
+_ADDRESS_KINDS: Mapping[Family, int] = {Family.IPV4: IPSET_ATTR_IPADDR_IPV4, Family.IPV6: IPSET_ATTR_IPADDR_IPV6}
+IPSET_ATTR_IP, IPSET_ATTR_PORT, IPSET_ATTR_PROTO, IPSET_ATTR_IP2, IPSET_ATTR_CIDR2, IPSET_ATTR_SKBMARK = 1, 4, 7, 20, 21, 27
+_NUMBERS = {
+    "address": IPSET_ATTR_IP,
+    "port": IPSET_ATTR_PORT,
+    "protocol": IPSET_ATTR_PROTO,
+    "other": IPSET_ATTR_IP2,
+    "prefix_length": IPSET_ATTR_CIDR2,
+    "skbmark": IPSET_ATTR_SKBMARK,
+}
 _CODES = {"port": ">H", "protocol": ">B", "prefix_length": ">B", "skbmark": ">Q"}
 _WRONG = {
     "address": "the address is not of the set's family",
@@ -78,7 +88,7 @@ _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Pr
 
 
 def _whole(command: int, family: int, flags: int, *attributes: bytes, sequence: int = 0) -> bytes:
-    payload = b"".join((attribute(PROTOCOL, bytes((IPSET_PROTOCOL,))), *attributes))
+    payload = b"".join((attribute(IPSET_ATTR_PROTOCOL, bytes((IPSET_PROTOCOL,))), *attributes))
     return message.netfilter(_SUBSYSTEM | command, netlink.REQUEST | flags, family, payload, sequence=sequence)
 
 
@@ -92,40 +102,42 @@ def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SE
     The message fails if a set of that name exists.
     """
     if ip_set.type is SetType.PORT:
-        data = [_number(_FIRST_PORT, _ALL_PORTS[0], ">H"), _number(_LAST_PORT, _ALL_PORTS[1], ">H")]
+        data = [_number(IPSET_ATTR_PORT_FROM, _ALL_PORTS[0], ">H"), _number(IPSET_ATTR_PORT_TO, _ALL_PORTS[1], ">H")]
     else:
-        data = [_number(_HASH_SIZE, HASH_SIZE), _number(CAPACITY, capacity)]
-        data += [_number(_SET_FLAGS, _WITH_MARKS)] if ip_set.gives_marks else []
+        data = [_number(IPSET_ATTR_HASHSIZE, HASH_SIZE), _number(IPSET_ATTR_MAXELEM, capacity)]
+        data += [_number(IPSET_ATTR_CADT_FLAGS, _WITH_MARKS)] if ip_set.gives_marks else []
     return _whole(
         _IPSET_CMD_CREATE,
         ip_set.family,
         netlink.CREATE | netlink.EXCLUSIVE,
-        string(NAME, name or ip_set.name) + string(TYPE_NAME, ip_set.type.value),
-        attribute(REVISION, bytes((revision,))) + _family(ip_set.type, ip_set.family),
-        nested(DATA, *data),
+        string(IPSET_ATTR_SETNAME, name or ip_set.name) + string(IPSET_ATTR_TYPENAME, ip_set.type.value),
+        attribute(IPSET_ATTR_REVISION, bytes((revision,))) + _family(ip_set.type, ip_set.family),
+        nested(IPSET_ATTR_DATA, *data),
     )
 
 
 def destruction(name: str) -> bytes:
     """The message that destroys a set. The message fails if the set does not exist."""
-    return _whole(_IPSET_CMD_DESTROY, Family.IPV4, netlink.EXCLUSIVE, string(NAME, name))
+    return _whole(_IPSET_CMD_DESTROY, Family.IPV4, netlink.EXCLUSIVE, string(IPSET_ATTR_SETNAME, name))
 
 
 def flush(name: str) -> bytes:
     """The message that removes all entries of a set."""
-    return _whole(_IPSET_CMD_FLUSH, Family.IPV4, netlink.EXCLUSIVE, string(NAME, name))
+    return _whole(_IPSET_CMD_FLUSH, Family.IPV4, netlink.EXCLUSIVE, string(IPSET_ATTR_SETNAME, name))
 
 
 def swap(name: str, other: str) -> bytes:
     """The message that swaps the contents of two sets of the same type."""
     # The attribute for the type's name holds the second name.
-    return _whole(_IPSET_CMD_SWAP, Family.IPV4, netlink.EXCLUSIVE, string(NAME, name), string(TYPE_NAME, other))
+    return _whole(
+        _IPSET_CMD_SWAP, Family.IPV4, netlink.EXCLUSIVE, string(IPSET_ATTR_SETNAME, name), string(IPSET_ATTR_TYPENAME, other)
+    )
 
 
 def contents_query(name: str, *, header_only: bool = False) -> bytes:
     """The request for a dump of a set with its entries, or of the set's parameters alone."""
-    flags = integer(FLAGS, _LIST_HEADER) if header_only else b""
-    return _whole(_IPSET_CMD_LIST, Family.IPV4, netlink.DUMP, string(NAME, name), flags)
+    flags = integer(IPSET_ATTR_FLAGS, _LIST_HEADER) if header_only else b""
+    return _whole(_IPSET_CMD_LIST, Family.IPV4, netlink.DUMP, string(IPSET_ATTR_SETNAME, name), flags)
 
 
 def entries_request(verb: Verb, ip_set: IpSet, encoded: bytes, sequence: int, *, name: str = "") -> bytes:
@@ -134,8 +146,8 @@ def entries_request(verb: Verb, ip_set: IpSet, encoded: bytes, sequence: int, *,
     The kernel reports no error if an added entry is already present or a removed entry is absent. If a message has several
     entries, the kernel requires a line number, but ignores its value.
     """
-    named = string(NAME, name or ip_set.name) + integer(LINE, 0)
-    return _whole(_COMMANDS[verb], ip_set.family, 0, named, nested(ENTRIES, encoded), sequence=sequence)
+    named = string(IPSET_ATTR_SETNAME, name or ip_set.name) + integer(IPSET_ATTR_LINENO, 0)
+    return _whole(_COMMANDS[verb], ip_set.family, 0, named, nested(IPSET_ATTR_ADT, encoded), sequence=sequence)
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
@@ -153,7 +165,7 @@ def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
             parts.append(nested(number, attribute(_ADDRESS_KINDS[ip_set.family] | _IN_NETWORK_ORDER, value)))
         else:
             parts.append(_number(number, value, _CODES[field]))
-    return nested(DATA, *parts)
+    return nested(IPSET_ATTR_DATA, *parts)
 
 
 def decode(ip_set: IpSet, data: bytes, start: int, end: int) -> SetEntry | None:
@@ -193,7 +205,7 @@ def _fields(ip_set: IpSet) -> tuple[str, ...]:
 
 def _family(set_type: SetType, family: Family) -> bytes:
     """The family of a set: a set of ports has none, so that rules of both families can use the set."""
-    return attribute(FAMILY, bytes((_ANY_FAMILY if set_type is SetType.PORT else family,)))
+    return attribute(IPSET_ATTR_FAMILY, bytes((_ANY_FAMILY if set_type is SetType.PORT else family,)))
 
 
 class Range(NamedTuple):
@@ -216,7 +228,7 @@ def protocols(channel: netlink.Channel) -> Range:
     data, start, end = channel.ask(_whole(_IPSET_CMD_PROTOCOL, _ANY_FAMILY, 0), action)
     with netlink.parsing(action):
         found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-        newest = _byte(found.payload(PROTOCOL))
+        newest = _byte(found.payload(IPSET_ATTR_PROTOCOL))
         return Range(_byte(found.payload(OLDEST_PROTOCOL)) if OLDEST_PROTOCOL in found else newest, newest)
 
 
@@ -228,7 +240,7 @@ def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Ra
     """
     action = f"find {set_type}"
     try:
-        request = _whole(_IPSET_CMD_TYPE, family, 0, string(TYPE_NAME, set_type.value), _family(set_type, family))
+        request = _whole(_IPSET_CMD_TYPE, family, 0, string(IPSET_ATTR_TYPENAME, set_type.value), _family(set_type, family))
         data, start, end = channel.ask(request, action)
     except KernelError as error:
         if error.errno < OWN_ERRORS:
@@ -236,7 +248,7 @@ def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Ra
         return None
     with netlink.parsing(action):
         found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-        return Range(_byte(found.payload(LOWEST_REVISION)), _byte(found.payload(REVISION)))
+        return Range(_byte(found.payload(LOWEST_REVISION)), _byte(found.payload(IPSET_ATTR_REVISION)))
 
 
 def _byte(payload: bytes) -> int:

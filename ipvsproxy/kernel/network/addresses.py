@@ -31,8 +31,8 @@ KIND = "dummy"
 """The kind of the device that carries the service addresses."""
 
 _LINK_HEADER, _ADDRESS_HEADER = 16, 8
-_LINK_NAME, _LINK_INFO, _LINK_KIND, _LINK_EXTENSIONS = 3, 18, 1, 29
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_EXT_MASK = 3, 18, 1, 29
+IFA_ADDRESS, IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS
 _LINK = struct.Struct("=4xi")
 _ADDRESS = struct.Struct("=BBxxI")
@@ -112,7 +112,7 @@ class AddressDriver:
             for data, start, end in replies:
                 family, prefix_length, index = _ADDRESS.unpack_from(data, start)
                 attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
-                at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+                at = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
                 if at is None or index not in links or at[1] - at[0] != _SIZES.get(family):
                     continue
                 address = Address(data[at[0] : at[1]])
@@ -201,7 +201,7 @@ class AddressDriver:
                 raise TypeError(f"not a device or an address: {item}")
             address = item.key
             kind, flags = (RTM_DELADDR, 0) if verb is Verb.REMOVE else (RTM_NEWADDR, netlink.CREATE | netlink.EXCLUSIVE)
-            named = attribute(_IFA_LOCAL, address) + attribute(_IFA_ADDRESS, address)
+            named = attribute(IFA_LOCAL, address) + attribute(IFA_ADDRESS, address)
             payload = _ADDRESS.pack(address.family, address.family.bits, index) + named
             messages.append(message.whole(kind, netlink.REQUEST | flags, payload, sequence))
         return messages
@@ -214,7 +214,7 @@ class AddressDriver:
         return None
 
     def _links(self) -> list[_Link]:
-        payload = bytes(_LINK_HEADER) + attribute(_LINK_EXTENSIONS, struct.pack("=I", _SKIP_STATISTICS))
+        payload = bytes(_LINK_HEADER) + attribute(IFLA_EXT_MASK, struct.pack("=I", _SKIP_STATISTICS))
         request = message.whole(RTM_GETLINK, netlink.REQUEST | netlink.DUMP, payload)
         return [_parse_link(reply) for reply in self._channel.dump(request, "list the interfaces")]
 
@@ -240,9 +240,9 @@ def _parse_link(reply: netlink.Reply) -> _Link:
     with netlink.parsing("read an interface"):
         (number,) = _LINK.unpack_from(data, start)
     found = message.Attributes(data, start + _LINK_HEADER, end)
-    return _Link(number, found.text(_LINK_NAME, ""), found.inside(_LINK_INFO).text(_LINK_KIND, ""))
+    return _Link(number, found.text(IFLA_IFNAME, ""), found.inside(IFLA_LINKINFO).text(IFLA_INFO_KIND, ""))
 
 
 def _link_message(command: int, name: str, flags: int) -> bytes:
-    kind = attribute(_LINK_INFO, string(_LINK_KIND, KIND)) if command == RTM_NEWLINK else b""
-    return message.whole(command, netlink.REQUEST | flags, bytes(_LINK_HEADER) + string(_LINK_NAME, name) + kind)
+    kind = attribute(IFLA_LINKINFO, string(IFLA_INFO_KIND, KIND)) if command == RTM_NEWLINK else b""
+    return message.whole(command, netlink.REQUEST | flags, bytes(_LINK_HEADER) + string(IFLA_IFNAME, name) + kind)

@@ -38,11 +38,11 @@ LOOPBACK_INDEX = 1
 _LOCAL = 2  # RTN_LOCAL
 _SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST; IPv6 routes have no scope
 _HEADER = 12
-_DESTINATION, _DEVICE, _PRIORITY = 1, 4, 6
-_PLACE = message.Layout([message.Field((kind,), code) for kind, code in ((_DESTINATION, "s"), (_DEVICE, "I"), (_PRIORITY, "I"))])
+RTA_DST, RTA_OIF, RTA_PRIORITY = 1, 4, 6
+_PLACE = message.Layout([message.Field((kind,), code) for kind, code in ((RTA_DST, "s"), (RTA_OIF, "I"), (RTA_PRIORITY, "I"))])
 """Destination, index of the device, metric."""
-_TO_LOOPBACK = attribute(_DEVICE, struct.pack("=I", LOOPBACK_INDEX))
-_OF_OURS = _TO_LOOPBACK + attribute(_PRIORITY, struct.pack("=I", METRIC))
+_TO_LOOPBACK = attribute(RTA_OIF, struct.pack("=I", LOOPBACK_INDEX))
+_OF_OURS = _TO_LOOPBACK + attribute(RTA_PRIORITY, struct.pack("=I", METRIC))
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
@@ -148,7 +148,7 @@ class RouteDriver:
             if not isinstance(item, LocalRoutes):
                 raise TypeError(f"not a local route: {item}")
             kind, flags = (RTM_DELROUTE, 0) if verb is Verb.REMOVE else (RTM_NEWROUTE, netlink.CREATE | netlink.EXCLUSIVE)
-            payload = self._start(item.key.family) + bytes(4) + attribute(_DESTINATION, item.key) + _OF_OURS
+            payload = self._start(item.key.family) + bytes(4) + attribute(RTA_DST, item.key) + _OF_OURS
             messages.append(message.whole(kind, netlink.REQUEST | flags, payload, sequence))
         return messages
 

@@ -40,7 +40,7 @@ def entries(draw: st.DrawFn) -> SetEntry:
 def contents(data: bytes) -> list[tuple[int, int]]:
     """The offsets of the entries in a message."""
     found = message.attributes(data, 20, len(data))
-    return [(start, end) for _, start, end in message.walk(data, *found[ipset_message.ENTRIES])]
+    return [(start, end) for _, start, end in message.walk(data, *found[ipset_message.IPSET_ATTR_ADT])]
 
 
 @given(entries())
