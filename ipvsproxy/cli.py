@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "run"
     if name not in (known := (*commands.COMMANDS, "completion")):
-        return _refuse(Problem(ValuePlace(quoted(name)), f"is no command{suggestion(name, known)}"))
+        return _refuse(Problem(ValuePlace(quoted(name)), f"is not a command{suggestion(name, known)}"))
     return complete(arguments) if name == "completion" else execute(commands.COMMANDS[name], arguments)
 
 

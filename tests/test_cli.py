@@ -157,7 +157,7 @@ def test_an_unknown_command_is_refused_with_the_most_similar_command(
 ) -> None:
     assert cli.main([word]) == 2
     first, last = capsys.readouterr().err.splitlines()
-    assert first == f"ipvsproxy: {word!r}: is no command{hint}"
+    assert first == f"ipvsproxy: {word!r}: is not a command{hint}"
     assert last.startswith("ipvsproxy: nothing was changed")
 
 
@@ -374,7 +374,7 @@ def test_a_command_says_where_to_run_it_if_ipvsproxy_runs_in_a_container(
 @pytest.mark.parametrize("subject", ["a/b/c", ""])
 def test_an_invalid_subject_of_a_command_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--v=1", subject]) == 2
-    assert f"ipvsproxy: explain: {subject!r} is none of namespace/name, name, address:port" in capsys.readouterr().err
+    assert f"ipvsproxy: explain: {subject!r} is not namespace/name, name, address:port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [name for name in commands.COMMANDS if name not in ("run", "cleanup")])

@@ -386,7 +386,7 @@ async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_fo
         assert await program.stop() == 0
     (doctor,) = run_in_turn(("doctor",), within_s=SYNCED_WITHIN_S)
     assert all(row.partition(" ")[2] in doctor.output for row in others), doctor
-    assert "but none is served on the address" in doctor.output
+    assert "but no node port is served at this address" in doctor.output
 
 
 def leave_iptables_mode() -> None:

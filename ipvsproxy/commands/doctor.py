@@ -79,7 +79,7 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
     if not facts.privileges:
         yield ok("privileges", "this process may change the network")
     if facts.version < OLDEST:
-        remedy = "use a newer kernel: nobody has looked up what this one lacks"
+        remedy = "use a newer kernel: it is not known what this one lacks"
         yield warn("kernel", f"Linux {facts.release} is older than {'.'.join(map(str, OLDEST))}", remedy)
     else:
         yield ok("kernel", f"Linux {facts.release}")
@@ -92,7 +92,7 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
     else:
         yield from (fail("ipvs", one.what, one.remedy) for one in facts.features)
     if facts.unreadable and not facts.privileges and not facts.features:
-        yield fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "mend the cause that the message names")
+        yield fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "remove the cause that the message names")
 
 
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -161,7 +161,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         yield (fail if needs_it else warn)(
             "sysctl",
             f"{_FORWARDING} is 0, and this host has IPv6 addresses",
-            "set it to 1 if the cluster uses IPv6: else no IPv6 Service leads to another node, or to a pod",
+            "set it to 1 if the cluster uses IPv6: otherwise no IPv6 Service leads to another node or to a pod",
         )
     elif forwarding is not None:
         yield ok("sysctl", f"{_FORWARDING} is {forwarding}")
@@ -177,7 +177,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
 
 def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
     """Whether the kernel drops UDP datagrams that are larger than the MTU; docs/running.md has the measurement."""
-    remedy = "let them send less, or by TCP"
+    remedy = "let the programs send smaller datagrams, or use TCP"
     if _has_ipv6(facts) and facts.bridges and facts.sysctls.get(_BRIDGES_IPV6) == "1":
         text = f"UDP datagrams over the MTU from pods on bridges ({', '.join(facts.bridges)}) do not reach IPv6 Services: "
         yield warn("mtu", f"{text}{_BRIDGES_IPV6} is 1", f"{remedy}; with 0 they arrive, but {_NO_ANSWER}")
@@ -194,7 +194,7 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
     """
     if facts.unread_backend and not facts.privileges:
         text = f"it is unknown whether another backend still holds rules or sets of ours: {facts.unread_backend}"
-        yield warn("rules", text, "run doctor again; run looks for them by itself")
+        yield warn("rules", text, "run doctor again; ipvsproxy run looks for them by itself")
     if not (facts.backend and facts.other_backend):
         return
     yield warn(
@@ -230,7 +230,7 @@ def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
         remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
         yield note("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
     if choice and facts.host_ports:
-        text = f"hostPort rules ({', '.join(facts.host_ports)}) take their ports of all Services, also of the API server's"
+        text = f"hostPort rules ({', '.join(facts.host_ports)}) take their ports from all Services, the API server's too"
         yield warn("iptables", text, HOST_PORTS_REMEDY)
     for family, reason in facts.unserved.items():
         yield warn(topic, f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
@@ -248,14 +248,14 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
     ports = {ownership.node_port_of(entry) for entries in (observed.sets or {}).values() for entry in entries}
     doubtful = [str(key) for key in foreign if not isinstance(key, FirewallMark) and ownership.node_port(key) in ports]
     if doubtful:
-        text = f"{', '.join(doubtful)}: the port is a node port of ours, but none is served on the address"
-        remedy = "if no other program such as keepalived made it, remove it with ipvsadm -D: a proxy left it behind"
+        text = f"{', '.join(doubtful)}: the port is one of our node ports, but no node port is served at this address"
+        remedy = "if no other program, such as keepalived, has added it, a proxy has left it behind: remove it with ipvsadm -D"
         yield warn("ipvs", text, remedy)
     names = list(map(str, foreign))
     if names or observed.foreign_virtual_servers:
         named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - five are enough
         count = len(names) + observed.foreign_virtual_servers
-        remedy = "they are left alone; make sure that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
+        remedy = "they are left alone; make sure that no Service has their addresses, or name them with --ipvs-exclude-cidrs"
         yield warn("ipvs", f"{counted(count, 'virtual server')} of other programs (keepalived, docker swarm, ...){named}", remedy)
     else:
         yield ok("ipvs", f"{counted(len(observed.virtual_servers), 'virtual server')}, none of other programs")
@@ -265,7 +265,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
     """Whether local routes can be added and stay, and whether a former process has left local routes behind."""
     if config.translation.binding is not Binding.ROUTES:
         if left := facts.observation.routes or ():
-            text = f"{counted(len(left), 'local route')} of ours left, and Service addresses are to be on kube-ipvs0"
+            text = f"{counted(len(left), 'local route')} of an earlier run, but Service addresses are to be on kube-ipvs0"
             remedy = "run removes them when the addresses are bound; kube-proxy would leave them"
             yield note("binding", text, remedy)
         return
@@ -277,7 +277,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
         text = "systemd-networkd manages lo, and may remove local routes that it does not know"
         yield warn("binding", text, "leave lo unmanaged, or set ManageForeignRoutes=no in networkd.conf")
     elif facts.loopback.is_up:
-        yield ok("binding", "lo is up and left alone, so local routes stay")
+        yield ok("binding", "lo is up, and no other program manages it, so local routes stay")
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -288,12 +288,12 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
     same = [rule.text for rule in facts.mark_rules if rule.bits & bits]
     others = [rule.text for rule in facts.mark_rules if not rule.bits & bits]
     if same:
-        text = f"rules of other programs write the bits {bits:#x} of packet marks, so packets may come to a wrong Service: "
-        remedy = "choose bits that nobody else writes by --ipvs-scope-mark-bits"
+        text = f"rules of other programs write the bits {bits:#x} of packet marks, so packets may reach the wrong Service: "
+        remedy = "choose bits that no other program writes, with --ipvs-scope-mark-bits"
         yield fail("marks", text + _some(same), remedy)
     if others:
         text = "rules of other programs write other bits of packet marks before IPVS: "
-        remedy = "clients of this node whose packets meet them reach the endpoints of kube-proxy's IPVS mode"
+        remedy = "clients of this node whose packets match them are served as in kube-proxy's IPVS mode"
         yield warn("marks", text + _some(others), remedy)
     if not facts.mark_rules:
         yield ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
@@ -324,11 +324,11 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
         return
     tcp_s = facts.timeouts.tcp_s
     if tcp_s > int(tracked):
-        text = f"IPVS keeps idle TCP connections for {tcp_s} s, connection tracking for {tracked} s only"
+        text = f"IPVS keeps idle TCP connections for {tcp_s} s, connection tracking only for {tracked} s"
         yield warn("timeouts", text, "raise --conntrack-tcp-timeout-established or lower --ipvs-tcp-timeout")
     else:
         text = f"idle TCP connections are kept for {tcp_s} s by IPVS and {tracked} s by connection tracking"
-        yield ok("timeouts", f"{text}: keepalives must come sooner than the former")
+        yield ok("timeouts", f"{text}: clients must send keepalives more often than every {tcp_s} s")
 
 
 def _kube_proxy(facts: Facts) -> Iterator[Finding]:
@@ -350,9 +350,9 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
     for table in named:
         if why := leftovers.why_foreign(table):
             remedy = "it is left alone; if no program needs it, remove it with nft delete table"
-            yield warn("kube-proxy", f"the table {table} has its name only: {why}", remedy)
+            yield warn("kube-proxy", f"the table {table} only has the name of kube-proxy's: {why}", remedy)
     if not chains and not named and not facts.unread_tables:
-        yield ok("kube-proxy", "no rules of another mode")
+        yield ok("kube-proxy", "no rules of another mode of kube-proxy")
 
 
 async def examine(config: Config) -> Sequence[Finding]:
@@ -405,7 +405,7 @@ async def _source(config: Config) -> tuple[Finding, Store]:
         return fail("source", str(error), remedy), store
     if node is None:
         text = f"{source.describe()} answers, but has no Node {config.node_name!r}"
-        return fail("source", text, "name this node's Node object by --hostname-override"), store
+        return fail("source", text, "name this node's Node object with --hostname-override"), store
     return ok("source", f"{source.describe()} answers: {counted(len(store.services), 'Service')}"), store
 
 

@@ -65,7 +65,7 @@ def parse_subject(text: str) -> Subject:
     if _NAME.fullmatch(text):
         namespace, _, name = text.rpartition("/")
         return ServiceName(namespace, name)
-    raise ValueError(f"{text[:80]!r} is none of namespace/name, name, address:port, [IPv6 address]:port")
+    raise ValueError(f"{text[:80]!r} is not namespace/name, name, address:port or [IPv6 address]:port")
 
 
 def _is_named(subject: Subject, name: str) -> bool:
@@ -223,7 +223,7 @@ def run(config: Config, subject: Subject) -> int:
 
 
 _LOOPBACK = (
-    "IPVS serves no node port on loopback addresses, with kube-proxy neither, because packets from them may not leave this host"
+    "IPVS serves no node port on loopback addresses, nor with kube-proxy, because packets from them may not leave this host"
 )
 _WHOLE = frozenset(family.bits for family in Family)
 """The prefix lengths of single addresses."""
@@ -317,7 +317,7 @@ def _port(service: str, port: Document, source_ranges: Sequence[str]) -> Iterato
 
 _SCOPES: Mapping[str, str] = {
     "clusterScope": "clients of this node",
-    "directReturn": "clients outside, whom endpoints of other nodes answer past this node,",
+    "directReturn": "clients outside, whom endpoints of other nodes answer directly,",
     "fromTunnels": "packets that other nodes have sent here by tunnel",
 }
 """The clients of each scope, by its field of a port."""
@@ -326,7 +326,7 @@ _SCOPES: Mapping[str, str] = {
 def _scope(scope: Document, clients: str) -> Iterator[str]:
     addresses = ", ".join(scope["addresses"])
     if scope["virtualServer"] is None:
-        yield f"    NO SECOND SCOPE: no packet mark is left, so {clients.rstrip(',')} are like all others at {addresses}"
+        yield f"    NO SECOND SCOPE: no packet mark is left, so {clients.rstrip(',')} are served like all others at {addresses}"
         return
     yield f"    {scope['virtualServer']} ({clients} at {addresses}), {_choices(scope)}"
     yield from _kernel(scope["kernel"], "      ")

@@ -214,14 +214,14 @@ async def _ask(connection: HttpConnection, namespace: str, pod: Pod, port: int, 
     node = FleetNode(pod.spec.node_name or f"(pod {name})", name)
     place = f"{urllib.parse.quote(namespace, safe='')}/pods/{urllib.parse.quote(name, safe='')}:{port}"
     if pod.is_gone or pod.status.phase != "Running":
-        state = "being deleted" if pod.metadata.deletion_timestamp else pod.status.phase or "in no phase"
+        state = "being deleted" if pod.metadata.deletion_timestamp else pod.status.phase or "in an unknown phase"
         return _silent(node, f"its pod is {state}")
     try:
         async with asyncio.timeout(timeout_s):
             status, body = await connection.answer(f"/api/v1/namespaces/{place}/proxy/healthz?verbose", MOST_BYTES)
         health = msgspec.json.decode(body, type=HealthAnswer)
     except TimeoutError:
-        return _silent(node, f"no whole answer within {timeout_s:g} s")
+        return _silent(node, f"no complete answer within {timeout_s:g} s")
     except ApiError as error:
         return _silent(node, str(error))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -247,7 +247,7 @@ def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
     yield Fault.NOT_IN_FORCE, [*waits, *health.unreadable, *unmet, *differing]
     if not health.healthy:
         late = [f"{family} was last in force at {one.last_updated}" for family, one in health.status.items() if not one.healthy]
-        yield Fault.LATE, late or ["it stops, or its first sync is late"]
+        yield Fault.LATE, late or ["it is stopping, or its first sync is late"]
     elif not health.node_eligible and not waits:
         yield Fault.NO_TRAFFIC, ["load balancers are turned away"]
     yield Fault.STALE, [f"no news of {kind} from the API server" for kind in health.stale_watches]

@@ -209,7 +209,7 @@ def _service(one: Document) -> str:
         case "stale":
             return "(no Service desires it any more)"
         case "unknown":
-            return "(gone meanwhile)"
+            return "(removed meanwhile)"
         case _:
             return ""
 
@@ -254,6 +254,4 @@ async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> 
 
 
 def _unnamed(document: Document, problems: Sequence[str]) -> CommandAnswer:
-    return CommandAnswer(
-        document, inspection.CANNOT_TELL, (*problems, "names are missing above; what the kernel holds is complete")
-    )
+    return CommandAnswer(document, inspection.CANNOT_TELL, (*problems, "names are missing above; the kernel's table is complete"))

@@ -77,7 +77,7 @@ def judge(
     for one in found[:MOST_COLLISIONS]:
         yield warn("collisions", f"{one.service}: {one.text}", one.remedy)
     if len(found) > MOST_COLLISIONS:
-        yield warn("collisions", f"{len(found) - MOST_COLLISIONS} more of them", "ipvsproxy explain has those of each Service")
+        yield warn("collisions", f"{len(found) - MOST_COLLISIONS} more of them", "ipvsproxy explain shows those of each Service")
     if services and not found and not unknown:
         yield ok("collisions", "no program, rule or interface of this host takes packets of a Service")
 
@@ -102,18 +102,18 @@ def judge_direct_return(settings: Settings, view: NodeView, node: Node | None) -
     if not settings.direct_return:
         if takes_part:
             text = "this node's Node has the annotation ipvsproxy.io/direct-return, so other nodes send it packets by tunnel"
-            yield warn("direct-return", text, "take the annotation away, or set --ipvs-direct-return=on")
+            yield warn("direct-return", text, "remove the annotation, or set --ipvs-direct-return=on")
         return
     if view.shared_tunnel:
         text = f"{view.shared_tunnel} has an address: it belongs to another program, so this node has no direct return"
         yield warn(
-            "direct-return", text, "take the annotation ipvsproxy.io/direct-return from its Node, or use another tunnel there"
+            "direct-return", text, "remove the annotation ipvsproxy.io/direct-return from its Node, or use another tunnel there"
         )
     elif not takes_part:
         text = "this node's Node lacks the annotation ipvsproxy.io/direct-return, so no other node sends it packets by tunnel"
-        yield warn("direct-return", text, 'set it to "true": its endpoints are served as without direct return')
+        yield warn("direct-return", text, 'set it to "true"; until then its endpoints are served without direct return')
     else:
-        text = f"this node and {len(view.tunnel_ends)} others take part"
+        text = f"this node and {counted(len(view.tunnel_ends), 'other node')} take part"
         hint = "the network must let nodes send packets with addresses of Services as their source, and pass protocols 4 and 41"
         yield ok("direct-return", text, hint)
 
@@ -137,7 +137,7 @@ def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterat
                 f"{network} of --cluster-cidr has {counted(len(inside), 'cluster IP')} in it, such as {address} of {name}: this "
                 "host, and pods in its network, have a cluster IP as their source there, so they are not masqueraded, and get no "
                 "answer from endpoints of other nodes",
-                "name the range of the pods alone in --cluster-cidr (clusterCIDR), or set --masquerade-all",
+                "set --cluster-cidr (clusterCIDR) to the range of the pods only, or set --masquerade-all",
             )
     if is_fine and settings.cluster_networks:
         yield ok("cluster-cidr", "no cluster IP lies in --cluster-cidr")
@@ -175,7 +175,7 @@ def collisions(
         admitted, _ = refusal.admit(treated, view, settings)
         for address in dict.fromkeys(_external_addresses(admitted, settings)):
             if node := view.other_nodes.get(address):
-                text = f"{address} is an address of the node {node}, which this node and its pods do not reach any more"
+                text = f"{address} is an address of the node {node}, which this node and its pods can no longer reach"
                 found[address] = Collision(service.name, text, refusal.ways_out(admitted, address))
         for place in () if service.not_served else _places(admitted, view, settings):
             for one in _takers(place, interfaces, rivals):
@@ -223,17 +223,17 @@ def _collision(service: ServiceName, place: _Place, taker: BoundSocket | PortRul
             remedy = "let the program listen on another port, or give the Service another one"
         case PortRule(exempts=True):
             text = f"a rule exempts packets to {place} from connection tracking, so they are not masqueraded: {taker.text}"
-            remedy = "remove the rule, or clients whose answers do not come back by this node get none"
+            remedy = "remove the rule: otherwise clients whose answers do not come back through this node get none"
         case PortRule() if backend is Backend.NFTABLES:
-            text = f"a rule is about {place}, too, and gets no packets there: the Service does: {taker.text}"
+            text = f"a rule is about {place}, too, but gets no packets there, because the Service gets them: {taker.text}"
             remedy = "give the hostPort, or the Service, another port"
         case PortRule():
-            text = f"a rule sends packets to {place} elsewhere, before the Service: {taker.text}"
+            text = f"a rule sends packets to {place} elsewhere before the Service gets them: {taker.text}"
             remedy = "give the hostPort, or the Service, another port; with --rules-backend=nftables the Service goes first"
         case interface:
-            text = f"the interface {interface} has the cluster IP {place.address}, too, and a program there gets no packets: "
-            text += "the Service does"
-            remedy = f"take the address from {interface}; of NodeLocal DNS, see docs/neighbours.md"
+            text = f"the interface {interface} has the cluster IP {place.address}, too, but a program there gets no packets, "
+            text += "because the Service gets them"
+            remedy = f"remove the address from {interface}; for NodeLocal DNS, see docs/neighbours.md"
     return Collision(service, text, remedy)
 
 
@@ -253,10 +253,10 @@ def judge_firewalls(facts: Facts) -> Iterator[Finding]:
     for table, chain, hook in closed:
         text = f"the chain {chain} of the table {table} (hook {hook}) refuses {_REFUSED[hook]} unless a rule there accepts them"
         by = " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
-        remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{by}"
+        remedy = f"accept them there: for example all packets of the pods' interfaces, and clients' connections to Services{by}"
         yield warn("firewall", text, remedy)
     if not closed and not facts.unread_tables:
-        yield ok("firewall", "no chain of another program refuses what it does not know")
+        yield ok("firewall", "no chain of another program refuses packets by default")
 
 
 def is_of_kube_proxy(table: NftTable) -> bool:

@@ -218,7 +218,7 @@ def run(config: Config) -> int:
     except NoAnswerError as error:
         return _refuse(str(error))
     if not is_terminal():
-        return _refuse("standard input, output or error is no terminal for a screen: use --once, or --output=json")
+        return _refuse("standard input, output or error is not a terminal for a screen: use --once, or --output=json")
     try:
         screen = importlib.import_module("ipvsproxy.commands.top_screen")
     except ModuleNotFoundError as error:

@@ -262,7 +262,7 @@ def _service_lines(row: Document) -> Iterator[str]:
     endpoints = row["endpoints"]
     yield f"{row['name']} ({row['type']}): {', '.join((*_addresses(row), *_ports(row)))}"
     yield (
-        f"{endpoints['ready']} endpoints get connections, {endpoints['draining']} drain, {endpoints['unused']} are not used; "
+        f"endpoints: {endpoints['ready']} ready, {endpoints['draining']} draining, {endpoints['unused']} unused; "
         f"{count(row['connectionsPerSecond'])} conn/s, {count(row['bytesPerSecond'])} B/s"
     )
     yield from (f"problem: {problem}" for problem in row["problems"])
@@ -328,7 +328,7 @@ def _state(endpoint: Document, traffics: Iterable[str]) -> str:
     reasons = "; ".join(dict.fromkeys(out.values()))
     if not used:
         return f"out: {reasons}"
-    return f"in for {_TRAFFIC[used[0]]}: out for {_TRAFFIC[next(iter(out))]}: {reasons}"
+    return f"in for {_TRAFFIC[used[0]]}, out for {_TRAFFIC[next(iter(out))]}: {reasons}"
 
 
 def _figures(seen: Sequence[Document]) -> dict[str, Any]:

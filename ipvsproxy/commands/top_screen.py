@@ -158,7 +158,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         if problem:
             lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
             return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
-        return "held: space goes on" if self._is_held else ""
+        return "held: press space to go on" if self._is_held else ""
 
     def on_screen_suspend(self) -> None:
         """While another screen covers this screen, read nothing."""

@@ -37,14 +37,12 @@ CONFIGURATION = (
     Option(
         "feature-gates", "featureGates", Kind.GATES, "", to="translation.external_addresses", status=Likeness.EXTENDED
     ).explained("AllowServiceExternalIPs=false ignores externalIPs. Any other gate is accepted without effect."),
-    Option("proxy-mode", "mode", Kind.TEXT, "", "MODE").explained(
-        "Must be ipvs; kube-proxy would take an absent mode for iptables."
-    ),
+    Option("proxy-mode", "mode", Kind.TEXT, "", "MODE").explained("Must be ipvs. Without a mode, kube-proxy would use iptables."),
 )
 
 SOURCE = (
     Option("kubeconfig", "clientConnection.kubeconfig", Kind.TEXT, "", "FILE", to="source.kubeconfig").explained(
-        "How to reach the API server. Without this flag and --master: the pod's service account."
+        "The file with address and credentials of the API server. Without it and --master: the pod's service account."
     ),
     Option("master", "", Kind.TEXT, "", "URL", to="source.api_server", overrides_file=True).explained(
         "URL of the API server; replaces the one in the kubeconfig."
@@ -61,7 +59,7 @@ OWN = (
     Option(
         "ipvs-drift-check-interval", "driftCheckInterval", Kind.DURATION, "5s", to="engine.drift_check_interval_s", minimum=1
     ).explained(
-        "How often all real servers are compared with the desired ones; other drift is looked for every 3s or more often."
+        "How often all real servers are compared with the desired ones; other drift is checked for every 3s or more often."
     ),
     Option("ipvs-sysctls", "ipvsSysctls", Kind.LIST, "", "NAME=VALUE,...", to="ipvs_sysctls").explained(
         "Values below net.ipv4.vs: sloppy_sctp, sloppy_tcp (0 or 1), conn_lfactor, svc_lfactor (-8 to 8, on Linux 7.1). "
@@ -76,21 +74,21 @@ OWN = (
     Option(
         "ipvs-traffic-scopes", "trafficScopes", Kind.TEXT, "kube-proxy", to="translation.scopes", choices=tuple(TrafficScopes)
     ).explained(
-        "With externalTrafficPolicy Local, clients of this node reach those of everybody (kube-proxy), or all endpoints (api)."
+        "With externalTrafficPolicy Local, clients of this node reach endpoints of this node (kube-proxy) or of all nodes (api)."
     ),
     Option("ipvs-scope-mark-bits", "scopeMarkBits", Kind.TEXT, "0x3fff", "MASK", to="translation.scope_bits").explained(
-        "The bits of packet marks for traffic scopes; no other program may write them. 14 bits do for 16383 Service ports."
+        "The bits of packet marks for traffic scopes; no other program may write them. 14 bits suffice for 16383 Service ports."
     ),
     Option(
         "ipvs-direct-return", "directReturn", Kind.TEXT, "off", to="drivers.direct_return", choices=tuple(DirectReturn)
     ).explained(
-        "At addresses of Services with ipvsproxy.io/direct-return, endpoints of all nodes answer clients themselves (on), or not."
+        "Whether the annotation ipvsproxy.io/direct-return has its effect: endpoints of all nodes answer clients directly (on)."
     ),
     Option(
         "service-annotations", "serviceAnnotations", Kind.TEXT, "all", "all|none|NAME,...", to="translation.annotations"
-    ).explained("Which annotations of Services count: all, none, or names without ipvsproxy.io/, such as scheduler,weights."),
+    ).explained("Which annotations of Services apply: all, none, or names without ipvsproxy.io/, such as scheduler,weights."),
     Option("rules-backend", "rulesBackend", Kind.TEXT, "iptables", to="drivers.rules_backend", choices=tuple(Backend)).explained(
-        "What holds rules and sets: iptables with ipset, or nftables alone; auto: nftables where one of the former is missing."
+        "What holds rules and sets: iptables with ipset, or nftables. auto takes nftables if iptables or ipset is missing."
     ),
     Option("ipvs-vip-binding", "vipBinding", Kind.TEXT, "addresses", to="translation.binding", choices=tuple(Binding)).explained(
         "How Service addresses become local: by addresses on kube-ipvs0, or by local routes on lo, which is faster (routes)."
@@ -290,7 +288,7 @@ SERVERS = (
         deprecated="use --metrics-bind-address",
     ).explained("Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none."),
     Option("bind-address-hard-fail", "bindAddressHardFail", Kind.BOOLEAN, "false", to="servers.bind_hard_fail").explained(
-        "Exit if one of these addresses cannot be bound."
+        "Exit if the address of the health or metrics server cannot be bound."
     ),
     Option("profiling", "enableProfiling", Kind.BOOLEAN, "false", to="logging.profiling", status=Likeness.PARTIAL).explained(
         "Let PUT /debug/flags/v of the metrics server change -v at run time. There is no Go profiler."
@@ -425,7 +423,7 @@ OF_COMMANDS = tuple(
             "Time between two pictures (default 2s, at least 0.5s)."
         ),
         Option("sort", "", Kind.TEXT, "connections", "BY", to="top.sort", choices=tuple(Sort), command="top").explained(
-            f"What comes first: {', '.join(Sort)} (default connections)."
+            "The order of Services (default connections)."
         ),
         Option("filter", "", Kind.TEXT, "", to="top.filter", command="top list").explained(
             "Only Services with this name, address or port; also namespace:demo type:nodeport node:a problems:only."

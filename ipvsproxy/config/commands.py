@@ -27,8 +27,8 @@ class Command(NamedTuple):
 
 _COMMON = """
 
-Use the flags and the file of ipvsproxy run, or none where it runs: those of the running process count then.
-Without a file, --proxy-mode=ipvs is implied.
+Give the flags and the file of ipvsproxy run. On a node where ipvsproxy runs, none are needed: the command uses
+those of the running process. Without a file, --proxy-mode=ipvs is implied.
 The command changes nothing. Some queries make the kernel load a module, which cannot be avoided.
 """
 
@@ -70,7 +70,7 @@ _VERIFY = _inspecting(
     """\
 Compares the kernel with the desired state. One line shows each difference: Service, object, desired state,
 observed state. Differing objects are read again after a moment; only lasting differences count.
-Draining real servers are no difference. Virtual servers of others are listed, and are no difference either.
+Draining real servers and virtual servers of other programs are no differences; the latter are listed.
 
 Exit status: 0 equal, 1 different, 2 state unknown.
 """,
@@ -98,8 +98,9 @@ _LIST = _inspecting(
     "print the IPVS table as ipvsadm -Ln does, with the names of Services and pods",
     """\
 Prints what ipvsadm -Ln prints, in the same layout. Beside each virtual server stands its Service port
-(namespace/name:port), beside each real server its pod and node. A virtual server of another program is (not ours).
-Without the API server the table is printed without names.
+(namespace/name:port), beside each real server its pod and node, and behind them what is wrong. The columns are
+those of ipvsadm, so that scripts can read them. A virtual server of another program is marked (not ours). Without
+the API server the table is printed without names.
 
 Exit status: 0 printed with names, 2 names or table could not be read.
 """,
@@ -131,9 +132,9 @@ _FLEET = _inspecting(
     "show which nodes differ, by the health of the ipvsproxy of each node",
     """\
 Asks the ipvsproxy of every node through the API server, and shows nodes that do not answer, are not in force,
-late or drifting, or have another version or configuration than most nodes. Runs wherever a kubeconfig is:
---kubeconfig, else $KUBECONFIG, else ~/.kube/config, else the service account of a pod. The caller needs the right
-to list pods and to get pods/proxy in one namespace.
+late or drifting, or have another version or configuration than most nodes. Runs on any machine with a kubeconfig:
+that of --kubeconfig, else of $KUBECONFIG, else ~/.kube/config, else the service account of a pod. The caller needs
+the right to list pods and to get pods/proxy in one namespace.
 
 Exit status: 0 all well, 1 some nodes differ, 2 the nodes could not be asked.
 """,
@@ -147,12 +148,12 @@ matter. The command changes nothing.
 )
 _DOCTOR = _inspecting(
     "doctor",
-    "check what ipvsproxy needs of this node, and name remedies",
+    "check whether this node has what ipvsproxy needs, and name remedies",
     """\
 Checks privileges, kernel, modules, schedulers, set types, sysctls, iptables, other proxies and load balancers,
-ports, timeouts and the API server. Each line is ok, warn or fail, with a remedy where there is one.
+ports, timeouts and the API server. Each line is fail, warn, note or ok, with a remedy where there is one.
 
-Exit status: 0 no line is fail, 1 some line is fail, 2 wrong flags.
+Exit status: 0 no check has failed, 1 a check has failed, 2 wrong flags.
 """,
     "--config=/var/lib/kube-proxy/config.conf --hostname-override=node-1",
     "--kubeconfig=admin.conf --output=json",
@@ -166,7 +167,7 @@ ipvsproxy cleanup [--only=own] [--dry-run] [--output=text|json] [flags]
 
 Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
 servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of both IP
-families. Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, a dry run as well.
+families. Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, as is a dry run.
 
   --only own
         Remove only what kube-proxy does not know: second scopes (virtual servers by mark, sets and chains
@@ -177,8 +178,8 @@ families. Objects of other programs stay. No API server is needed. Refused while
   --output text|json
         Text for people, or one JSON object (default text).
 
-Of the other flags --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual servers in those ranges stay,
-and local routes are ours by that number.
+Of the flags of ipvsproxy run, only --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual servers in
+those ranges stay, and only local routes with that protocol number are removed.
 Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 
 Examples:
@@ -204,8 +205,8 @@ The node daemon that does the whole job of kube-proxy --proxy-mode=ipvs: it watc
 EndpointSlices and keeps this node's IPVS, ipsets, addresses and iptables rules in step with them.
 
 Every kube-proxy flag is accepted, with the same meaning and syntax. Durations are written 30s, 1m30s, 1h.
-With --config most flags are ignored, as in kube-proxy. Flags marked with * count, and beat the fields of the
-file: kube-proxy's own exceptions, and all flags that only ipvsproxy has.
+With --config most flags are ignored, as in kube-proxy. Flags marked with * are not: they override the fields
+of the file. They are kube-proxy's own exceptions, and all flags that only ipvsproxy has.
 The equivalent field of the file stands in [brackets].
 
 Other commands, each with its own --help:

@@ -196,7 +196,7 @@ def _read_number(node: yaml.Node) -> Value:
 def _read_list(node: yaml.Node) -> Value:
     if not isinstance(node, yaml.SequenceNode):
         raise _WrongTypeError("a list")
-    return tuple(_scalar(element, _TEXTS, "one of strings, in quotes") for element in node.value)
+    return tuple(_scalar(element, _TEXTS, "a string, in quotes") for element in node.value)
 
 
 def _read_gates(node: yaml.Node) -> Value:
@@ -207,7 +207,7 @@ def _read_gates(node: yaml.Node) -> Value:
 
 
 def _read_patterns(node: yaml.Node) -> Value:
-    expected = "one of mappings with filePattern and verbosity"
+    expected = "a mapping with filePattern and verbosity"
     if not isinstance(node, yaml.SequenceNode):
         raise _WrongTypeError("a list")
     patterns = []

@@ -264,7 +264,7 @@ def _node_name(values: Values, hostname: str) -> str:
 def _check_source(values: Values) -> None:
     for key in ("clientConnection.kubeconfig", "master"):
         if values.get("ipvsproxy.manifests", str) and values.get(key, str):
-            reason = f"{quoted(values.get(key, str))} and {values.source('ipvsproxy.manifests')} exclude each other; drop one"
+            reason = f"{quoted(values.get(key, str))} and {values.source('ipvsproxy.manifests')} exclude each other; remove one"
             values.refuse(key, reason)
 
 

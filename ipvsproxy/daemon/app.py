@@ -206,7 +206,7 @@ class _Node:
         try:
             done = await self.kernel.call(lambda node: requirements.give_up(node, api_servers=servers, allowed=allowed))
         except KernelError as error:
-            log.warning("api_server_address_kept", error=str(error), hint="no address is given up before all sets could be read")
+            log.warning("api_server_address_kept", error=str(error), hint="no address is given up before all sets can be read")
             return
         if done:
             message = f"the API server did not answer, and this node held its address for a Service: {'; '.join(done)}"
@@ -233,7 +233,7 @@ class _Node:
             with contextlib.suppress(KernelError):  # after the next audit, the query is repeated
                 found = await asyncio.to_thread(iptables_tables.host_ports_before_services, variants)
                 rules = ", ".join(found)
-                message = f"hostPort rules ({rules}) take their ports of all Services: {iptables_tables.HOST_PORTS_REMEDY}"
+                message = f"hostPort rules ({rules}) take their ports from all Services: {iptables_tables.HOST_PORTS_REMEDY}"
                 self._status.note(HOST_PORTS_FIRST, message if found else "")
                 if found and found != told:
                     log.warning("host_ports_before_services", rules=rules, hint=message)

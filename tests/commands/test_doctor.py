@@ -138,7 +138,7 @@ def test_doctor_reports_ok_for_every_topic_on_a_complete_node() -> None:
             {"host_ports": ("legacy IPv4",)},
             Level.WARN,
             "iptables",
-            "hostPort rules (legacy IPv4) take their ports of all Services",
+            "hostPort rules (legacy IPv4) take their ports from all Services",
         ),
         (
             {"iptables_choice": VariantChoice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
@@ -159,7 +159,7 @@ def test_doctor_reports_ok_for_every_topic_on_a_complete_node() -> None:
             {"tables": (dataclasses.replace(left_tables.LEFT, maps=frozenset()),)},
             Level.WARN,
             "kube-proxy",
-            "the table ip kube-proxy has its name only: it has no map service-ips",
+            "the table ip kube-proxy only has the name of kube-proxy's: it has no map service-ips",
         ),
         (
             {"tables": (FIREWALLD,)},
@@ -317,7 +317,7 @@ def test_doctor_accepts_configured_local_routes_that_nothing_removes_and_reports
     for loopback in (Loopback(), Loopback(networkd="unmanaged")):
         assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []
     (finding,) = _judge(observation=left)
-    assert finding.text == "1 local route of ours left, and Service addresses are to be on kube-ipvs0"
+    assert finding.text == "1 local route of an earlier run, but Service addresses are to be on kube-ipvs0"
     assert "kube-proxy would leave them" in finding.remedy
 
 
@@ -371,7 +371,7 @@ def test_doctor_reports_a_virtual_server_of_our_node_port_on_an_address_that_the
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}
     first, second = _judge(observation=dataclasses.replace(SEEN, virtual_servers=found, sets={entry.set: frozenset({entry})}))
-    assert first.text == "TCP 203.0.113.9:30080: the port is a node port of ours, but none is served on the address"
+    assert first.text == "TCP 203.0.113.9:30080: the port is one of our node ports, but no node port is served at this address"
     assert "ipvsadm -D" in first.remedy
     assert second.text.startswith("2 virtual servers of other programs")
 
@@ -468,7 +468,7 @@ def test_doctor_warns_that_large_datagrams_from_pods_on_bridges_do_not_reach_ipv
     assert (
         "from pods on bridges (cni0, docker0) do not reach IPv6 Services: net/bridge/bridge-nf-call-ip6tables is 1" in found.text
     )
-    assert "by TCP; with 0 they arrive, but pods that reach a pod of their own node" in found.remedy
+    assert "or use TCP; with 0 they arrive, but pods that reach a pod of their own node" in found.remedy
     assert not _judge(bridges=("cni0",), sysctls={"net/bridge/bridge-nf-call-ip6tables": "0"})
     assert {one.topic for one in _judge(bridges=("cni0",), unserved=NO_IPV6)} == {"iptables"}
 

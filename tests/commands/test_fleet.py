@@ -223,7 +223,7 @@ async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones
 async def test_silent_and_slow_nodes_are_given_up_after_the_timeout_even_if_there_are_more_than_parallel_requests() -> None:
     handlers = {f"n{number}": silent if number % 2 else slow for number in range(fleet.PARALLEL * 2)}
     nodes = await asked(Cluster(handlers), timeout_s=0.2)
-    assert {node.troubles for node in nodes.values()} == {((Fault.NO_ANSWER, "no whole answer within 0.2 s"),)}
+    assert {node.troubles for node in nodes.values()} == {((Fault.NO_ANSWER, "no complete answer within 0.2 s"),)}
 
 
 async def test_a_pod_that_does_not_run_is_reported_unless_another_pod_runs_on_its_node() -> None:

@@ -125,7 +125,7 @@ async def test_a_row_that_vanishes_during_the_reading_has_no_owner() -> None:
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
     document = await listing.describe(inspected(kernel, builders.node()), rows, {})
-    assert {line[72:] for line in listing.render(document) if line.startswith("TCP")} == {"(gone meanwhile)"}
+    assert {line[72:] for line in listing.render(document) if line.startswith("TCP")} == {"(removed meanwhile)"}
 
 
 async def test_list_shows_a_remark_beside_a_real_server_that_differs_from_the_desired_state() -> None:

@@ -119,7 +119,7 @@ def test_doctor_reports_foreign_rules_that_take_packets_of_services() -> None:
     untracked, redirected = _collisions(DNS, WEB, rules=rules)
     assert untracked.startswith("dns: a rule exempts packets to UDP 10.96.0.53:53 from connection tracking, so")
     assert redirected.startswith(
-        "web: a rule sends packets to TCP 192.168.0.10:30080 elsewhere, before the Service: -t nat -A CNI-DN-1"
+        "web: a rule sends packets to TCP 192.168.0.10:30080 elsewhere before the Service gets them: -t nat -A CNI-DN-1"
     )
     nftables = service_checks.collisions([WEB], VIEW, ADDRESSES, Rivals(rules=rules), Settings(backend=Backend.NFTABLES))
     assert [one.text[:45] for one in nftables] == ["a rule is about TCP 192.168.0.10:30080, too, "]
@@ -148,7 +148,7 @@ def test_doctor_reports_an_interface_that_has_a_cluster_ip() -> None:
     addresses = (*ADDRESSES, builders.interface_address("nodelocaldns", "10.96.0.53"))
     ports = (builders.service_port(53, Protocol.UDP, name="dns"), builders.service_port(53, name="dns-tcp"))
     (found,) = _collisions(builders.service("dns", *ports, cluster=["10.96.0.53"]), WEB, addresses=addresses)
-    assert found.startswith("dns: the interface nodelocaldns has the cluster IP 10.96.0.53, too, and")
+    assert found.startswith("dns: the interface nodelocaldns has the cluster IP 10.96.0.53, too, but")
 
 
 def test_doctor_reports_a_service_address_that_belongs_to_another_node_with_the_possible_remedies() -> None:
@@ -158,7 +158,9 @@ def test_doctor_reports_a_service_address_that_belongs_to_another_node_with_the_
     balanced = builders.service("web", load_balancer=[str(other)])
     for service, way, other_way in ((external, "spec.externalIPs", "ipMode"), (balanced, "ipMode: Proxy", "externalIPs")):
         (found,) = service_checks.collisions([service], view, ADDRESSES, Rivals(), Settings())
-        assert found.text.startswith("192.168.0.11 is an address of the node node-b, which this node and its pods do not reach")
+        assert found.text.startswith(
+            "192.168.0.11 is an address of the node node-b, which this node and its pods can no longer reach"
+        )
         assert way in found.remedy
         assert other_way not in found.remedy
         assert not list(service_checks.collisions([service], view, ADDRESSES, Rivals(), Settings(refuses_node_addresses=True)))

@@ -91,7 +91,7 @@ def test_top_logs_that_the_metrics_server_is_turned_off(capsys: pytest.CaptureFi
 async def test_top_refuses_to_draw_a_screen_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     async with _node().showing() as port:
         assert await _main(f"--server=http://127.0.0.1:{port}") == CANNOT_TELL
-    assert "error is no terminal for a screen: use --once, or --output=json" in capsys.readouterr().err
+    assert "error is not a terminal for a screen: use --once, or --output=json" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str,
 async def test_an_endpoint_that_serves_only_internal_or_only_external_traffic_is_marked() -> None:
     local = builders.service("web", builders.service_port(80, name="http", node_port=30080), external_local=True)
     details = top_data.details(await _document(WEB[0], local, WEB[2]))
-    assert _states(details)["10.244.1.1:8080"].startswith("in for the cluster IP: out for other addresses: it is on another node")
+    assert _states(details)["10.244.1.1:8080"].startswith("in for the cluster IP, out for other addresses: it is on another node")
     assert "externalTrafficPolicy Local" in details.lines
 
 

@@ -180,7 +180,7 @@ async def test_a_paused_screen_does_not_change_until_space_is_pressed_again() ->
     async with _app(daemon, interval_s=0.02).run_test() as pilot:
         await _until(pilot, "demo/web")
         await pilot.press("space")
-        await _until(pilot, "held: space goes on")
+        await _until(pilot, "held: press space to go on")
         asked = len(daemon.asked)
         await pilot.pause(0.2)
         assert len(daemon.asked) <= asked + 1, "one question may have been under way"

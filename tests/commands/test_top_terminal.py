@@ -145,7 +145,7 @@ async def test_top_refuses_a_terminal_that_cannot_show_a_screen(node: PageNode) 
     def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}", environment={"TERM": "dumb"}) as terminal:
             assert terminal.end() == 2
-            assert "is no terminal for a screen" in terminal.text
+            assert "is not a terminal for a screen" in terminal.text
 
     async with node.showing() as port:
         await asyncio.to_thread(act, port)

@@ -31,9 +31,9 @@ NODE_PORT = (
 )
 CLUSTER, HERE, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.0.1"), builders.backend("10.244.1.1")
 
-UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
+UNUSED = "weight 0 (its endpoint is not used; its connections go on until they end)"
 
-UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
+UNUSED = "weight 0 (its endpoint is not used; its connections go on until they end)"
 
 
 async def _verify(kernel: FakeKernel, *objects: object) -> Document:

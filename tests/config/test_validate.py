@@ -364,8 +364,8 @@ def test_a_port_flag_has_no_effect_if_the_address_has_a_port_and_that_is_reporte
 
 def test_manifests_and_an_api_server_cannot_both_be_configured() -> None:
     assert problems_of_flags("--manifests=/m", "--kubeconfig=/k", "--master=http://a") == [
-        "--kubeconfig: '/k' and --manifests exclude each other; drop one",
-        "--master: 'http://a' and --manifests exclude each other; drop one",
+        "--kubeconfig: '/k' and --manifests exclude each other; remove one",
+        "--master: 'http://a' and --manifests exclude each other; remove one",
     ]
 
 

@@ -694,5 +694,5 @@ def test_health_shows_objects_of_the_other_backend_that_cannot_be_removed(
     kernel.on_other_removed = resist
     monkeypatch.setattr(app, "Status", Status)
     _reloaded(kernel, tmp_path, "drainDeadline: 7s")
-    assert told[-1] == ["what the other backend holds of ours stays: remove the table: busy"]
+    assert told[-1] == ["our objects in the other backend stay: remove the table: busy"]
     assert told[0] == []

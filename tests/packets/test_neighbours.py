@@ -190,7 +190,7 @@ def test_a_table_of_another_program_with_the_name_of_kube_proxys_table_is_not_ch
         wait_until(lambda: bool(running.logged("event=leftover_rules_not_removed")), "told")
         shown, done = running.run("cleanup --dry-run", "doctor")
         assert "left out: the table ip kube-proxy is not kube-proxy's, since its comment is 'mine'" in shown.output
-        assert "the table ip kube-proxy has its name only: its comment is 'mine'" in done.output
+        assert "the table ip kube-proxy only has the name of kube-proxy's: its comment is 'mine'" in done.output
         assert "table ip kube-proxy" in tables(laboratory)
 
 

@@ -190,7 +190,7 @@ def test_the_view_of_a_service_is_a_diagram_from_clients_to_endpoints_with_reaso
     expect(ins.locator("b")).to_have_text(["10.244.0.11:8080", *(re.compile("^web-7d9f5c8b64-") for _ in range(3))])
     expect(ins.nth(1)).to_contain_text("10.244.0.12:8080 · ready · this node · zone zone-a")
     expect(outs.nth(0)).to_contain_text("out: it is not ready")
-    expect(outs.nth(1)).to_contain_text("out: it is terminating, and there are ready ones")
+    expect(outs.nth(1)).to_contain_text("out: it is terminating, and other endpoints are ready")
     assert page.locator("path.wire").count() == 8
     page.locator("summary").first.click()
     expect(page.locator(".rule code").first).to_contain_text("-t nat -A KUBE-SERVICES")

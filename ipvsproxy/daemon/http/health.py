@@ -135,7 +135,7 @@ class Status:
     def node_trouble(self) -> str:
         """The reason in the Node object that makes this node ineligible; empty if there is none."""
         if self.node is None:
-            return "no Node object of this name is known; --hostname-override names it"
+            return "no Node object of this name is known; set the name with --hostname-override"
         return "its Node object is deleted or about to be, or has the cluster autoscaler's taint" if self.node.leaving else ""
 
     @property

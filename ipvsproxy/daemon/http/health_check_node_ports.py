@@ -166,7 +166,7 @@ class HealthChecks:
 
     async def _open_within_share(self, endpoint: ListenAddress) -> None:
         if len(self._open) >= (most := server.descriptors() // 2):
-            raise OSError(errno.EMFILE, f"{most} ports are open, for which half of this process's descriptors are meant")
+            raise OSError(errno.EMFILE, f"{most} ports are open, which have half of this process's descriptors")
         self._open[endpoint] = await self.open_listener(*endpoint, lambda: self._answer(endpoint))
 
     def _log_change(self, event: str, endpoint: ListenAddress) -> None:

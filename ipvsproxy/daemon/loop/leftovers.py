@@ -190,7 +190,7 @@ class Leftovers:
     def reasons(self) -> tuple[str, ...]:
         """A sentence for each place whose rules cannot be removed, or may remain because they cannot be read."""
         return tuple(
-            f"{f'leftover rules stay ({place})' if place else 'what the other backend holds of ours stays'}: {state.reason}"
+            f"{f'leftover rules stay ({place})' if place else 'our objects in the other backend stay'}: {state.reason}"
             for place, _, state in self._all()
             if state.ongoing
         )
@@ -274,7 +274,7 @@ class Leftovers:
         elif removal.is_needed:
             state.due_s = self._returns.due_s(place)
         if comes_back and (removal.is_needed or COMES_BACK in state.ongoing):
-            hint = "stop the kube-proxy that writes them: only then they are gone for good"
+            hint = "stop the kube-proxy that writes them: only then are they gone for good"
             self._log_once(place, state, COMES_BACK, hint=hint)
         elif examined.hidden:
             self._log_once(place, state, RESISTS, error=examined.hidden, hint="rules that iptables cannot show are not removed")

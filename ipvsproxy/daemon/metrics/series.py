@@ -70,7 +70,7 @@ def _histogram(
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
     "kubeproxy_network_programming_duration_seconds",
-    "From a change of endpoints, by its annotation, until it was programmed.",
+    "Time from a change of endpoints, by its annotation, until it was programmed.",
     SLOW_S,
     *BY_FAMILY,
 )
@@ -98,7 +98,7 @@ HEALTHZ = _counter("kubeproxy_proxy_healthz_total", "Answers of /healthz.", "cod
 LIVEZ = _counter("kubeproxy_proxy_livez_total", "Answers of /livez.", "code", at_zero=_CODES)
 REQUESTS = _counter("rest_client_requests_total", "Requests to the API server.", "code", "host", "method")
 REQUEST_DURATION = _histogram(
-    "rest_client_request_duration_seconds", "Until the API server began to answer.", REQUEST_S, "host", "verb"
+    "rest_client_request_duration_seconds", "Time until the API server began to answer.", REQUEST_S, "host", "verb"
 )
 
 # Recorded metrics that only ipvsproxy has.
@@ -175,7 +175,7 @@ OTHER_BACKEND_LEFT = _gauge(
 )
 UNOPENED_PORTS = _gauge(
     "ipvsproxy_health_check_ports_unopened",
-    "Addresses and ports of health-check node ports that could not be opened, as for want of descriptors.",
+    "Addresses and ports of health-check node ports that could not be opened, for example for lack of descriptors.",
 )
 VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ours.", *BY_FAMILY)
 REAL_SERVERS = _gauge("ipvsproxy_real_servers", "Real servers of ours.", *BY_FAMILY)

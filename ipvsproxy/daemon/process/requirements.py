@@ -203,7 +203,7 @@ def only_instance() -> Iterator[None]:
                 "lock_held_by_other_process",
                 lock="@ipvsproxy",
                 held_by=instance.squatter,
-                hint="this process is no ipvsproxy, and any process can take the name of the lock: the start goes on",
+                hint="this process is not ipvsproxy, and any process can take the name of the lock: the start goes on",
             )
             yield
             return

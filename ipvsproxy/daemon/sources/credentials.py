@@ -143,7 +143,7 @@ async def _ask(plugin: Plugin) -> PluginStatus:
     try:
         answer = msgspec.json.decode(output, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # The answer is not shown, because it may contain secrets.
-        raise PluginError(f"{name}: its answer is no ExecCredential with a status") from error
+        raise PluginError(f"{name}: its answer is not an ExecCredential with a status") from error
     if answer.api_version != plugin.api_version:
         raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
     if not answer.status.token and not (answer.status.client_certificate_data and answer.status.client_key_data):

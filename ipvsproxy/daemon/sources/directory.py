@@ -107,7 +107,7 @@ def read_file(path: pathlib.Path) -> FileContent:
             if isinstance(event, Rejected):
                 rejected.append(event)
             elif event and ObjectIdentity(event.kind, event.key) in objects:
-                rejected.append(Rejected(event.kind, event.key, where, "stands in this file twice; the first one is used"))
+                rejected.append(Rejected(event.kind, event.key, where, "is in this file twice; the first one is used"))
             elif event:
                 objects[ObjectIdentity(event.kind, event.key)] = event
     except yaml.MarkedYAMLError as error:
@@ -196,7 +196,7 @@ class Manifests:
         for name, content in sorted(self._files.items()):
             for identity, put in content.objects.items():
                 if identity in merged:
-                    reason = f"stands in {source[identity]} too, which comes first and is used"
+                    reason = f"is also in {source[identity]}, which comes first and is used"
                     conflicts.add(Rejected(identity.kind, identity.key, name, reason))
                 else:
                     merged[identity], source[identity] = put, name

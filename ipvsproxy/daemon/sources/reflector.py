@@ -332,7 +332,7 @@ class Reflector:
             raise ApiError(Trouble.DROPPED, "the watch ended in the middle of a line")
         if self._pace.now() - began_s < SHORTEST_WATCH_S:
             raise ApiError(Trouble.DROPPED, "the watch was ended as soon as it had begun")
-        raise ApiError(Trouble.ENDED, "the watch has lasted its time")
+        raise ApiError(Trouble.ENDED, "the watch has reached its longest time")
 
     @property
     def _silent_at_s(self) -> float:

@@ -250,10 +250,10 @@ def _counted(numbers: Mapping[str, int]) -> dict[str, Any]:
 
 def _reasons(sources: Sources, statistics: Statistics, failed: int) -> Iterator[str]:
     status = sources.status
-    if missing := status.missing():
-        yield f"the first list of {', '.join(sorted(kind.value for kind in missing))} is not complete"
+    missing = status.missing()
+    yield from (f"the first list of {kind} is not complete" for kind in sorted(missing))
     for kind, doubt in sources.store.doubts.items():
-        yield f"a list of {kind.value} is doubted: it lacks {doubt.missing} of {doubt.known}; nothing that it lacks is removed"
+        yield f"a list of {kind} lacks {doubt.missing} of {doubt.known} objects: they stay until a second list confirms it"
     for path, value in status.unmet_settings.items():
         yield f"the kernel setting {path} is {value}"
     yield from sorted(status.unreadable())

@@ -396,7 +396,7 @@ def _selection(query: Mapping[str, str]) -> Selection:
     if kind and kind not in list(ServiceType):
         raise RefusedError(400, f"type must be one of {', '.join(ServiceType)}")
     if problems not in ("", "only"):
-        raise RefusedError(400, "problems must be only")
+        raise RefusedError(400, "problems must be the word only, or absent")
     texts = [query.get(name, "").strip() for name in ("query", "namespace", "node")]
     if max(map(len, texts)) > board.LONGEST_QUERY:
         raise RefusedError(400, f"query, namespace and node must have at most {board.LONGEST_QUERY} characters")

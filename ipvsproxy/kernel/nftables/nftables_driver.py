@@ -131,7 +131,7 @@ class NftDriver:
             if len(rules := tuple(rule for rule in found if isinstance(rule, Rule))) == len(found)
         }
         if len(chains) < len(observed.chains) or not self.rules.meets_packets_as_written(family, listing):
-            raise ValueError(f"a strange rule among the {family.label} rules, or a chain in another place")
+            raise ValueError(f"an unknown rule among the {family.label} rules, or a chain in another place")
         if not chains:
             return []
         return [Operation(Verb.SET, Skeleton(family=family, chains=chains, jumps=tuple(sorted(observed.jumps))))]

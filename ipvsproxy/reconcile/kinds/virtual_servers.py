@@ -288,4 +288,4 @@ def _desired_weight(operation: Operation) -> str:
         case Operation(item=RealServers() as item) if not item.drains:
             return _weight(item.weight, item.thresholds)
         case _:
-            return "weight 0 (its endpoint is not used; its connections may end)"
+            return "weight 0 (its endpoint is not used; its connections go on until they end)"

@@ -174,7 +174,7 @@ def parse_slice_weight(text: str | None, skipped: list[Skipped], *, alias: str |
 
 def _number(text: str, lowest: int, highest: int) -> int:
     if not _NUMBER.fullmatch(text) or not lowest <= int(text) <= highest:
-        raise ValueError(f"{shown(text)} is no number of {lowest}..{highest}")
+        raise ValueError(f"{shown(text)} is not a number in {lowest}..{highest}")
     return int(text)
 
 
@@ -223,7 +223,7 @@ def _duration(text: str) -> int:
     hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
     total_s = hours * 3600 + minutes * 60 + seconds
     if not 1 <= total_s <= LONGEST_S:
-        raise ValueError(f"{shown(text)} is no time of 1s..1h, as 30s or 1m30s")
+        raise ValueError(f"{shown(text)} is not a duration in 1s..1h, such as 30s or 1m30s")
     return total_s
 
 

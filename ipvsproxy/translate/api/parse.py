@@ -117,7 +117,7 @@ def _why_not_served(kind: ServiceType, labels: schema.ObjectLabels, spec: schema
     if labels.proxy_name is not None:
         return Skipped("metadata.labels", f"service-proxy-name gives it to {fields.shown(labels.proxy_name)}", invalid=False)
     if kind is ServiceType.EXTERNAL_NAME:
-        return Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
+        return Skipped("spec.type", "ExternalName: resolved by DNS, not served by a proxy", invalid=False)
     if cluster_ip == "None":
         return Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
     if not cluster_ip:

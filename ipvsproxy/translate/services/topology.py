@@ -58,7 +58,7 @@ class WhyNot(enum.StrEnum):
     """Why an endpoint is not used."""
 
     NOT_READY = "it is not ready"
-    TERMINATING = "it is terminating, and there are ready ones"
+    TERMINATING = "it is terminating, and other endpoints are ready"
     NOT_SERVING = "it is terminating, and no longer serves"
     OTHER_NODE = "it is on another node, and the traffic policy is Local"
     HINT_FOR_OTHER_NODE = "its hints are for other nodes"

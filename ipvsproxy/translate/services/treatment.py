@@ -83,7 +83,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
             return weights
         if len(set(weights.values()) - {0}) > 1:
             field = Annotation.WEIGHTS.field if self.chosen.weights is not None else Annotation.WEIGHT.field
-            skipped[Skipped(field, f"the scheduler {self.scheduler} knows no weights but 0 and 1; wrr and wlc know them")] = None
+            skipped[Skipped(field, f"the scheduler {self.scheduler} takes only weights 0 and 1; wrr and wlc take others")] = None
         return {key: min(1, weight) for key, weight in weights.items()}
 
     def _explicit(self, conditions: Conditions) -> int | None:
@@ -122,7 +122,7 @@ def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tup
         skipped.append(why_not)
         chosen = msgspec.structs.replace(chosen, direct_return=False)
     if chosen.slow_start_s and chosen.direct_return:
-        skipped.append(Skipped(Annotation.SLOW_START.field, "the Service has direct return, by which weights are of nodes"))
+        skipped.append(Skipped(Annotation.SLOW_START.field, "the Service has direct return, with which weights belong to nodes"))
         chosen = msgspec.structs.replace(chosen, slow_start_s=0)
     if chosen.slow_start_s and scheduler not in GRADUAL_SCHEDULERS:
         others = ", ".join(sorted(GRADUAL_SCHEDULERS))

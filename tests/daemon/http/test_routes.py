@@ -265,9 +265,9 @@ def test_unreadable_parts_of_the_kernel_and_unmet_settings_are_in_the_health_bod
 
 
 def test_leftover_rules_are_in_the_health_body_and_do_not_make_the_node_ineligible() -> None:
-    answer = routes.healthz(summaries.status(NOW_S, UPDATES, leftovers=("what the other backend holds of ours stays: EBUSY",)))
+    answer = routes.healthz(summaries.status(NOW_S, UPDATES, leftovers=("our objects in the other backend stay: EBUSY",)))
     assert answer.status == 200
-    assert json.loads(answer.body)["leftovers"] == ["what the other backend holds of ours stays: EBUSY"]
+    assert json.loads(answer.body)["leftovers"] == ["our objects in the other backend stay: EBUSY"]
 
 
 async def test_only_verbose_health_shows_version_digest_pending_objects_and_drift() -> None:

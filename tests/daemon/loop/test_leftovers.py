@@ -373,7 +373,7 @@ async def test_objects_of_the_other_backend_are_removed_once_all_families_are_pr
         assert node.removals_s == []
         assert not node.subject.reasons
         await node.sync()
-        reason = "what the other backend holds of ours stays: remove: busy"
+        reason = "our objects in the other backend stay: remove: busy"
         assert (node.subject.other_backend_resists, *node.subject.reasons) == (True, reason)
         for _ in range(20):
             await node.sync()
@@ -394,7 +394,7 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> N
         await asyncio.sleep(AUDIT_S / 3)
         assert not node.subject.reasons, "the rules that use them go at the same time"
         await node.audits(20 * AUDIT_S)
-        assert node.subject.reasons == (f"what the other backend holds of ours stays: {used}",)
+        assert node.subject.reasons == (f"our objects in the other backend stay: {used}",)
         assert node.logged == [(OTHER_BACKEND_RESISTS, used)]
 
 

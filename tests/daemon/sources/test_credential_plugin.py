@@ -95,7 +95,7 @@ async def test_a_plugin_receives_its_environment_and_the_request() -> None:
     ("plugin", "sentence"),
     [
         (shell("echo why >&2; exit 3"), "credential plugin /bin/sh: exit status 3. why"),
-        (shell("echo '{secret'"), "credential plugin /bin/sh: its answer is no ExecCredential with a status"),
+        (shell("echo '{secret'"), "credential plugin /bin/sh: its answer is not an ExecCredential with a status"),
         (
             shell(f"echo '{answer(expirationTimestamp='secret')}'"),
             "credential plugin /bin/sh: its answer has neither a token nor",
@@ -143,6 +143,6 @@ async def test_the_check_of_the_kubeconfig_does_not_run_a_plugin(tmp_path: pathl
     files = credentials.Credentials(kubeconfig, "", tmp_path)
     await files.read(ask_plugin=False)
     assert not ran.exists()
-    with pytest.raises(credentials.SourceError, match="credential plugin touch: its answer is no ExecCredential"):
+    with pytest.raises(credentials.SourceError, match="credential plugin touch: its answer is not an ExecCredential"):
         await files.read()
     assert ran.exists()

@@ -234,7 +234,7 @@ def test_if_two_files_define_an_object_the_first_by_name_is_used_and_the_other_i
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)
-    assert (rejected.where, rejected.reason) == ("b.yaml", "stands in a.yaml too, which comes first and is used")
+    assert (rejected.where, rejected.reason) == ("b.yaml", "is also in a.yaml, which comes first and is used")
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
@@ -254,7 +254,7 @@ def test_if_two_documents_of_a_file_define_an_object_the_first_is_used(world: Wo
     rejected, put = world.write(all=text(service("web", "10.0.0.1"), service("web", "10.0.0.2")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)
-    assert (rejected.where, rejected.reason) == ("all.yaml, document 2", "stands in this file twice; the first one is used")
+    assert (rejected.where, rejected.reason) == ("all.yaml, document 2", "is in this file twice; the first one is used")
 
 
 # The first delivery

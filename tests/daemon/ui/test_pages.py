@@ -102,7 +102,7 @@ async def test_the_node_page_shows_that_the_first_lists_are_not_complete_yet() -
     async with node.reading():
         await node.quiet(1)
         told = await node.ask("node")
-        assert told["reasons"] == ["the first list of EndpointSlice, Node, Service is not complete"]
+        assert told["reasons"] == [f"the first list of {kind} is not complete" for kind in ("EndpointSlice", "Node", "Service")]
         assert (await node.ask("services"))["total"] == 0
 
 

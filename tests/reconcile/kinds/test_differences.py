@@ -140,7 +140,7 @@ def test_each_real_server_that_differs_is_reported_in_one_line() -> None:
     del weights[builders.backend("10.244.0.2")]
     weights[builders.backend("10.244.0.3")] = 1
     weights[builders.backend("10.244.0.4")] = NOT_MASQUERADED
-    unused = "weight 0 (its endpoint is not used; its connections may end)"
+    unused = "weight 0 (its endpoint is not used; its connections go on until they end)"
     name = "real_server TCP 10.96.0.10:80 ->"
     assert sorted(lines(node)) == [
         f"{name} 10.244.0.1:8080 of default/web: desired weight 1, observed weight 0",

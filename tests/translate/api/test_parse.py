@@ -70,7 +70,7 @@ def test_a_headless_service_is_not_served_and_this_is_not_reported_as_invalid(po
 @pytest.mark.checklist(48)
 def test_an_external_name_service_is_not_served_even_if_it_has_a_cluster_ip() -> None:
     service = _service({"type": "ExternalName", "clusterIP": "172.16.55.4", "externalName": "foo2.bar.com"})
-    assert service.not_served == Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
+    assert service.not_served == Skipped("spec.type", "ExternalName: resolved by DNS, not served by a proxy", invalid=False)
 
 
 def test_a_service_whose_cluster_ip_has_not_been_allocated_is_not_served_yet() -> None:

@@ -250,7 +250,7 @@ def test_the_weight_of_an_endpoint_slice_applies_to_all_of_its_endpoints() -> No
 def test_an_invalid_weight_of_an_endpoint_slice_does_not_change_its_endpoints() -> None:
     parsed = _weighty_slice("70000")
     assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
-    assert _reasons(parsed) == ["metadata.annotations[ipvsproxy.io/weight]: '70000' is no number of 0..65535"]
+    assert _reasons(parsed) == ["metadata.annotations[ipvsproxy.io/weight]: '70000' is not a number in 0..65535"]
 
 
 CILIUM = "service.cilium.io/weight"

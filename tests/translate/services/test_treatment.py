@@ -131,7 +131,7 @@ def test_a_scheduler_that_ignores_weights_only_gets_the_weights_zero_and_one() -
     state = state_of(annotated(weights=WeightRules({OTHER_NODE: 3}, {}, 1)), SLICE)
     assert weights(state) == {NEAR: 1, FAR: 1}
     assert reasons(state) == [
-        "metadata.annotations[ipvsproxy.io/weights]: the scheduler rr knows no weights but 0 and 1; wrr and wlc know them"
+        "metadata.annotations[ipvsproxy.io/weights]: the scheduler rr takes only weights 0 and 1; wrr and wlc take others"
     ]
 
 
@@ -142,7 +142,7 @@ def test_the_weight_of_an_endpoint_slice_overrides_weight_rules_and_needs_no_ann
     state = state_of(annotated(scheduler="wrr", weights=WeightRules({}, {}, 7)), SLICE, canary)
     assert weights(state) == {NEAR: 7, FAR: 7, "10.244.2.9": 2}
     state = state_of(builders.service(), SLICE, canary)
-    assert reasons(state)[0].startswith("metadata.annotations[ipvsproxy.io/weight]: the scheduler rr knows no weights")
+    assert reasons(state)[0].startswith("metadata.annotations[ipvsproxy.io/weight]: the scheduler rr takes only weights")
 
 
 def test_if_all_endpoint_slices_of_a_service_have_a_weight_the_weights_are_used() -> None:
