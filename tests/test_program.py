@@ -413,36 +413,6 @@ async def test_leftover_rules_of_the_iptables_mode_refuse_no_service_and_foreign
         assert await program.stop() == 0
 
 
-@pytest.mark.distribution
-async def test_an_address_removed_by_another_program_is_restored_soon(folder: pathlib.Path) -> None:
-    async with running(f"--manifests={folder}", "--ipvs-sync-period=1h") as program:
-        await program.read_until("event=synced")
-        held = read_state()
-        assert (await run("ip", "address", "del", "10.96.0.1/32", "dev", "kube-ipvs0"))[0] == 0
-        await program.read_until(" operations=1 ")  # on a slow kernel, a sync without operations may come first
-        assert read_state() == held
-        assert (await run("ip", "link", "del", "kube-ipvs0"))[0] == 0
-        await program.read_until("event=synced")
-        assert read_state() == held
-
-
-async def test_a_scheduler_that_is_missing_from_the_kernel_is_replaced_and_reported_by_an_event(
-    server: ApiServer, kubeconfig: str
-) -> None:
-    async with running(kubeconfig, "--ipvs-scheduler=nosuch") as program:
-        line = await program.read_until("scheduler_not_used")
-        assert "ip_vs_nosuch is missing" in line
-        assert "used=rr" in line
-        await program.read_until("event=synced")
-        assert {server["scheduler"] for server in virtual_servers().values()} == {"rr"}
-        async with asyncio.timeout(SYNCED_WITHIN_S):
-            while not (events := [event for event in server.events if event["reason"] == "SchedulerMissing"]):
-                await server.event_count(len(server.events) + 1)
-        assert events[0]["regarding"]["kind"] == "Node"
-        assert "ip_vs_nosuch" in events[0]["note"]
-        assert await program.stop() == 0
-
-
 async def test_a_stop_signal_early_in_the_start_ends_the_program_cleanly(server: ApiServer, kubeconfig: str) -> None:
     server.lists_open.clear()
     async with running(kubeconfig) as program:
@@ -534,15 +504,3 @@ async def test_a_device_of_another_type_with_our_name_ends_the_program_and_is_ke
     (doctor,) = run_in_turn(("doctor",), within_s=SYNCED_WITHIN_S)
     assert doctor.status != 0
     assert "kube-ipvs0 is a bridge device, not a dummy" in doctor.output
-
-
-async def test_the_program_waits_for_a_missing_list_and_programs_nothing_before_it_arrives(
-    server: ApiServer, kubeconfig: str
-) -> None:
-    before = read_state()
-    server.refuse(*[api_server.Refusal(403, "list", NODES)] * 3)
-    async with running(kubeconfig) as program:
-        await program.read_until("status 403")
-        assert read_state() == before
-        await program.read_until("synced")
-    assert read_state() != before

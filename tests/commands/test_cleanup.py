@@ -369,16 +369,6 @@ def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> 
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_a_set_copy_left_by_a_kill_makes_a_node_unclean_until_the_cleanup_removes_it() -> None:
-    shell("ipset create KUBE-IPVSPROXY-LARGER hash:ip,port maxelem 131072")
-    planned = run_program("cleanup", "--dry-run", "--output=json")
-    assert not json.loads(planned.output)["clean"]
-    assert run_program("--cleanup").output.splitlines()[-1] == "removed: 1 set"
-    assert shown("ipset save") == []
-
-
-@pytest.mark.kernel
-@pytest.mark.usefixtures("network_namespace")
 def test_a_set_in_use_by_a_foreign_rule_is_kept_and_the_rule_is_reported() -> None:
     shell(
         "ipset create KUBE-CLUSTER-IP hash:ip,port",

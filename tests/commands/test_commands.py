@@ -5,16 +5,13 @@ own.
 """
 
 import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.program import Ended, Program, run_in_turn
-from tests.support.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests/demo"
@@ -23,26 +20,6 @@ SYSCTL = Path("/proc/sys/net/ipv4/vs/expire_nodest_conn")
 UNWRITABLE = {"net/netfilter/nf_conntrack_max", "/sys/module/nf_conntrack/parameters/hashsize"}
 
 pytestmark = pytest.mark.kernel
-
-
-API_SERVERS = """\
-apiVersion: v1
-kind: Service
-metadata: {name: kubernetes, namespace: default}
-spec: {clusterIP: 10.96.0.1, ports: [{name: https, port: 443}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: kubernetes, namespace: default, labels: {kubernetes.io/service-name: kubernetes}}
-addressType: IPv4
-ports: [{name: https, port: 6443}]
-endpoints: [{addresses: [172.18.0.2]}, {addresses: [172.18.0.77]}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: greedy, namespace: default}
-spec: {clusterIP: 10.96.7.1, externalIPs: [172.18.0.2, 172.18.0.77], ports: [{port: 6443}]}
-"""
 
 
 def _run(*commands: str, manifests: Path = MANIFESTS) -> list[Ended]:
@@ -147,42 +124,6 @@ def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_them(tmp_path
     assert "absent is not a directory" in unnamed.error
     assert "names are missing above" in unnamed.error
     assert _state() == before
-
-
-@pytest.mark.usefixtures("_node")
-def test_top_on_a_terminal_shows_the_running_ipvsproxy_of_the_node(tmp_path: Path) -> None:
-    with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
-        program.wait_until_synced()
-        command = (sys.executable, "-m", "ipvsproxy", "top", "--interval=500ms", "--sort=name")
-        with Terminal(command, 80, 24) as terminal:
-            terminal.until("demo-node: ", "demo/web", "10.96.0.80 +1", "conn/s")
-            terminal.type("/web\r")
-            terminal.until_gone("demo/dns")
-            terminal.type("\r")
-            terminal.until("10.244.1.12:8080", "[fd00:10:244:1::11]:8080")
-            terminal.type("\x1b")
-            terminal.until("by name: 1")
-            program.kill()
-            terminal.until("NO ANSWER", "Connection refused")
-            terminal.type("q")
-            assert terminal.end() == 0
-
-
-@pytest.mark.usefixtures("_node")
-def test_verify_reports_no_difference_for_an_address_of_an_api_server_that_run_refuses_to_serve(tmp_path: Path) -> None:
-    manifests = tmp_path / "manifests"
-    shutil.copytree(MANIFESTS, manifests)
-    (manifests / "api-servers.yaml").write_text(API_SERVERS)
-    with Program(manifests, tmp_path / "log", *FLAGS) as program:
-        program.wait_until_synced()
-    held = {line.split()[2] for line in _shown("ipvsadm", "-Sn").splitlines() if line.startswith("-A")}
-    assert {address for address in held if address.endswith(":6443")} == {"10.96.7.1:6443"}
-    verified, planned, explained = _json("verify", "plan", "explain default/greedy", manifests=manifests)
-    assert {one["object"] for one in verified["differences"]} <= UNWRITABLE
-    assert {one["kind"] for one in planned["operations"]} <= {"flow", "sysctl"}
-    (greedy,) = explained["services"]
-    assert [one["field"] for one in greedy["notUsed"]] == ["spec.externalIPs"] * 2
-    assert [one["virtualServer"] for port in greedy["ports"] for one in port["virtualServers"]] == ["TCP 10.96.7.1:6443"]
 
 
 @pytest.mark.usefixtures("_node")

@@ -12,8 +12,7 @@ from ipvsproxy.commands.inspection import Comparison, Inspected
 from ipvsproxy.config.settings import ListenAddress
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.sets import SetEntry
+from ipvsproxy.model.net import Family, parse_address
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel
@@ -65,15 +64,6 @@ async def test_each_difference_is_logged_once_and_exported_while_it_lasts() -> N
     await compared.dry_run.compare()
     assert (await compared.differences())["real_server"] == 0
     assert kernel.applied == []
-
-
-async def test_a_stale_set_entry_does_not_make_the_dry_run_desire_a_rule() -> None:
-    kernel = await synced_kernel(*WEB)
-    kernel.sets["KUBE-EXTERNAL-IP"].entries.add(SetEntry("KUBE-EXTERNAL-IP", parse_address("192.0.2.1"), Protocol.TCP, 80))
-    compared = Shadowed(kernel)
-    await compared.dry_run.compare()
-    await compared.dry_run.compare()
-    assert {kind for kind, count in (await compared.differences()).items() if count} == {"set_entry"}
 
 
 async def test_a_change_that_the_other_proxy_has_not_programmed_is_reported_as_a_difference() -> None:

@@ -4,7 +4,6 @@ The node has an in-memory kernel. ``test_top_screen.py`` tests each key and each
 """
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -82,18 +81,6 @@ async def test_a_person_can_sort_filter_open_and_quit_on_a_terminal(node: PageNo
     assert " 7 " in f"{row} ", "its active connections"
 
 
-async def test_top_shows_that_ipvsproxy_has_stopped_and_continues_when_it_is_back(node: PageNode) -> None:
-    with contextlib.ExitStack() as stack:
-        async with node.showing() as port:
-            terminal = stack.enter_context(_top(80, 24, f"--server=http://127.0.0.1:{port}"))
-            await asyncio.to_thread(terminal.until, "default/web")
-        await asyncio.to_thread(terminal.until, "NO ANSWER", "Connection refused", "default/web")
-        async with node.showing(port):
-            await asyncio.to_thread(terminal.until_gone, "NO ANSWER")
-            await asyncio.to_thread(terminal.type, "q")
-            assert await asyncio.to_thread(terminal.end) == 0
-
-
 async def test_control_c_ends_top_and_restores_the_terminal(node: PageNode) -> None:
     def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}") as terminal:
@@ -149,12 +136,3 @@ async def test_top_refuses_a_terminal_that_cannot_show_a_screen(node: PageNode) 
 
     async with node.showing() as port:
         await asyncio.to_thread(act, port)
-
-
-async def test_top_on_a_terminal_without_a_running_ipvsproxy_prints_one_sentence() -> None:
-    def act() -> None:
-        with _top(80, 24, "--server=http://127.0.0.1:9") as terminal:
-            assert terminal.end() == 2
-            assert terminal.text.strip() == "ipvsproxy: no ipvsproxy answers on http://127.0.0.1:9: Connection refused"
-
-    await asyncio.to_thread(act)

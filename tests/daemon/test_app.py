@@ -42,7 +42,7 @@ from ipvsproxy.translate.settings import LocalMode
 from tests.config import loading
 from tests.support import api_server, builders, memory_node
 from tests.support.fake_kernel import FakeKernel
-from tests.support.left_rules import LEFT, USED, Tables
+from tests.support.left_rules import Tables
 from tests.support.left_tables import MemoryTables
 
 MANIFEST = """
@@ -152,23 +152,6 @@ def test_a_stop_signal_ends_the_program_and_leaves_the_kernel_unchanged(
     assert kernel.device, "running operations end"
     assert kernel.read_ahead == list(Family)
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
-
-
-def test_leftover_rules_of_another_proxy_are_removed_once_our_rules_are_programmed(
-    kernel: Kernel, tmp_path: pathlib.Path
-) -> None:
-    (tmp_path / "web.yaml").write_text(MANIFEST)
-    kernel.leftover_rules.put(USED, LEFT)
-    rules_before: list[bool] = []
-
-    def end() -> None:
-        rules_before.append(all(kernel.chains.values()))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    kernel.leftover_rules.on_removed = end
-    assert run(configured(f"--manifests={tmp_path}")) == 0
-    assert kernel.leftover_rules.writes == [USED]
-    assert rules_before == [True]
 
 
 @pytest.mark.parametrize(("node_name", "expected"), [("node-a", []), ("node-b", ["node-b"])])

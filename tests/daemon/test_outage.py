@@ -13,7 +13,6 @@ from ipvsproxy.daemon.loop import reader
 from ipvsproxy.daemon.sources import queries, reflector
 from ipvsproxy.daemon.sources.source import ApiError, Staleness, Trouble
 from ipvsproxy.model.service import ObjectKind
-from tests.daemon.test_end_to_end import endpoint_slice, node, service
 from tests.support import api_store, builders, memory_node
 from tests.support.following import running_task
 from tests.support.virtual_time import in_virtual_time, loop
@@ -23,12 +22,33 @@ STALE_AFTER_S = 900.0
 WEB_KEY = builders.frontend("10.96.0.1", 80)
 
 
+NODE: api_store.Object = {
+    "metadata": {"name": builders.THIS_NODE},
+    "status": {"addresses": [{"type": "InternalIP", "address": builders.NODE_ADDRESS}]},
+}
+
+
+def service(name: str, number: int) -> api_store.Object:
+    ports = [{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"}]
+    addresses = [f"10.96.0.{number}", f"fd00:96::{number}"]
+    return {"metadata": {"name": name}, "spec": {"clusterIP": addresses[0], "clusterIPs": addresses, "ports": ports}}
+
+
+def endpoint_slice(service_name: str, address: str) -> api_store.Object:
+    return {
+        "metadata": {"name": f"{service_name}-v4", "labels": {"kubernetes.io/service-name": service_name}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}, "nodeName": "node-a"}],
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}, {"name": "dns", "port": 5353, "protocol": "UDP"}],
+    }
+
+
 class Server:
     """An API server that is present or absent; ``connections`` counts the attempts to connect."""
 
     def __init__(self) -> None:
         self.store = api_store.Store()
-        self.store.put(api_store.NODES, node())
+        self.store.put(api_store.NODES, NODE)
         self.add_service("web", 1)
         self.connections = 0
         self._is_away = False
@@ -36,7 +56,7 @@ class Server:
 
     def add_service(self, name: str, number: int) -> None:
         self.store.put(api_store.SERVICES, service(name, number))
-        self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, "v4", f"10.244.0.{number}"))
+        self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, f"10.244.0.{number}"))
 
     def leave(self) -> None:
         """Make the API server absent from now on; all its watches break."""

@@ -66,12 +66,6 @@ def test_a_json_line_is_one_object(read: Read) -> None:
     }
 
 
-@pytest.mark.parametrize("verbosity", [0, log.DEBUG_VERBOSITY - 1, log.DEBUG_VERBOSITY, 10])
-def test_debug_lines_appear_from_the_configured_verbosity_on(read: Read, verbosity: int) -> None:
-    logger(verbosity=verbosity).debug("operation")
-    assert len(read()) == (verbosity >= log.DEBUG_VERBOSITY)
-
-
 @pytest.mark.parametrize("text", ["\n", "\r", "\r\n", "\x1b[2K", "\x00", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"], ids=ascii)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_logged_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - a parameter

@@ -81,22 +81,6 @@ async def test_operations_for_the_first_services_are_reported_with_the_first_syn
 
 
 @in_virtual_time
-async def test_a_restart_does_not_write_rules_that_are_already_programmed() -> None:
-    objects = (KUBERNETES, WEB, builders.endpoint_slice(builders.endpoint("10.244.0.5", builders.THIS_NODE)), builders.node())
-    first = MemoryNode()
-    async with first.running():
-        first.begin_with(*objects)
-        await first.quiet()
-        assert_from_scratch(first)
-    second = MemoryNode(first.kernel)
-    second.kernel.forget()
-    async with second.running():
-        second.begin_with(*objects)
-        await second.quiet()
-        assert "set rules IPv4 rules" not in second.done
-
-
-@in_virtual_time
 async def test_if_no_first_services_exist_nothing_is_programmed_before_the_other_services() -> None:
     node = MemoryNode()
     with structlog.testing.capture_logs() as logs:
@@ -133,20 +117,6 @@ async def test_zone_hints_are_followed_from_the_first_sync_even_if_the_node_obje
     assert not [line for line in node.done if "10.244.1.6" in line], "not even for a moment"
 
 
-@in_virtual_time
-async def test_zone_hints_are_followed_as_soon_as_the_node_object_with_its_zone_arrives() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, builders.endpoint_slice(HERE, ELSEWHERE))
-        await node.quiet()
-        assert real_servers(node) == {"10.244.0.5:8080", "10.244.1.6:8080"}
-        for zone, expected in (("", {"10.244.0.5:8080", "10.244.1.6:8080"}), ("zone-b", {"10.244.1.6:8080"})):
-            node.put(builders.node(zone=zone))
-            await node.quiet()
-            assert real_servers(node) == expected
-            assert_from_scratch(node)
-
-
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
 async def test_an_unreadable_part_of_the_kernel_delays_only_removals_in_that_part(part: str) -> None:
@@ -176,25 +146,6 @@ async def test_an_unreadable_part_of_the_kernel_delays_only_removals_in_that_par
     assert [line for line in logs if line["event"] == "kernel_readable"]
 
 
-@in_virtual_time
-async def test_virtual_servers_stay_while_their_witnesses_cannot_be_read() -> None:
-    old = builders.service("old", cluster=("10.96.0.99",))
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(old, builders.node())
-        await before.quiet()
-    node = MemoryNode(before.kernel)
-    node.kernel.forget()
-    node.kernel.unreadable = {"sets", "addresses"}
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(100)
-        assert not [line for line in node.done if line.startswith("remove")]
-        node.kernel.unreadable = set()
-        await node.quiet(60)
-        assert_from_scratch(node)
-
-
 @pytest.mark.parametrize("unreadable", [{"interface_addresses"}, {"interface_addresses", "addresses", "device"}], ids=len)
 @in_virtual_time
 async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(unreadable: set[str]) -> None:
@@ -215,25 +166,6 @@ async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(u
         node.kernel.unreadable = set()
         await node.quiet(60)
         assert not [line for line in node.done if line.startswith("remove")]
-        assert_from_scratch(node)
-
-
-@in_virtual_time
-async def test_node_ports_of_a_deleted_service_are_removed_once_the_addresses_of_this_host_have_been_read() -> None:
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(node_ports(), SLICE, builders.node())
-        await before.quiet()
-    node = MemoryNode(before.kernel)
-    node.kernel.forget()
-    node.kernel.unreadable = {"interface_addresses"}
-    async with node.running():
-        node.begin_with(SLICE, builders.node())
-        await node.quiet(100)
-        ports = [key for key in node.kernel.virtual_servers if key.port == 30080]
-        assert ports, "whether they are ours is not known"
-        node.kernel.unreadable = set()
-        await node.quiet(60)
         assert_from_scratch(node)
 
 

@@ -133,13 +133,6 @@ def test_settings_that_cannot_be_written_are_logged_once_as_one_warning() -> Non
     ]
 
 
-@pytest.mark.parametrize("finished", [summary(report(), "web"), summary(report(done=1))], ids=["a change", "an operation"])
-def test_a_sync_with_changes_or_operations_is_logged(finished: SyncSummary) -> None:
-    with structlog.testing.capture_logs() as logs:
-        Journal().log_sync(finished, draining=0)
-    assert [line["event"] for line in logs] == ["synced"]
-
-
 class _Clock:
     now_s = 0.0
 

@@ -1,8 +1,6 @@
 """Covers how leftover rules and objects of the other backend are examined, removed, logged and counted in metrics.
 
 In most tests the kernel is a double.
-
-The tests at the end use the real iptables programs of both variants, in a network namespace of their own.
 """
 
 import asyncio
@@ -28,18 +26,12 @@ from ipvsproxy.daemon.loop.leftovers import (
     Leftovers,
 )
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
-from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
-from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import ChainKey, LeftRules, Reference, Skeleton
+from ipvsproxy.model.rules import ChainKey, LeftRules, Reference
 from ipvsproxy.reconcile.attempts import FIRST_DELAY_S
 from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S
-from ipvsproxy.translate import skeleton
 from tests.support import left_rules, left_tables
-from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables, listed, run
+from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables
 from tests.support.left_tables import IPV4, IPV6, MemoryTables
 from tests.support.summaries import summary
 from tests.support.virtual_time import in_virtual_time
@@ -406,65 +398,6 @@ async def test_objects_of_the_other_backend_that_return_are_removed_after_the_ne
             await node.sync(*lacking, is_audit=is_audit)
             removals.append(len(node.removals_s))
     assert removals == [1, 2, 2, 2, 3, 3], "after an audit that found rules missing, once they are in force"
-
-
-# The real programs.
-
-
-@pytest.mark.usefixtures("network_namespace")
-@pytest.mark.parametrize("used", Variant)
-@pytest.mark.parametrize("family", Family)
-async def test_on_a_real_kernel_leftover_rules_are_removed_in_both_variants_and_foreign_rules_stay(
-    used: Variant, family: Family
-) -> None:
-    other = iptables_variant.other_than(used)
-    for variant in Variant:
-        write_ours(variant, family)
-        run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
-    ours = listed(iptables_variant.commands(used)[family]) - left_rules.OF_OTHERS
-    rules = LeftoverRules(iptables_variant.commands(used))
-    programs = {family: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(used)).program(family)}
-    places = rules.places(programs)
-    assert {(place.variant, place.is_used) for place in places} == {(used, True), (other, False)}
-    with structlog.testing.capture_logs() as logs:
-        examinations, all_examined = itertools.count(1), asyncio.Event()
-
-        async def in_thread(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
-            examined = await asyncio.to_thread(job, *arguments, **options)
-            if next(examinations) == len(places):
-                all_examined.set()
-            return examined
-
-        async def nothing_else() -> Collection[str]:
-            return ()
-
-        subject = Leftovers(leftovers.of_iptables(rules, places), nothing_else, asyncio.get_running_loop().time, in_thread)
-        running = asyncio.create_task(subject.run())
-        subject.synced(summary())
-        await all_examined.wait()
-        running.cancel()
-    assert {line["event"] for line in logs} == {REMOVED}, logs
-    assert listed(iptables_variant.commands(other)[family]) == left_rules.OF_OTHERS
-    rest = listed(iptables_variant.commands(used)[family])
-    assert rest >= left_rules.OF_OTHERS
-    kept = rest - left_rules.OF_OTHERS
-    assert kept < ours
-    assert f":{skeleton.SERVICES} -" in kept
-    assert not any("KUBE-SVC" in line or "REJECT" in line or "KUBE-NODEPORTS" in line for line in kept)
-    assert IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(used)).observe(
-        family
-    ).jumps == frozenset(skeleton.JUMPS)
-
-
-def write_ours(variant: Variant, family: Family) -> None:
-    """Write our chains, without rules, and the jumps to these chains."""
-    driver = IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(variant))
-    if refusal := driver.try_writing(family):
-        pytest.skip(f"this kernel does not do both variants: {refusal.reason}")
-    (outcome,) = driver.apply(
-        [Operation(Verb.SET, Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS))]
-    )
-    assert outcome.error == ""
 
 
 @in_virtual_time

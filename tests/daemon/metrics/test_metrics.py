@@ -270,20 +270,6 @@ async def test_the_metrics_show_from_the_start_whether_the_configuration_file_is
     assert shown == [1, 0, 1]
 
 
-async def test_answers_of_the_health_server_are_counted_by_code() -> None:
-    metrics = _metrics()
-    metrics.healthz(200)
-    metrics.healthz(503)
-    metrics.livez(200)
-    rows = await _rows(metrics)
-    assert [rows[f'kubeproxy_proxy_{path}_total{{code="{code}"}}'] for path in ("healthz", "livez") for code in (200, 503)] == [
-        1,
-        1,
-        1,
-        0,
-    ]
-
-
 @pytest.mark.parametrize(
     "item",
     [

@@ -17,7 +17,7 @@ import structlog.testing
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import directory
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import ApiServersFound, Event, Listed, ListStarted, ObjectKind, Put, ServiceName
 
 DEADLINE_S = 60
 SERVICE = """\
@@ -140,21 +140,6 @@ async def test_a_directory_that_changes_all_the_time_is_still_read(
         (tmp_path / "a.yaml").write_text(manifest("a"))
         assert await sink.batch(1) == ["Put a"]
         noise.cancel()
-
-
-async def test_a_file_that_becomes_invalid_is_rejected_and_its_objects_stay_until_it_is_valid_again(
-    tmp_path: pathlib.Path,
-) -> None:
-    (tmp_path / "a.yaml").write_text(manifest("a"))
-    async with following(tmp_path) as sink:
-        await sink.batch(0)
-        (tmp_path / "a.yaml").write_text("spec: [")
-        await sink.batch(1)
-        (event,) = sink.batches[1]
-        assert isinstance(event, Rejected)
-        assert event.where == "a.yaml"
-        (tmp_path / "a.yaml").write_text(manifest("a", "10.0.0.2"))
-        assert await sink.batch(2) == ["Put a"]
 
 
 async def test_a_config_map_volume_is_followed_when_its_link_is_swapped(tmp_path: pathlib.Path) -> None:
@@ -301,16 +286,6 @@ async def test_unchanged_files_are_not_read_again(tmp_path: pathlib.Path) -> Non
     os.utime(tmp_path / "a.yaml")
     read, present, unread = source._read_changed()
     assert (set(read), set(present), unread) == ({"a.yaml"}, {"a.yaml", "b.yaml"}, {})
-
-
-async def test_deleting_a_file_deletes_its_objects(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "a.yaml").write_text(manifest("a") + "---\n" + manifest("b"))
-    source = directory.DirectorySource(str(tmp_path))
-    sink = Sink()
-    await source.read(sink.deliver)
-    (tmp_path / "a.yaml").unlink()
-    await source.read(sink.deliver)
-    assert {event.key.name for event in sink.batches[1] if isinstance(event, Gone)} == {"a", "b"}
 
 
 async def test_the_pods_behind_endpoints_are_read_from_the_readable_files(tmp_path: pathlib.Path) -> None:

@@ -1,6 +1,6 @@
 """Covers certificates of server, authority and client that are replaced at run time, over real TLS.
 
-``test_credentials`` and ``test_end_to_end`` cover tokens.
+``test_credentials`` covers tokens.
 """
 
 import asyncio

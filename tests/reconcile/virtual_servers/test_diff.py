@@ -29,7 +29,6 @@ KEY = builders.frontend("10.96.0.1", 80)
 DATAGRAMS = builders.frontend("10.96.0.1", 53, Protocol.UDP)
 ASSOCIATIONS = builders.frontend("10.96.0.1", 99, Protocol.SCTP)
 ONE, TWO, THREE = (builders.backend(f"10.244.0.{number}") for number in (1, 2, 3))
-MAGLEV = VirtualServerSettings("mh", SCHEDULER_PORT)
 
 
 def operations(desired: VirtualServer | None, seen: ObservedVirtualServer | None, *, over: bool | None = None) -> list[Operation]:
