@@ -17,7 +17,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
-from ipvsproxy.model.sets import IP_SETS
+from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers
@@ -90,9 +90,14 @@ def _read(chooser: Chooser, kind: ObjectKind) -> object:
 
 def _check_encoding(desired: ServiceState) -> None:
     for entry in desired.entries:
-        data = ipset_message.encode(IP_SETS[entry.set], entry)
-        assert ipset_message.decode(IP_SETS[entry.set], data, 4, len(data)) == entry  # after the header of the attribute
+        codec = ipset_message.codec(entry.set)
+        data = codec.encode([entry])
+        assert _decoded(codec, data) == entry
     for server in desired.virtual_servers.values():
         operations = [Operation(Verb.ADD, server), Operation(Verb.REMOVE, server)]
         operations += [Operation(Verb.ADD, RealServers.of(server.key, key)) for key in server.real_servers]
         assert len(_ENCODER.encode(operations, range(len(operations)))) == len(operations)
+
+
+def _decoded(codec: ipset_message.EntryCodec, data: bytes) -> SetEntry | None:
+    return codec.decode(data, 4, len(data))  # after the header of the attribute

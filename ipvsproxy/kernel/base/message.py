@@ -1,15 +1,17 @@
-"""Netlink messages as bytes: messages are put together from attributes, and read by attribute walks and fixed layouts.
+"""Netlink messages as bytes: templates encode messages; attribute walks and fixed layouts decode them.
 
-Only requests that are rare are encoded by message classes of pyroute2, which take 300 µs for a message that the kernel handles in
-2 µs.
+The message format comes from pyroute2: a template is compiled from bytes that a message class of pyroute2 has encoded.
+pyroute2's own encoder takes 300 µs for a message that the kernel handles in 2 µs.
 """
 
 import errno
 import operator
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from ipvsproxy.model.net import Family
 
 HEADER = struct.Struct("=IHHII")
 """``struct nlmsghdr``: length, type, flags, sequence number, port id."""
@@ -24,6 +26,59 @@ KIND_MASK = 0x3FFF
 
 _ATTRIBUTE = struct.Struct("=HH")
 _NETFILTER = struct.Struct(">BBH")
+
+Sample = tuple[Any, Any]
+"""Two values of one field, as pyroute2 takes them, that differ in every byte."""
+ADDRESSES: Mapping[Family, Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample value
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+"""Samples of a field that holds an address."""
+
+
+class Template:
+    """A message with placeholders for field values, compiled from the output of a pyroute2 message class.
+
+    ``build`` takes one keyword argument for each field, and returns the encoded message. A template is compiled by calling
+    ``build`` with two different values for each field, which shows where the field is in the message. ``encode`` takes the values
+    for the placeholders as bytes, in the order of the fields' names; for a whole message, ``nlmsg_seq`` (4 bytes, host byte
+    order) comes first. ``encode`` takes 0.3 µs and checks no lengths: if a value has the wrong length, the kernel cuts off the
+    message without an error.
+
+    ``size`` is the length of an encoded message in bytes.
+
+    ``fixed`` are the bytes before, between and after the placeholders. If many messages share most of their values, it takes less
+    than half the time to join the shared values once and then to join each message.
+
+    Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
+
+    Raises:
+        ValueError: a field has no fixed position, or its position is before that of the field that precedes it in ``samples``.
+    """
+
+    __slots__ = ("encode", "fixed", "size")
+
+    def __init__(self, build: Callable[..., bytes], samples: Mapping[str, Sample], *, whole_message: bool = True) -> None:
+        low = {name: sample[0] for name, sample in samples.items()}
+        base = build(**low)
+        holes = [(SEQUENCE_OFFSET, SEQUENCE_OFFSET + 4)] if whole_message else []
+        for name, (_, high) in samples.items():
+            other = build(**{**low, name: high})
+            changed = [index for index, (one, two) in enumerate(zip(base, other, strict=False)) if one != two]
+            if len(base) != len(other) or not changed or changed[-1] - changed[0] + 1 != len(changed):
+                raise ValueError(f"{name} is not one field of fixed length")
+            if holes and changed[0] < holes[-1][1]:
+                raise ValueError(f"{name} lies before the field that is named before it")
+            holes.append((changed[0], changed[-1] + 1))
+        starts, ends = zip(*holes, strict=True)
+        self.fixed = [base[start:end] for start, end in zip((0, *ends), (*starts, len(base)), strict=True)]
+        self.encode: Callable[[tuple[bytes, ...]], bytes] = pattern(self.fixed).__mod__
+        self.size = len(base)
+
+
+def pattern(parts: Iterable[bytes]) -> bytes:
+    """Joins parts of a message into a pattern for bytes formatting, with a placeholder between each two parts."""
+    return b"%b".join(part.replace(b"%", b"%%") for part in parts)
 
 
 def encode(message: Any, kind: int, flags: int) -> bytes:
@@ -59,14 +114,10 @@ def integer(number: int, value: int) -> bytes:
     return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
 
 
-def whole(kind: int, flags: int, payload: bytes, sequence: int = 0) -> bytes:
-    """A message with this ``nlmsg_type``, these ``nlmsg_flags`` and this payload."""
-    return HEADER.pack(HEADER.size + len(payload), kind, flags, sequence, 0) + payload
-
-
 def netfilter(kind: int, flags: int, family: int, payload: bytes, *, sequence: int = 0, resource: int = 0) -> bytes:
     """A netfilter message, including its ``struct nfgenmsg``."""
-    return whole(kind, flags, _NETFILTER.pack(family, 0, resource) + payload, sequence)
+    size = HEADER.size + NETFILTER_HEADER + len(payload)
+    return HEADER.pack(size, kind, flags, sequence, 0) + _NETFILTER.pack(family, 0, resource) + payload
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:
@@ -163,7 +214,7 @@ class _Places(NamedTuple):
 
 
 class Layout:
-    """Reads the same attributes from many messages.
+    """Reads the same attributes, at least two, from many messages.
 
     For each message length, only the attributes of the first message are walked.
 
@@ -214,8 +265,7 @@ class Layout:
             return None
         check = struct.Struct(kinds)
         order = sorted(range(len(places)), key=places.__getitem__)
-        # An ``itemgetter`` for a single item would return the item and not a tuple.
-        pick = operator.itemgetter(*(order.index(field) for field in range(len(places)))) if len(places) > 1 else tuple
+        pick = operator.itemgetter(*(order.index(field) for field in range(len(places))))
         return _Places(struct.Struct(values), pick, check, check.unpack_from(data, start))
 
 

@@ -15,6 +15,8 @@ from ipvsproxy.kernel.base.message import attribute, integer, nested, string
 
 TABLE = "ipvsproxy"
 """Our table, of the family inet. No other table is ever changed, except those that kube-proxy has left behind."""
+ELEMENTS_LIMIT = 60_000
+"""The most bytes of elements in one message; the kernel's limit is 65,535."""
 TEXT_LIMIT = 250
 """The longest text that a rule may carry; the kernel's limit is 256 bytes, with a header and the NUL."""
 COMMENT_LIMIT = 128
@@ -237,7 +239,7 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
 
 
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
-    """Adds elements to a set, or removes elements from it; the elements may have at most 65,535 bytes.
+    """Adds elements to a set, or removes elements from it; the elements may have at most ``ELEMENTS_LIMIT`` bytes.
 
     If ``is_exclusive`` is false, adding an element that is already present with the same data succeeds, and the element keeps its
     old comment. Removing an absent element fails.

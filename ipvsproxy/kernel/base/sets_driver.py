@@ -3,10 +3,9 @@
 import abc
 import errno
 import itertools
-import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
@@ -14,10 +13,7 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
-from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEntry, SetType
-
-ENTRIES_LIMIT = 60_000
-"""The most bytes of entries in one message; the kernel's limit is 65,535."""
+from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEntry, SetType
 
 
 class ObservedSet(NamedTuple):
@@ -170,91 +166,12 @@ class SetsDriver(abc.ABC):
         """The meaning of an error number."""
 
     @abc.abstractmethod
-    def _batch(self) -> "EntryBatch[Any]":
-        """An empty batch of entries, to be sent over the channel of this driver."""
-
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         """Add and remove entries.
 
         Returns the outcomes of entries that failed, or that were unexpectedly present or absent; the keys are operations on
         single entries.
         """
-        batch = self._batch()
-        for verb, entries in runs(operations):
-            batch.add(verb, entries)
-        batch.flush()
-        return batch.reported
-
-
-P = TypeVar("P")
-
-
-class EntryBatch(abc.ABC, Generic[P]):
-    """Set entries to be sent together, and their outcomes.
-
-    ``limit`` is the number of bytes of encoded entries with which a batch is sent. ``reported`` has the outcomes of entries that
-    failed, or that were unexpectedly present or absent; its keys are operations on single entries.
-    """
-
-    limit: ClassVar[int]
-
-    def __init__(self, channel: netlink.Channel) -> None:
-        self.reported: dict[Operation, Outcome] = {}
-        self._channel = channel
-        self._pending: list[P] = []
-        self._size = 0
-
-    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Add entries of one set to this batch. An entry that cannot be encoded is reported as failed and is not sent."""
-        ip_set = IP_SETS[entries[0].set]
-        encoded: list[bytes] = []
-        taken: list[SetEntry] = []
-        for entry in entries:
-            try:
-                encoded.append(self._encode(ip_set, entry))
-            except (ValueError, struct.error) as error:
-                self._fail(verb, entry, errno.EINVAL, str(error))
-            else:
-                taken.append(entry)
-        for part, together in joined(encoded):
-            self._pending.append(self._part(verb, taken[part], together))
-            self._size += len(together)
-            if self._size >= self.limit or len(self._pending) >= self._channel.limit:
-                self.flush()
-
-    def flush(self) -> None:
-        """Send this batch to the kernel."""
-        pending, self._pending, self._size = self._pending, [], 0
-        self._send(pending)
-
-    def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
-        operation = Operation(verb, SetEntries.of(entry))
-        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
-
-    def _note_absent(self, entry: SetEntry) -> None:
-        """Report that an entry to remove was absent."""
-        operation = Operation(Verb.REMOVE, SetEntries.of(entry))
-        self.reported[operation] = Outcome(operation, surprise=True)
-
-    @abc.abstractmethod
-    def _encode(self, ip_set: IpSet, entry: SetEntry) -> bytes:
-        """Encode an entry. Raises ValueError or struct.error."""
-
-    @abc.abstractmethod
-    def _part(self, verb: Verb, entries: Sequence[SetEntry], encoded: bytes) -> P:
-        """Entries of one set that fit into one message."""
-
-    @abc.abstractmethod
-    def _send(self, pending: list[P]) -> None:
-        """Send entries to the kernel, and report those that failed."""
-
-
-def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
-    """Entries of one set, divided into messages: for each message, the slice of ``encoded`` in it, and the bytes."""
-    step = ENTRIES_LIMIT // max(map(len, encoded), default=ENTRIES_LIMIT)
-    for first in range(0, len(encoded), step):
-        part = slice(first, first + step)
-        yield part, b"".join(encoded[part])
 
 
 def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, Sequence[Operation]]]:

@@ -27,6 +27,8 @@ HASH_FULL = 4352
 LARGEST = 1 << 24
 """The largest capacity, in entries."""
 
+SEND_LIMIT = 120_000
+"""The most bytes of entries in one ``send``, so that a socket with buffers of the usual size takes them."""
 
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
 IN_USE = 4100
@@ -69,22 +71,22 @@ class IpsetDriver(SetsDriver):
         """As ``SetsDriver``."""
         return self._dump(SET_COPY.name, header_only=True) is not None
 
-    def _batch(self) -> "EntryBatch":
-        return EntryBatch(self._channel)
-
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        """Applies entries as in ``SetsDriver``. If a set is full, it is enlarged, and the entries are tried again."""
-        reported = super()._apply_entries(operations)
+        batch = EntryBatch(self._channel)
+        for verb, entries in sets_driver.runs(operations):
+            batch.add(verb, entries)
+        batch.flush()
         full = {
             one: one.item.set
-            for one, outcome in reported.items()
+            for one, outcome in batch.reported.items()
             if outcome.errno == HASH_FULL and isinstance(one.item, SetEntries)
         }
         enlarged = self._enlarge_all(dict.fromkeys(full.values()))
         again = [operation for operation, name in full.items() if name in enlarged]
         if not again:
-            return reported
-        return {one: outcome for one, outcome in reported.items() if full.get(one) not in enlarged} | self._apply_entries(again)
+            return batch.reported
+        reported = {one: outcome for one, outcome in batch.reported.items() if full.get(one) not in enlarged}
+        return reported | self._apply_entries(again)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
         """Enlarge these sets, which are full. Returns the names of the sets that were enlarged."""
@@ -159,14 +161,90 @@ class IpsetDriver(SetsDriver):
         entries: dict[SetEntry, None] = {}
         for data, start, end in parts:
             found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-            if ipset_message.IPSET_ATTR_TYPENAME in found:
+            if ipset_message.TYPE_NAME in found:
                 observed = observed or _header(found, entries.keys())
             if observed is not None and not observed.differs_from(IP_SETS[name]):
-                for part in found.parts(ipset_message.IPSET_ATTR_ADT):
-                    entry = ipset_message.decode(IP_SETS[name], *part)
+                decode = ipset_message.codec(name).decode
+                for part in found.parts(ipset_message.ENTRIES):
+                    entry = decode(*part)
                     if entry is not None:
                         entries[entry] = None
         return observed
+
+
+class EntryBatch:
+    """Set entries to be sent by one ``send``, and their outcomes.
+
+    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; its keys are operations on
+    single entries.
+    """
+
+    def __init__(self, channel: netlink.Channel) -> None:
+        self.reported: dict[Operation, Outcome] = {}
+        self._channel = channel
+        self._pending: list[_Entries] = []
+        self._size = 0
+
+    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
+        """Add entries of one set to this batch."""
+        codec = ipset_message.codec(entries[0].set)
+        step = codec.entries_per_message
+        for first in range(0, len(entries), step):
+            part = self._encode(codec, verb, entries[first : first + step])
+            if part.entries:
+                self._pending.append(part)
+                self._size += len(part.encoded)
+            if self._size >= SEND_LIMIT - ipset_message.CONTAINER_LIMIT:
+                self.flush()
+
+    def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
+        """Encode entries. An entry that cannot be encoded is reported as failed and is not sent."""
+        try:
+            return _Entries(verb, entries, codec.encode(entries))
+        except (ValueError, struct.error) as error:
+            if len(entries) == 1:
+                self._fail(Operation(verb, SetEntries.of(*entries)), errno.EINVAL, str(error))
+                return _Entries(verb, (), b"")
+        alone = [self._encode(codec, verb, (entry,)) for entry in entries]
+        return _Entries(verb, [entry for one in alone for entry in one.entries], b"".join(one.encoded for one in alone))
+
+    def flush(self) -> None:
+        """Send this batch to the kernel."""
+        pending, self._pending, self._size = self._pending, [], 0
+        for index, number in self._run(pending).items():
+            one = pending[index]
+            if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
+                for entry in one.entries:
+                    self._report(one.verb, entry, number)
+            else:
+                self._repeat(one)
+
+    def _repeat(self, several: "_Entries") -> None:
+        """Send each entry in its own message, so that each entry has its own outcome."""
+        verb, entries, encoded = several
+        parts = real_servers.pieces(encoded, len(encoded) // len(entries))
+        alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
+        for index, number in self._run(alone).items():
+            self._report(verb, entries[index], number)
+
+    def _run(self, several: Sequence["_Entries"]) -> dict[int, int]:
+        sequences = self._channel.sequences(len(several))
+        return self._channel.run_all(
+            [
+                ipset_message.codec(entries[0].set).request(verb, encoded, sequence)
+                for (verb, entries, encoded), sequence in zip(several, sequences, strict=True)
+            ]
+        )
+
+    def _report(self, verb: Verb, entry: SetEntry, number: int) -> None:
+        operation = Operation(verb, SetEntries.of(entry))
+        if verb is Verb.REMOVE and number == errno.ENOENT:
+            self.reported[operation] = Outcome(operation, surprise=True)
+        else:
+            self._fail(operation, max(number, 0), explain(number, IP_SETS[entry.set].type))
+
+    def _fail(self, operation: Operation, number: int, reason: str) -> None:
+        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
 
 
 class _Entries(NamedTuple):
@@ -175,41 +253,6 @@ class _Entries(NamedTuple):
     verb: Verb
     entries: Sequence[SetEntry]
     encoded: bytes
-
-
-class EntryBatch(sets_driver.EntryBatch[_Entries]):
-    """Entries of ipsets to be sent by one ``send``; together with one more message, a socket with usual buffers takes them."""
-
-    limit = sets_driver.ENTRIES_LIMIT
-
-    def _encode(self, ip_set: IpSet, entry: SetEntry) -> bytes:
-        return ipset_message.encode(ip_set, entry)
-
-    def _part(self, verb: Verb, entries: Sequence[SetEntry], encoded: bytes) -> _Entries:
-        return _Entries(verb, entries, encoded)
-
-    def _send(self, pending: list[_Entries]) -> None:
-        for index, number in self._run(pending).items():
-            verb, entries, encoded = pending[index]
-            if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
-                failed = dict.fromkeys(range(len(entries)), number)
-            else:  # each entry is sent in its own message, so that each has its own outcome
-                parts = real_servers.pieces(encoded, len(encoded) // len(entries))
-                failed = self._run([_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)])
-            for place, reason in failed.items():
-                if verb is Verb.REMOVE and reason == errno.ENOENT:
-                    self._note_absent(entries[place])
-                else:
-                    self._fail(verb, entries[place], max(reason, 0), explain(reason, IP_SETS[entries[place].set].type))
-
-    def _run(self, several: Sequence[_Entries]) -> dict[int, int]:
-        numbers = self._channel.reserve(len(several))
-        return self._channel.run_all(
-            [
-                ipset_message.entries_request(verb, IP_SETS[entries[0].set], encoded, number)
-                for (verb, entries, encoded), number in zip(several, numbers, strict=True)
-            ]
-        )
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:
@@ -224,11 +267,9 @@ def _no_type(ip_set: IpSet) -> str:
 
 
 def _header(found: message.Attributes, entries: AbstractSet[SetEntry]) -> ObservedSet:
-    kind, number = found.text(ipset_message.IPSET_ATTR_TYPENAME), found.number(ipset_message.IPSET_ATTR_FAMILY, 0)
+    kind, number = found.text(ipset_message.TYPE_NAME), found.number(ipset_message.FAMILY, 0)
     family = Family(number) if number in tuple(Family) and kind != SetType.PORT else None
-    return ObservedSet(
-        kind, family, found.inside(ipset_message.IPSET_ATTR_DATA).number(ipset_message.IPSET_ATTR_MAXELEM, 0), entries
-    )
+    return ObservedSet(kind, family, found.inside(ipset_message.DATA).number(ipset_message.CAPACITY, 0), entries)
 
 
 def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Collection[SetEntry], capacity: int) -> None:
@@ -253,13 +294,16 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
 
 
 def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry], action: str) -> None:
+    codec = ipset_message.EntryCodec(ip_set, SET_COPY.name)
     try:
-        encoded = [ipset_message.encode(ip_set, entry) for entry in entries]
+        encoded = codec.encode(list(entries)) if entries else b""
     except (ValueError, struct.error) as error:
         raise KernelError(action=action, detail=str(error)) from error
-    for _, together in sets_driver.joined(encoded):
-        (number,) = channel.reserve(1)
-        _do(channel, ipset_message.entries_request(Verb.ADD, ip_set, together, number, name=SET_COPY.name), action)
+    step = codec.entries_per_message * codec.entry_size
+    for start in range(0, len(encoded), step):
+        (sequence,) = channel.sequences(1)
+        for number in channel.run([codec.request(Verb.ADD, encoded[start : start + step], sequence)]).values():
+            raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))
 
 
 def _do(channel: netlink.Channel, request: bytes, action: str) -> None:

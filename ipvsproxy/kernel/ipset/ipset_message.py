@@ -5,26 +5,29 @@ answer, the kernel loads the module of the set type (``ip_set_type`` in net/netf
 """
 
 import functools
+import operator
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.message import attribute, integer, nested, string
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.sets import SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
 
+CONTAINER_LIMIT = 60_000
+"""The most bytes of entries in one message; the kernel's limit is 65,535."""
 HASH_SIZE = 1024
 """The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
-IPSET_ATTR_PROTOCOL, IPSET_ATTR_SETNAME, IPSET_ATTR_TYPENAME, IPSET_ATTR_REVISION, IPSET_ATTR_FAMILY = 1, 2, 3, 4, 5
-IPSET_ATTR_FLAGS, IPSET_ATTR_DATA, IPSET_ATTR_ADT, IPSET_ATTR_LINENO, LOWEST_REVISION = 6, 7, 8, 9, 10
-"""Attributes of a message. The attributes have the kernel's names, by which docs/compatibility.md lists them."""
+PROTOCOL, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 1, 3, 4, 5, 7, 8, 10
+"""Attributes of a message."""
 OLDEST_PROTOCOL = LOWEST_REVISION
 """The attribute of the oldest protocol version in the answer about the protocol; same number as above."""
-IPSET_ATTR_PORT_FROM, IPSET_ATTR_PORT_TO, IPSET_ATTR_CADT_FLAGS, IPSET_ATTR_HASHSIZE, IPSET_ATTR_MAXELEM = 4, 5, 8, 18, 19
-"""Attributes of a set inside ``IPSET_ATTR_DATA``; ``IPSET_ATTR_MAXELEM`` is ``maxelem``."""
+CAPACITY = 19
+"""The attribute ``maxelem`` inside ``DATA``."""
 
 SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
     SetType.ADDRESS: 0,
@@ -51,12 +54,7 @@ OWN_ERRORS = 4096
 """The first of ipset's own error numbers (include/uapi/linux/netfilter/ipset/ip_set.h)."""
 NO_SUCH_TYPE = 4098
 """IPSET_ERR_FIND_TYPE."""
-_SUBSYSTEM = 6 << 8  # NFNL_SUBSYS_IPSET
-_IPSET_CMD_PROTOCOL, _IPSET_CMD_CREATE, _IPSET_CMD_DESTROY, _IPSET_CMD_FLUSH = range(1, 5)
-_IPSET_CMD_SWAP, _IPSET_CMD_LIST, _IPSET_CMD_TYPE = 6, 7, 13
-_COMMANDS: Mapping[Verb, int] = {Verb.ADD: 9, Verb.REMOVE: 10}
-_LIST_HEADER, _WITH_MARKS = 1 << 2, 1 << 6  # IPSET_FLAG_LIST_HEADER, IPSET_FLAG_WITH_SKBINFO
-_IN_NETWORK_ORDER = 0x4000  # NLA_F_NET_BYTEORDER
+_SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
 _ALL_PORTS = (0, 65535)
 _ANY_FAMILY = 0
 _FIELDS: Mapping[SetType, tuple[str, ...]] = {
@@ -66,20 +64,21 @@ _FIELDS: Mapping[SetType, tuple[str, ...]] = {
     SetType.ADDRESS_PORT_NETWORK: ("address", "port", "protocol", "other", "prefix_length"),
     SetType.PORT: ("port",),
 }
-_ADDRESSES = ("address", "other")
-IPSET_ATTR_IPADDR_IPV4, IPSET_ATTR_IPADDR_IPV6 = 1, 2
-_ADDRESS_KINDS: Mapping[Family, int] = {Family.IPV4: IPSET_ATTR_IPADDR_IPV4, Family.IPV6: IPSET_ATTR_IPADDR_IPV6}
-IPSET_ATTR_IP, IPSET_ATTR_PORT, IPSET_ATTR_PROTO, IPSET_ATTR_IP2, IPSET_ATTR_CIDR2, IPSET_ATTR_SKBMARK = 1, 4, 7, 20, 21, 27
-_NUMBERS = {
-    "address": IPSET_ATTR_IP,
-    "port": IPSET_ATTR_PORT,
-    "protocol": IPSET_ATTR_PROTO,
-    "other": IPSET_ATTR_IP2,
-    "prefix_length": IPSET_ATTR_CIDR2,
-    "skbmark": IPSET_ATTR_SKBMARK,
+_NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21, "skbmark": 27}
+_CODES = {"port": "2s", "protocol": "B", "prefix_length": "B", "skbmark": "8s"}
+_PACK: Mapping[str, Callable[[int], bytes]] = {
+    field: struct.Struct(code).pack
+    for field, code in (("port", ">H"), ("protocol", "B"), ("prefix_length", "B"), ("skbmark", ">Q"))
 }
-_CODES = {"port": ">H", "protocol": ">B", "prefix_length": ">B", "skbmark": ">Q"}
+_NAMES = {
+    "port": "IPSET_ATTR_PORT",
+    "protocol": "IPSET_ATTR_PROTO",
+    "prefix_length": "IPSET_ATTR_CIDR2",
+    "skbmark": "IPSET_ATTR_SKBMARK",
+}
 _WRONG = {
+    "port": "the port is missing",
+    "prefix_length": "the prefix length is missing",
     "address": "the address is not of the set's family",
     "protocol": "the protocol is missing",
     "other": "the second address is not of the set's family",
@@ -87,13 +86,11 @@ _WRONG = {
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 
 
-def _whole(command: int, family: int, flags: int, *attributes: bytes, sequence: int = 0) -> bytes:
-    payload = b"".join((attribute(IPSET_ATTR_PROTOCOL, bytes((IPSET_PROTOCOL,))), *attributes))
-    return message.netfilter(_SUBSYSTEM | command, netlink.REQUEST | flags, family, payload, sequence=sequence)
-
-
-def _number(kind: int, value: int, code: str = ">I") -> bytes:
-    return attribute(kind | _IN_NETWORK_ORDER, struct.pack(code, value))
+def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> bytes:
+    request = ipset.ipset_msg()
+    request["nfgen_family"] = family
+    request["attrs"] = [["IPSET_ATTR_PROTOCOL", IPSET_PROTOCOL], *attributes]
+    return message.encode(request, _SUBSYSTEM | command, netlink.REQUEST | flags)
 
 
 def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
@@ -102,110 +99,168 @@ def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SE
     The message fails if a set of that name exists.
     """
     if ip_set.type is SetType.PORT:
-        data = [_number(IPSET_ATTR_PORT_FROM, _ALL_PORTS[0], ">H"), _number(IPSET_ATTR_PORT_TO, _ALL_PORTS[1], ">H")]
+        data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
     else:
-        data = [_number(IPSET_ATTR_HASHSIZE, HASH_SIZE), _number(IPSET_ATTR_MAXELEM, capacity)]
-        data += [_number(IPSET_ATTR_CADT_FLAGS, _WITH_MARKS)] if ip_set.gives_marks else []
-    return _whole(
-        _IPSET_CMD_CREATE,
-        ip_set.family,
-        netlink.CREATE | netlink.EXCLUSIVE,
-        string(IPSET_ATTR_SETNAME, name or ip_set.name) + string(IPSET_ATTR_TYPENAME, ip_set.type.value),
-        attribute(IPSET_ATTR_REVISION, bytes((revision,))) + _family(ip_set.type, ip_set.family),
-        nested(IPSET_ATTR_DATA, *data),
-    )
+        data = [["IPSET_ATTR_HASHSIZE", HASH_SIZE], ["IPSET_ATTR_MAXELEM", capacity]]
+        if ip_set.gives_marks:
+            data.append(["IPSET_ATTR_CADT_FLAGS", ipset.IPSET_FLAG_WITH_SKBINFO])
+    attributes = [
+        ["IPSET_ATTR_SETNAME", name or ip_set.name],
+        ["IPSET_ATTR_TYPENAME", ip_set.type.value],
+        ["IPSET_ATTR_REVISION", revision],
+        ["IPSET_ATTR_FAMILY", _family(ip_set.type, ip_set.family)],
+        ["IPSET_ATTR_DATA", {"attrs": data}],
+    ]
+    return _encoded(ipset.IPSET_CMD_CREATE, ip_set.family, attributes, netlink.CREATE | netlink.EXCLUSIVE)
 
 
 def destruction(name: str) -> bytes:
     """The message that destroys a set. The message fails if the set does not exist."""
-    return _whole(_IPSET_CMD_DESTROY, Family.IPV4, netlink.EXCLUSIVE, string(IPSET_ATTR_SETNAME, name))
+    return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
 def flush(name: str) -> bytes:
     """The message that removes all entries of a set."""
-    return _whole(_IPSET_CMD_FLUSH, Family.IPV4, netlink.EXCLUSIVE, string(IPSET_ATTR_SETNAME, name))
+    return _encoded(ipset.IPSET_CMD_FLUSH, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
 def swap(name: str, other: str) -> bytes:
     """The message that swaps the contents of two sets of the same type."""
-    # The attribute for the type's name holds the second name.
-    return _whole(
-        _IPSET_CMD_SWAP, Family.IPV4, netlink.EXCLUSIVE, string(IPSET_ATTR_SETNAME, name), string(IPSET_ATTR_TYPENAME, other)
-    )
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # this attribute holds the second name
+    return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
 
 
 def contents_query(name: str, *, header_only: bool = False) -> bytes:
     """The request for a dump of a set with its entries, or of the set's parameters alone."""
-    flags = integer(IPSET_ATTR_FLAGS, _LIST_HEADER) if header_only else b""
-    return _whole(_IPSET_CMD_LIST, Family.IPV4, netlink.DUMP, string(IPSET_ATTR_SETNAME, name), flags)
+    attributes: list[Any] = [["IPSET_ATTR_SETNAME", name]]
+    if header_only:
+        attributes.append(["IPSET_ATTR_FLAGS", ipset.IPSET_FLAG_LIST_HEADER])
+    return _encoded(ipset.IPSET_CMD_LIST, Family.IPV4, attributes, netlink.DUMP)
 
 
-def entries_request(verb: Verb, ip_set: IpSet, encoded: bytes, sequence: int, *, name: str = "") -> bytes:
-    """The message that adds or removes encoded entries; if ``name`` is not empty, it is the name of the set's copy.
+class EntryCodec:
+    """Encodes and decodes the entries of one set, or of its copy, which has another name."""
 
-    The kernel reports no error if an added entry is already present or a removed entry is absent. If a message has several
-    entries, the kernel requires a line number, but ignores its value.
-    """
-    named = string(IPSET_ATTR_SETNAME, name or ip_set.name) + integer(IPSET_ATTR_LINENO, 0)
-    return _whole(_COMMANDS[verb], ip_set.family, 0, named, nested(IPSET_ATTR_ADT, encoded), sequence=sequence)
+    def __init__(self, ip_set: IpSet, name: str = "") -> None:
+        self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
+        self._fields = (*_FIELDS[ip_set.type], "skbmark") if ip_set.gives_marks else _FIELDS[ip_set.type]
+        self._columns = [(field, operator.attrgetter(field)) for field in self._fields]
+        self._size = ip_set.family.bits // 8
+        samples = {
+            "address": message.ADDRESSES[ip_set.family],
+            "port": (0, 0xFFFF),
+            "protocol": (0, 0xFF),
+            "other": message.ADDRESSES[ip_set.family],
+            "prefix_length": (0, 0xFF),
+            "skbmark": (0, 0xFFFFFFFFFFFFFFFF),
+        }
+        chosen = {field: samples[field] for field in self._fields}
+        self._template = message.Template(self._element, chosen, whole_message=False)
+        self.entry_size = self._template.size
+        self.entries_per_message = CONTAINER_LIMIT // self.entry_size
+        self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
+        self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
 
+    def encode(self, entries: Sequence[SetEntry]) -> bytes:
+        """Encode entries in the form in which a message contains them: one after another, ``entry_size`` bytes each.
 
-def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry in the form in which a message contains it; all entries of a set have the same length.
+        Raises:
+            ValueError, struct.error: an address is missing or is not of the set's family, or a number does not fit its field.
+        """
+        columns = [self._column(field, list(map(get, entries))) for field, get in self._columns]
+        return b"".join(map(self._template.encode, zip(*columns, strict=True)))
 
-    Raises:
-        ValueError, struct.error: an address is missing or is not of the set's family, or a number does not fit its field.
-    """
-    parts: list[bytes] = []
-    for field in _fields(ip_set):
-        value, number = getattr(entry, field), _NUMBERS[field]
-        if value is None or (field in _ADDRESSES and len(value) * 8 != ip_set.family.bits):
+    def _column(self, field: str, values: Collection[Any]) -> Iterable[bytes]:
+        if None in values or (field in ("address", "other") and any(len(one) != self._size for one in values)):
             raise ValueError(_WRONG[field])
-        if field in _ADDRESSES:
-            parts.append(nested(number, attribute(_ADDRESS_KINDS[ip_set.family] | _IN_NETWORK_ORDER, value)))
-        else:
-            parts.append(_number(number, value, _CODES[field]))
-    return nested(IPSET_ATTR_DATA, *parts)
+        return map(_PACK[field], values) if field in _PACK else values
 
+    def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
+        """The message that adds or removes encoded entries; at most ``entries_per_message`` of them fit.
 
-def decode(ip_set: IpSet, data: bytes, start: int, end: int) -> SetEntry | None:
-    """The entry whose attributes are between ``start`` and ``end``; None means that ipvsproxy cannot have made the entry."""
-    values = _layout(ip_set).read(data, start, end)
-    if values is None:
-        return None
-    found: dict[str, Any] = {
-        field: Address(value) if field in _ADDRESSES else int.from_bytes(value, "big")
-        for field, value in zip(_fields(ip_set), values, strict=True)
-    }
-    if "protocol" in found:
-        found["protocol"] = _PROTOCOLS.get(found["protocol"])
-        if found["protocol"] is None:
+        The kernel reports no error if an added entry is already present or a removed entry is absent.
+        """
+        head = self._heads[verb]
+        whole = bytearray(head + entries)
+        struct.pack_into("=I", whole, 0, len(whole))
+        struct.pack_into("=4s", whole, message.SEQUENCE_OFFSET, sequence)
+        struct.pack_into("=H", whole, len(head) - 4, 4 + len(entries))
+        return bytes(whole)
+
+    def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
+        """The entry whose attributes are between ``start`` and ``end``; None means that ipvsproxy cannot have made the entry."""
+        if self._layout is None:
+            return self._decode_single(data, start, end)
+        values = self._layout.read(data, start, end)
+        if values is None or values[2] not in _PROTOCOLS:
             return None
-    if ip_set.gives_marks:
-        mark, mask = divmod(found.pop("skbmark"), 1 << 32)
-        return MarkedEntry(ip_set.name, **found, mark=mark, mask=mask)
-    return SetEntry(ip_set.name, **found)
+        address, port, protocol, *rest = values
+        if "skbmark" in self._fields:
+            mark, mask = struct.unpack(">II", rest[0])
+            number = int.from_bytes(port, "big")
+            return MarkedEntry(self._name, Address(address), _PROTOCOLS[protocol], number, mark=mark, mask=mask)
+        other = Address(rest[0]) if rest else None
+        length = rest[1] if len(rest) > 1 else 0
+        return SetEntry(self._name, Address(address), _PROTOCOLS[protocol], int.from_bytes(port, "big"), other, length)
+
+    def _decode_single(self, data: bytes, start: int, end: int) -> SetEntry | None:
+        at = message.attributes(data, start, end).get(_NUMBERS[self._fields[0]])
+        if at is None:
+            return None
+        if self._type is SetType.PORT:
+            return SetEntry(self._name, port=int.from_bytes(data[slice(*at)], "big"))
+        packed = data[at[0] + 4 : at[1]]
+        return SetEntry(self._name, Address(packed)) if len(packed) == self._size else None
+
+    def _places(self) -> list[message.Field]:
+        nested = 1 if self._family is Family.IPV4 else 2
+        return [
+            message.Field((_NUMBERS[field], nested), f"{self._size}s")
+            if field in ("address", "other")
+            else message.Field((_NUMBERS[field],), _CODES[field])
+            for field in self._fields
+        ]
+
+    def _element(self, **values: Any) -> bytes:
+        """The bytes of one entry, taken from a message that pyroute2 has encoded."""
+        kind = "IPSET_ATTR_IPADDR_IPV4" if self._family is Family.IPV4 else "IPSET_ATTR_IPADDR_IPV6"
+        attributes: list[list[Any]] = []
+        for field, value in values.items():
+            if field in ("address", "other"):
+                name = "IPSET_ATTR_IP" if field == "address" else "IPSET_ATTR_IP2"
+                attributes.append([name, {"attrs": [[kind, value]]}])
+            else:
+                attributes.append([_NAMES[field], divmod(value, 1 << 32) if field == "skbmark" else value])
+        entry = ["IPSET_ATTR_DATA", {"attrs": attributes}]
+        data = _encoded(ipset.IPSET_CMD_ADD, self._family, [["IPSET_ATTR_ADT", {"attrs": [entry]}]], 0)
+        start, end = message.attributes(data, message.HEADER.size + message.NETFILTER_HEADER, len(data))[ENTRIES]
+        return data[start:end]
+
+    def _head(self, command: int) -> bytes:
+        """The bytes of the message before its first entry.
+
+        If a message has several entries, the kernel requires a line number, but ignores its value.
+        """
+        attributes = [["IPSET_ATTR_SETNAME", self._name], ["IPSET_ATTR_LINENO", 0], ["IPSET_ATTR_ADT", {"attrs": []}]]
+        return _encoded(command, self._family, attributes, 0)
+
+
+_COMMANDS: Mapping[Verb, int] = {Verb.ADD: ipset.IPSET_CMD_ADD, Verb.REMOVE: ipset.IPSET_CMD_DEL}
 
 
 @functools.cache
-def _layout(ip_set: IpSet) -> message.Layout:
-    return message.Layout(
-        [
-            message.Field((_NUMBERS[field], _ADDRESS_KINDS[ip_set.family]), f"{ip_set.family.bits // 8}s")
-            if field in _ADDRESSES
-            else message.Field((_NUMBERS[field],), f"{struct.calcsize(_CODES[field])}s")
-            for field in _fields(ip_set)
-        ]
-    )
+def codec(name: str) -> EntryCodec:
+    """The encoder and decoder for a set in ``IP_SETS``.
+
+    Raises:
+        KeyError: ``IP_SETS`` does not contain the set.
+    """
+    return EntryCodec(IP_SETS[name])
 
 
-def _fields(ip_set: IpSet) -> tuple[str, ...]:
-    return (*_FIELDS[ip_set.type], "skbmark") if ip_set.gives_marks else _FIELDS[ip_set.type]
-
-
-def _family(set_type: SetType, family: Family) -> bytes:
-    """The family of a set: a set of ports has none, so that rules of both families can use the set."""
-    return attribute(IPSET_ATTR_FAMILY, bytes((_ANY_FAMILY if set_type is SetType.PORT else family,)))
+def _family(set_type: SetType, family: Family) -> int:
+    """The family field of a message about the set: a set of ports has none, so that rules of both families can use the set."""
+    return _ANY_FAMILY if set_type is SetType.PORT else int(family)
 
 
 class Range(NamedTuple):
@@ -225,10 +280,10 @@ def protocols(channel: netlink.Channel) -> Range:
         KernelError: the kernel has no ipset, or did not answer.
     """
     action = "ask for the protocol of ipset"
-    data, start, end = channel.ask(_whole(_IPSET_CMD_PROTOCOL, _ANY_FAMILY, 0), action)
+    data, start, end = channel.ask(_encoded(ipset.IPSET_CMD_PROTOCOL, _ANY_FAMILY, [], 0), action)
     with netlink.parsing(action):
         found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-        newest = _byte(found.payload(IPSET_ATTR_PROTOCOL))
+        newest = _byte(found.payload(PROTOCOL))
         return Range(_byte(found.payload(OLDEST_PROTOCOL)) if OLDEST_PROTOCOL in found else newest, newest)
 
 
@@ -239,16 +294,16 @@ def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Ra
         KernelError: the kernel has no ipset, or did not answer.
     """
     action = f"find {set_type}"
+    attributes = [["IPSET_ATTR_TYPENAME", set_type.value], ["IPSET_ATTR_FAMILY", _family(set_type, family)]]
     try:
-        request = _whole(_IPSET_CMD_TYPE, family, 0, string(IPSET_ATTR_TYPENAME, set_type.value), _family(set_type, family))
-        data, start, end = channel.ask(request, action)
+        data, start, end = channel.ask(_encoded(ipset.IPSET_CMD_TYPE, family, attributes, 0), action)
     except KernelError as error:
         if error.errno < OWN_ERRORS:
             raise
         return None
     with netlink.parsing(action):
         found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-        return Range(_byte(found.payload(LOWEST_REVISION)), _byte(found.payload(IPSET_ATTR_REVISION)))
+        return Range(_byte(found.payload(LOWEST_REVISION)), _byte(found.payload(REVISION)))
 
 
 def _byte(payload: bytes) -> int:

@@ -1,18 +1,20 @@
 """The address driver: manages the dummy device and its service addresses, and reads the addresses of all other interfaces."""
 
 import errno
+import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyroute2.netlink import NETLINK_ROUTE
 from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELLINK, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.kernel.base.message import attribute, string
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
@@ -31,12 +33,13 @@ KIND = "dummy"
 """The kind of the device that carries the service addresses."""
 
 _LINK_HEADER, _ADDRESS_HEADER = 16, 8
-IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_EXT_MASK = 3, 18, 1, 29
-IFA_ADDRESS, IFA_LOCAL = 1, 2
+_LINK_NAME, _LINK_INFO, _LINK_KIND = 3, 18, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS
 _LINK = struct.Struct("=4xi")
 _ADDRESS = struct.Struct("=BBxxI")
 _SIZES: Mapping[int, int] = {family: family.bits // 8 for family in Family}
+_pack_index = struct.Struct("=I").pack
 
 
 class ObservedAddresses(NamedTuple):
@@ -65,6 +68,7 @@ class AddressDriver:
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
         self._device = device
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
+        self._template = functools.cache(_address_template)
         self._digest = b""
         """The digest of the last reading by ``observe_changed``; empty if the next call must return everything."""
 
@@ -98,7 +102,7 @@ class AddressDriver:
     def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
         # Addresses are dumped first: if an interface is removed between the two dumps, its addresses are left out, and an
         # interface that is added between the two dumps had no addresses during the first dump.
-        query = message.whole(RTM_GETADDR, netlink.REQUEST | netlink.DUMP, bytes(_ADDRESS_HEADER))
+        query = message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
         replies = self._channel.dump(query, "list the addresses")
         return replies, {link.number: link for link in self._links()}
 
@@ -112,7 +116,7 @@ class AddressDriver:
             for data, start, end in replies:
                 family, prefix_length, index = _ADDRESS.unpack_from(data, start)
                 attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
-                at = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
+                at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
                 if at is None or index not in links or at[1] - at[0] != _SIZES.get(family):
                     continue
                 address = Address(data[at[0] : at[1]])
@@ -177,7 +181,7 @@ class AddressDriver:
             observed = self._read(*self._dump()).addresses
             if observed <= {operation.item.key for operation in operations}:
                 return self._empty_device(operations, observed)
-        failed = self._channel.run_all(self._encode(operations, link.number), BATCH_SIZE)
+        failed = self._channel.run_all(self._encode(operations, _pack_index(link.number)), BATCH_SIZE)
         return {operations[place]: _outcome(operations[place], number) for place, number in failed.items()}
 
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
@@ -193,17 +197,13 @@ class AddressDriver:
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}
 
-    def _encode(self, operations: Sequence[Operation], index: int) -> list[bytes]:
-        """As in kube-proxy, both attributes contain the address, and no message has flags, a label or a scope."""
+    def _encode(self, operations: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(operations, self._channel.reserve(len(operations)), strict=True):
+        for (verb, item), sequence in zip(operations, self._channel.sequences(len(operations)), strict=True):
             if not isinstance(item, BoundAddresses):
                 raise TypeError(f"not a device or an address: {item}")
             address = item.key
-            kind, flags = (RTM_DELADDR, 0) if verb is Verb.REMOVE else (RTM_NEWADDR, netlink.CREATE | netlink.EXCLUSIVE)
-            named = attribute(IFA_LOCAL, address) + attribute(IFA_ADDRESS, address)
-            payload = _ADDRESS.pack(address.family, address.family.bits, index) + named
-            messages.append(message.whole(kind, netlink.REQUEST | flags, payload, sequence))
+            messages.append(self._template(verb, len(address)).encode((sequence, index, address, address)))
         return messages
 
     def _find(self) -> _Link | None:
@@ -214,8 +214,9 @@ class AddressDriver:
         return None
 
     def _links(self) -> list[_Link]:
-        payload = bytes(_LINK_HEADER) + attribute(IFLA_EXT_MASK, struct.pack("=I", _SKIP_STATISTICS))
-        request = message.whole(RTM_GETLINK, netlink.REQUEST | netlink.DUMP, payload)
+        query = ifinfmsg()
+        query["attrs"] = [["IFLA_EXT_MASK", _SKIP_STATISTICS]]
+        request = message.encode(query, RTM_GETLINK, netlink.REQUEST | netlink.DUMP)
         return [_parse_link(reply) for reply in self._channel.dump(request, "list the interfaces")]
 
     def _require_dummy(self, link: _Link) -> None:
@@ -240,9 +241,35 @@ def _parse_link(reply: netlink.Reply) -> _Link:
     with netlink.parsing("read an interface"):
         (number,) = _LINK.unpack_from(data, start)
     found = message.Attributes(data, start + _LINK_HEADER, end)
-    return _Link(number, found.text(IFLA_IFNAME, ""), found.inside(IFLA_LINKINFO).text(IFLA_INFO_KIND, ""))
+    return _Link(number, found.text(_LINK_NAME, ""), found.inside(_LINK_INFO).text(_LINK_KIND, ""))
 
 
 def _link_message(command: int, name: str, flags: int) -> bytes:
-    kind = attribute(IFLA_LINKINFO, string(IFLA_INFO_KIND, KIND)) if command == RTM_NEWLINK else b""
-    return message.whole(command, netlink.REQUEST | flags, bytes(_LINK_HEADER) + string(IFLA_IFNAME, name) + kind)
+    link = ifinfmsg()
+    attributes: list[Any] = [["IFLA_IFNAME", name]]
+    if command == RTM_NEWLINK:
+        attributes.append(["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_KIND", KIND]]}])
+    link["attrs"] = attributes
+    return message.encode(link, command, netlink.REQUEST | flags)
+
+
+def _address_template(verb: Verb, size: int) -> message.Template:
+    """A message about an address that is ``size`` bytes long.
+
+    As in kube-proxy, both address attributes contain the address, and the message has no flags, label or scope.
+    """
+    family = next(family for family in Family if _SIZES[family] == size)
+
+    def build(index: int, local: str, address: str) -> bytes:
+        request = ifaddrmsg()
+        request["family"] = int(family)
+        request["prefixlen"] = family.bits
+        request["index"] = index
+        request["attrs"] = [["IFA_LOCAL", local], ["IFA_ADDRESS", address]]
+        if verb is Verb.REMOVE:
+            return message.encode(request, RTM_DELADDR, netlink.REQUEST)
+        return message.encode(request, RTM_NEWADDR, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
+
+    return message.Template(
+        build, {"index": (0, 0xFFFFFFFF), "local": message.ADDRESSES[family], "address": message.ADDRESSES[family]}
+    )

@@ -11,17 +11,17 @@ Layouts: include/uapi/linux/rtnetlink.h; the checks have the same order as in ne
 """
 
 import errno
+import functools
 import socket
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from pyroute2.netlink import NETLINK_ROUTE
 from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.kernel.base.message import attribute
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, LocalRoutes
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
@@ -38,11 +38,8 @@ LOOPBACK_INDEX = 1
 _LOCAL = 2  # RTN_LOCAL
 _SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST; IPv6 routes have no scope
 _HEADER = 12
-RTA_DST, RTA_OIF, RTA_PRIORITY = 1, 4, 6
-_PLACE = message.Layout([message.Field((kind,), code) for kind, code in ((RTA_DST, "s"), (RTA_OIF, "I"), (RTA_PRIORITY, "I"))])
+_PLACE = message.Layout((message.Field((1,), "s"), message.Field((4,), "I"), message.Field((6,), "I")))
 """Destination, index of the device, metric."""
-_TO_LOOPBACK = attribute(RTA_OIF, struct.pack("=I", LOOPBACK_INDEX))
-_OF_OURS = _TO_LOOPBACK + attribute(RTA_PRIORITY, struct.pack("=I", METRIC))
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
@@ -75,6 +72,7 @@ class RouteDriver:
         """``route_protocol`` is the protocol number of our routes, from 5 to 255."""
         self._protocol = route_protocol
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
+        self._template = functools.cache(self._make_template)
         self._digest = b""
         """The digest of the last reading; empty if the next reading must return everything."""
 
@@ -142,14 +140,11 @@ class RouteDriver:
         return outcomes(operations, {one: _outcome(one, number, present) for one, number in failed.items()})
 
     def _encode(self, operations: Sequence[Operation]) -> list[bytes]:
-        """Messages about routes. No route has a preferred source address, because the route would outlive that address."""
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(operations, self._channel.reserve(len(operations)), strict=True):
+        for (verb, item), sequence in zip(operations, self._channel.sequences(len(operations)), strict=True):
             if not isinstance(item, LocalRoutes):
                 raise TypeError(f"not a local route: {item}")
-            kind, flags = (RTM_DELROUTE, 0) if verb is Verb.REMOVE else (RTM_NEWROUTE, netlink.CREATE | netlink.EXCLUSIVE)
-            payload = self._start(item.key.family) + bytes(4) + attribute(RTA_DST, item.key) + _OF_OURS
-            messages.append(message.whole(kind, netlink.REQUEST | flags, payload, sequence))
+            messages.append(self._template(verb is Verb.REMOVE, item.key.family).encode((sequence, item.key)))
         return messages
 
     def _present(self) -> AbstractSet[Address]:
@@ -160,8 +155,35 @@ class RouteDriver:
             return frozenset()
 
     def _query(self, family: Family) -> bytes:
-        header = bytes((family, 0, 0, 0, TABLE, self._protocol, 0, _LOCAL)) + bytes(4)
-        return message.whole(RTM_GETROUTE, netlink.REQUEST | netlink.DUMP, header + _TO_LOOPBACK)
+        request = rtmsg()
+        request["family"] = int(family)
+        request["table"] = TABLE
+        request["proto"] = self._protocol
+        request["type"] = _LOCAL
+        request["attrs"] = [["RTA_OIF", LOOPBACK_INDEX]]
+        return message.encode(request, RTM_GETROUTE, netlink.REQUEST | netlink.DUMP)
+
+    def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - for ``functools.cache``
+        """A message about a route.
+
+        The route has no preferred source address: if that address were removed, the route would remain with a source that no
+        longer exists.
+        """
+
+        def build(address: str) -> bytes:
+            request = rtmsg()
+            request["family"] = int(family)
+            request["dst_len"] = family.bits
+            request["table"] = TABLE
+            request["proto"] = self._protocol
+            request["scope"] = _SCOPES[family]
+            request["type"] = _LOCAL
+            request["attrs"] = [["RTA_DST", address], ["RTA_OIF", LOOPBACK_INDEX], ["RTA_PRIORITY", METRIC]]
+            if is_removal:
+                return message.encode(request, RTM_DELROUTE, netlink.REQUEST)
+            return message.encode(request, RTM_NEWROUTE, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
+
+        return message.Template(build, {"address": message.ADDRESSES[family]})
 
 
 def _outcome(operation: Operation, number: int, present: AbstractSet[Address]) -> Outcome:

@@ -22,8 +22,8 @@ from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntry, SetType
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetType
 
 PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each dump of a large set, until two dumps agree."""
@@ -103,8 +103,8 @@ class NftSetsDriver(SetsDriver):
                     encoded = [encode(ip_set, entry) for entry in entries]
                 except ValueError:
                     return None
-                parts = [together for _, together in sets_driver.joined(encoded)]
-                messages += [message_of(ip_set, together, verb) for together in parts]
+                parts = [joined for _, joined in joined(encoded)]
+                messages += [message_of(ip_set, joined, verb) for joined in parts]
                 size += sum(map(len, parts))
         return messages if size <= TRANSACTION_LIMIT else None
 
@@ -135,8 +135,12 @@ class NftSetsDriver(SetsDriver):
         failed = nft.run(self._channel, messages)
         return failed[min(failed)] if failed else 0
 
-    def _batch(self) -> "ElementBatch":
-        return ElementBatch(self._channel)
+    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
+        batch = ElementBatch(self._channel)
+        for verb, entries in sets_driver.runs(operations):
+            batch.add(verb, entries)
+        batch.flush()
+        return batch.reported
 
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
         """The messages with the parameters of a set, then those with its elements."""
@@ -211,24 +215,44 @@ class _Part(NamedTuple):
     repairs: int = 0
 
 
-class ElementBatch(sets_driver.EntryBatch[_Part]):
-    """Entries to be sent in one transaction."""
+class ElementBatch:
+    """Entries to be sent in one transaction, and their outcomes.
 
-    limit = TRANSACTION_LIMIT
+    ``reported`` has the outcomes of entries that failed; its keys are operations on single entries.
+    """
 
-    def _encode(self, ip_set: IpSet, entry: SetEntry) -> bytes:
-        return encode(ip_set, entry)
+    def __init__(self, channel: netlink.Channel) -> None:
+        self.reported: dict[Operation, Outcome] = {}
+        self._channel = channel
+        self._pending: list[_Part] = []
+        self._size = 0
 
-    def _part(self, verb: Verb, entries: Sequence[SetEntry], encoded: bytes) -> _Part:
-        return _Part(verb, entries, [message_of(IP_SETS[entries[0].set], encoded, verb)])
+    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
+        """Add entries of one set to this batch."""
+        ip_set = IP_SETS[entries[0].set]
+        encoded: list[bytes] = []
+        taken: list[SetEntry] = []
+        for entry in entries:
+            try:
+                encoded.append(encode(ip_set, entry))
+            except ValueError as error:
+                self._fail(verb, entry, errno.EINVAL, str(error))
+            else:
+                taken.append(entry)
+        for part, together in joined(encoded):
+            self._pending.append(_Part(verb, taken[part], [message_of(ip_set, together, verb)]))
+            self._size += len(together)
+            if self._size >= TRANSACTION_LIMIT or len(self._pending) >= self._channel.limit:
+                self.flush()
 
-    def _send(self, pending: list[_Part]) -> None:
-        """As in ``EntryBatch``.
+    def flush(self) -> None:
+        """Send this batch to the kernel.
 
         A refused message is replaced, in the same position, by a message that the kernel accepts, because later messages may
         depend on it. Entries are not tried one by one, because before the kernel answers a refused transaction, it waits for all
         its processors, which takes about 10 ms.
         """
+        pending, self._pending, self._size = self._pending, [], 0
         while pending:
             failed = nft.run(self._channel, [request for part in pending for request in part.messages])
             if not failed:
@@ -263,7 +287,8 @@ class ElementBatch(sets_driver.EntryBatch[_Part]):
 
     def _without_absent(self, ip_set: IpSet, part: _Part, present: Sequence[SetEntry]) -> _Part | None:
         for entry in set(part.entries).difference(present):
-            self._note_absent(entry)
+            operation = Operation(part.verb, SetEntries.of(entry))
+            self.reported[operation] = Outcome(operation, surprise=True)
         encoded = b"".join(encode(ip_set, entry) for entry in present)
         return _Part(part.verb, present, [message_of(ip_set, encoded, part.verb)], part.repairs + 1) if present else None
 
@@ -282,6 +307,10 @@ class ElementBatch(sets_driver.EntryBatch[_Part]):
             failed = self._channel.run(questions)
             present += [entry for at, entry in enumerate(asked) if failed.get(at) != errno.ENOENT]
         return present
+
+    def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
+        operation = Operation(verb, SetEntries.of(entry))
+        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
 
 
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
@@ -302,6 +331,14 @@ def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
     """
     is_removal = verb is Verb.REMOVE
     return nft.elements(ip_set.name, encoded, is_removal=is_removal, is_exclusive=ip_set.gives_marks)
+
+
+def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
+    """Elements of one set, divided into messages: for each message, the slice of ``encoded`` in it, and the bytes."""
+    step = nft.ELEMENTS_LIMIT // max(map(len, encoded), default=nft.ELEMENTS_LIMIT)
+    for first in range(0, len(encoded), step):
+        part = slice(first, first + step)
+        yield part, b"".join(encoded[part])
 
 
 def shape(ip_set: IpSet) -> SetShape:

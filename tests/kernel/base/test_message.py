@@ -1,4 +1,4 @@
-"""Attribute walks and fixed layouts, without a kernel."""
+"""Templates, attribute walks and fixed layouts, without a kernel."""
 
 import struct
 
@@ -6,6 +6,54 @@ import pytest
 
 from ipvsproxy.kernel.base import message
 from tests.support.fake_netlink import attribute
+
+HEAD = bytes(16)
+
+
+def test_a_template_replaces_its_variable_fields_and_keeps_all_other_bytes() -> None:
+    def build(port: int, address: bytes) -> bytes:
+        return HEAD + b"100%" + struct.pack(">H", port) + b"%b" + address + b"%"
+
+    template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4)})
+    encoded = template.encode((b"SEQN", b"\x01\xbb", b"\n\0\0\1"))
+    assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
+
+
+def test_a_filled_template_equals_the_message_built_directly_from_the_values() -> None:
+    def build(first: int, second: int) -> bytes:
+        return HEAD + b"1%" + struct.pack("=B", first) + b"%b" + struct.pack("=B", second) + b"3"
+
+    template = message.Template(build, {"first": (0, 0xFF), "second": (0, 0xFF)})
+    contents = (b"SEQN", b"a", b"%")
+    head, *behind = template.fixed
+    assert head + b"".join(hole + part for hole, part in zip(contents, behind, strict=True)) == template.encode(contents)
+
+
+def test_a_template_for_a_fragment_of_a_message_has_no_sequence_number() -> None:
+    template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
+    assert template.encode((b"\0P",)) == b"\0Ptail"
+
+
+def test_fields_must_be_named_in_their_order() -> None:
+    def build(first: int, second: int) -> bytes:
+        return HEAD + struct.pack("=BB", first, second)
+
+    with pytest.raises(ValueError, match="first lies before"):
+        message.Template(build, {"second": (0, 0xFF), "first": (0, 0xFF)})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda value: HEAD + bytes(value),
+        lambda value: HEAD + bytes((value, 0, value)),
+        lambda value: HEAD,
+    ],
+    ids=["length", "twice", "nowhere"],
+)
+def test_each_field_of_a_template_must_have_one_fixed_offset(build: object) -> None:
+    with pytest.raises(ValueError, match="value is not one field of fixed length"):
+        message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # each of the functions takes a value
 
 
 def test_attributes_are_found_whatever_their_flag_bits() -> None:
@@ -41,10 +89,6 @@ def test_a_layout_returns_the_fields_of_each_message_in_the_order_of_the_layout(
         assert message.attributes(data, 0, len(data)).keys() == {1, 3}
         assert (number + 1, value) == (value, number + 1)
         assert name.split(b"\0")[0] in (b"rr", b"wrr", b"mh", b"longer")
-
-
-def test_a_layout_of_one_field_returns_a_tuple_as_well() -> None:
-    assert message.Layout(FIELDS[2:]).read(attribute(3, b"\x07\0\0\0"), 0, 8) == (7,)
 
 
 def test_a_layout_returns_none_if_a_field_is_missing_or_too_short() -> None:

@@ -48,9 +48,6 @@ class InMemory(SetsDriver):
     def _explain(self, number: int, set_type: SetType | None) -> str:
         raise AssertionError("the driver in memory refuses nothing")
 
-    def _batch(self) -> sets_driver.EntryBatch[object]:
-        raise AssertionError("the driver in memory applies entries one by one")
-
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         for verb, entries in sets_driver.runs(operations):
             ports = {entry.port for entry in entries}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipvsproxy.kernel.base import message, sets_driver
+from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Verb
@@ -40,31 +40,30 @@ def entries(draw: st.DrawFn) -> SetEntry:
 def contents(data: bytes) -> list[tuple[int, int]]:
     """The offsets of the entries in a message."""
     found = message.attributes(data, 20, len(data))
-    return [(start, end) for _, start, end in message.walk(data, *found[ipset_message.IPSET_ATTR_ADT])]
+    return [(start, end) for _, start, end in message.walk(data, *found[ipset_message.ENTRIES])]
 
 
 @given(entries())
 def test_decoding_an_encoded_entry_gives_the_same_entry(entry: SetEntry) -> None:
-    data = ipset_message.encode(IP_SETS[entry.set], entry)
-    assert ipset_message.decode(IP_SETS[entry.set], data, 4, len(data)) == entry
+    codec = ipset_message.codec(entry.set)
+    data = codec.encode([entry])
+    assert codec.decode(data, 4, len(data)) == entry
 
 
 def test_a_message_contains_its_entries_and_its_own_length() -> None:
-    ip_set = IP_SETS["KUBE-CLUSTER-IP"]
+    codec = ipset_message.codec("KUBE-CLUSTER-IP")
     some = [SetEntry("KUBE-CLUSTER-IP", parse_address(f"10.0.0.{number}"), Protocol.TCP, 80) for number in range(200)]
-    encoded = b"".join(ipset_message.encode(ip_set, one) for one in some)
-    data = ipset_message.entries_request(Verb.ADD, ip_set, encoded, 0x01020304)
+    data = codec.request(Verb.ADD, codec.encode(some), b"SEQN")
     assert struct.unpack_from("=I", data)[0] == len(data)
-    assert struct.unpack_from("=I", data, 8)[0] == 0x01020304
-    assert [ipset_message.decode(ip_set, data, *at) for at in contents(data)] == some
+    assert data[8:12] == b"SEQN"
+    assert [codec.decode(data, *at) for at in contents(data)] == some
 
 
-@pytest.mark.parametrize("ip_set", IP_SETS.values(), ids=str)
-def test_a_message_with_the_most_entries_is_shorter_than_the_limit_of_a_netlink_attribute(ip_set: IpSet) -> None:
-    one = ipset_message.encode(ip_set, entry_of(ip_set))
-    parts = [together for _, together in sets_driver.joined([one] * 10_000)]
-    assert all(50_000 < len(together) <= sets_driver.ENTRIES_LIMIT for together in parts[:-1])
-    assert b"".join(parts) == one * 10_000
+def test_a_message_with_the_most_entries_is_shorter_than_the_limit_of_a_netlink_attribute() -> None:
+    for ip_set in IP_SETS.values():
+        codec = ipset_message.codec(ip_set.name)
+        assert len(codec.encode([entry_of(ip_set)] * 3)) == 3 * codec.entry_size
+        assert 50_000 < codec.entries_per_message * codec.entry_size <= ipset_message.CONTAINER_LIMIT
 
 
 def entry_of(ip_set: IpSet) -> SetEntry:
@@ -88,14 +87,14 @@ def entry_of(ip_set: IpSet) -> SetEntry:
 )
 def test_an_entry_that_does_not_fit_its_set_is_refused(entry: SetEntry) -> None:
     with pytest.raises((ValueError, struct.error)):
-        ipset_message.encode(IP_SETS[entry.set], entry)
+        ipset_message.codec(entry.set).encode([entry])
 
 
 @pytest.mark.parametrize("family", Family)
 def test_an_entry_with_an_unknown_protocol_or_format_is_ignored(family: Family) -> None:
-    ip_set = IpSet(SetKind.CLUSTER_IP, family)
-    data = ipset_message.encode(ip_set, entry_of(ip_set))
+    codec = ipset_message.codec(IpSet(SetKind.CLUSTER_IP, family).name)
+    data = codec.encode([entry_of(IpSet(SetKind.CLUSTER_IP, family))])
     (at,) = [place for kind, place, _ in message.walk(data, 4, len(data)) if kind == 7]
     icmp = data[:at] + b"\x01" + data[at + 1 :]
-    assert ipset_message.decode(ip_set, icmp, 4, len(icmp)) is None
-    assert ipset_message.decode(ip_set, data, 4, 20) is None
+    assert codec.decode(icmp, 4, len(icmp)) is None
+    assert codec.decode(data, 4, 20) is None

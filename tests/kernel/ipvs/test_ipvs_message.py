@@ -1,4 +1,4 @@
-"""IPVS messages: the same bytes as pyroute2 encodes for the same values."""
+"""IPVS messages: a template encodes the same bytes as pyroute2 does for the same values."""
 
 import struct
 
@@ -172,3 +172,11 @@ def test_a_value_too_long_for_its_field_is_an_error_instead_of_being_truncated(
 ) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))
+
+
+def test_the_number_of_cached_templates_is_bounded_however_many_thresholds_occur() -> None:
+    encoder = ipvs_message.Encoder(FAMILY_NUMBER)
+    item = RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80))
+    for number in range(ipvs_message.TEMPLATES_KEPT + 9):
+        encoder.encode([Operation(Verb.SET, item._replace(thresholds=Thresholds(number + 1)))], range(1))
+    assert encoder._destination.cache_info().currsize == ipvs_message.TEMPLATES_KEPT
