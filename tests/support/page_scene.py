@@ -129,8 +129,8 @@ def add_past(node: PageNode, length_s: int = 880) -> None:
     for age_s in range(0, length_s, 2):
         if age_s % 38 == 0:
             history.note_changes(1 + age_s * 7 % 9, 2.4 if age_s == 38 * 12 else 0.05 + age_s * 3 % 7 / 20)
-        rate_s = max(0.0, 1 + node.traffic.swing * 0.6 * math.sin(age_s / 60))
-        connections = ConnectionCounts(int(3_400 * rate_s), int(8_200 * rate_s))
+        swing = 1 + 0.4 * math.sin(age_s / 60)
+        connections = ConnectionCounts(int(172 * swing), int(332 * swing))  # those that ``add_traffic`` has opened, at the mean
         history.add(node.traffic.totals_at(age_s), connections, now - length_s + age_s, at_s - length_s + age_s)
 
 

@@ -67,8 +67,7 @@ def test_plots_have_complete_axes_a_maximum_a_total_and_a_crosshair(looking: Loo
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     figures, times = page.locator("figure"), page.locator("figcaption small")
-    expect(figures.nth(1)).to_contain_text(re.compile(r"active \d[\d.k\s]* · max [\d.]+\sk"))
-    expect(figures.nth(1)).to_contain_text(re.compile(r"inactive \d[\d.k\s]* · max [\d.]+\sk"))
+    expect(figures.nth(1)).to_contain_text(re.compile(r"active \d+ · max \d+inactive \d+ · max \d+"))
     expect(figures.nth(3)).to_contain_text(re.compile(r"in [\d.]+\sMB/s · max [\d.]+\sMB/s · total [\d.]+\sGB"))
     expect(figures.nth(2)).to_contain_text(re.compile(r"out [\d.]+\sk/s · max [\d.]+\sk/s · total [\d.]+\sM"))
     expect(figures.nth(4)).to_contain_text(re.compile(r"\d Services? · max 9 Services · total \d+ Services"))
@@ -176,6 +175,17 @@ def test_services_are_filtered_by_problem_namespace_type_and_node(looking: Look)
     assert page.url.endswith("#/services?node=node-c")
     page.reload()
     expect(told).to_have_text("1 of 10,000 Services")
+
+
+def test_the_second_column_says_what_is_wrong_and_is_in_sight_at_1280_pixels_with_long_port_names(looking: Look) -> None:
+    page = looking("#/services?namespace=shop", width=1280)
+    expect(page.locator("tbody .ports", has_text="metrics-scraper")).to_contain_text("grpc-management")
+    assert (page.locator("thead th").nth(1).text_content() or "").strip() == "Problem"
+    for problem in page.locator("tbody .problem:has(span)").all():
+        box = problem.bounding_box()
+        assert box
+        assert box["x"] + box["width"] <= 1280
+    assert page.locator(".services").evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
 
 
 def test_the_view_of_a_service_is_a_diagram_from_clients_to_endpoints_with_reasons(looking: Look) -> None:
