@@ -33,8 +33,8 @@ FOUND: dict[Moment, str] = {
 """The violation of a program without the fix."""
 USUAL = (Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
 ELSEWHERE = tuple(kind for kind in plan.MOMENTS[BACKEND] if kind not in (*USUAL, Moment.LOCKED_MOVE))
-"""A usual run has these bad moments in the short history of ``test_chaos.py``, ``tests/limits``, ``packets/test_node_addresses.py``
-and ``kernel/iptables/test_native_rules.py``."""
+"""A usual run has these bad moments in the short history of ``test_chaos.py``, in ``tests/limits``, and in
+``tests/packets/test_node_addresses.py`` and ``tests/kernel/iptables/test_native_rules.py``."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
 """These faults are found after half a minute or more, because the history waits for an event that never happens."""
 
