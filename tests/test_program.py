@@ -491,17 +491,3 @@ async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
     assert status == 2
     assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
     assert read_state() == before
-
-
-async def test_a_device_of_another_type_with_our_name_ends_the_program_and_is_kept(folder: pathlib.Path) -> None:
-    assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
-    before = read_state()
-    status, error = await run(*MAIN, IPVS, *FLAGS, f"--manifests={folder}")
-    assert (status, error.splitlines()[-2:]) == (
-        2,
-        ["ipvsproxy: kube-ipvs0 is a bridge device, not a dummy: remove or rename it", "ipvsproxy: nothing was programmed"],
-    )
-    assert read_state() == before
-    (doctor,) = run_in_turn(("doctor",), within_s=SYNCED_WITHIN_S)
-    assert doctor.status != 0
-    assert "kube-ipvs0 is a bridge device, not a dummy" in doctor.output

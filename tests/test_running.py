@@ -324,12 +324,4 @@ def test_a_swapped_config_map_changes_the_scheduler_and_open_connections_continu
         left = "settings=net/ipv4/conf/all/arp_ignore,net/ipv4/conf/all/arp_announce"
         assert f"event=kernel_settings_left {left}" in log.read_text()
         assert STRICT_ARP.read_text() == "1\n"
-
-        swap(volume, "..3", CONFIGURATION + "ipvs: {scheduler: 7}\n")
-        program.wait_until(lambda: "configuration_refused" in log.read_text(), "refused", 20)
-        assert f"{path}:7: ipvs.scheduler: 7 must be a string" in log.read_text()
-        swap(volume, "..4", CONFIGURATION + "ipvs: {scheduler: wrr}\n")
-        os.kill(program.process_id, signal.SIGHUP)
-        program.wait_until(lambda: "configuration_unchanged" in log.read_text(), "read again", 20)
-        assert virtual_servers() == ["-A -t 10.96.0.10:80 -s wrr"]
         assert program.stop() == 0

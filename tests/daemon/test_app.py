@@ -349,23 +349,6 @@ def test_a_missing_manifest_directory_is_reported(
     assert kernel.applied == []
 
 
-def test_a_missing_kubeconfig_file_is_reported(
-    kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = tmp_path / "missing"
-    (line,) = refusal(configured(f"--kubeconfig={missing}"), capsys)
-    assert line == f"kubeconfig {missing}: {missing}: No such file or directory"
-    assert kernel.applied == []
-
-
-def test_outside_a_pod_a_missing_kubeconfig_is_reported_with_the_requirement(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    (line,) = refusal(configured(), capsys)
-    assert line.startswith("no --kubeconfig was given, and the service account of a pod cannot be used")
-
-
 def test_the_program_waits_for_an_api_server_that_does_not_answer(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

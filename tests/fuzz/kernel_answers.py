@@ -28,7 +28,6 @@ LONGEST_REASON = 600
 """In characters, because it becomes part of a log line."""
 _IPVS_NUMBER = 33
 _NETFILTER = 12
-_HEADING = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n"
 _HEADER_SIZES = (0, 4, 8, 16)
 _VIRTUAL_SERVER = builders.frontend("10.96.0.10", 80)
 

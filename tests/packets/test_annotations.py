@@ -122,19 +122,6 @@ def _sources(running: Cluster, family: Family) -> list[str]:
 
 
 @by_family
-def test_load_balancer_addresses_are_not_served_if_the_annotation_leaves_them_to_the_load_balancer(
-    running: Cluster, family: Family
-) -> None:
-    running.have(service("web", 1, "p1", balancer=True, protocols=TCP))
-    balancer = cluster.address("balancer 1", family)
-    assert ("TCP", balancer, 80) in running.virtual_servers()
-    running.have(service("web", 1, "p1", balancer=True, protocols=TCP, annotations={"skip-load-balancer-ips": "true"}))
-    assert ("TCP", balancer, 80) not in running.virtual_servers()
-    assert balancer not in running.lab.run("node", "ip", "address", "show")
-    assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80).outcome == "ok"
-
-
-@by_family
 def test_connections_survive_a_change_of_the_scheduler_under_load(running: Cluster, family: Family) -> None:
     """With several processors, the kernel refuses new clients in the milliseconds without a scheduler."""
     running.have(_web(*PODS))
@@ -212,20 +199,3 @@ def test_the_share_of_a_new_endpoint_rises_gradually(running: Cluster) -> None:
         return all(_shares(running, family)["r1"] == pytest.approx(0.5, abs=0.01) for family in Family)
 
     running.wait_until(is_at_its_share, "at its share")
-
-
-def test_a_drain_ends_at_the_deadline_of_its_service(running: Cluster) -> None:
-    deadline = f"{patience.seconds(3):.0f}s"
-    running.have(_web("p1", "r1", drain_deadline=deadline))
-    to = {cluster.address("cluster 1", family): cluster.address("r1", family) for family in Family}
-    connections = [running.lab.open("p2", "TCP", address, 80) for address in to for _ in range(2)]
-    running.have(_web("p1", drain_deadline=deadline))
-    assert [running.real_servers("TCP", address, 80)[far] for address, far in to.items()] == [0, 0]
-    running.wait_until(lambda: not any(far in running.real_servers("TCP", address, 80) for address, far in to.items()), "removed")
-    for connection in connections:
-        if connection.backend in to.values():
-            with pytest.raises(lab.LabError):
-                connection.ask()
-        else:
-            assert connection.ask() == connection.backend
-        connection.abort()

@@ -18,7 +18,7 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.reconcile import examples, simulation
-from tests.reconcile.serving import DNS_FLOW, KEY, ONE, TWO, dns, draining, kinds, removal, running, web, weights
+from tests.reconcile.serving import DNS_FLOW, KEY, ONE, TWO, dns, draining, kinds, running, web, weights
 from tests.support import builders
 
 
@@ -282,16 +282,6 @@ def test_a_failed_cleaning_of_flows_is_retried() -> None:
 
 
 # A change of policy.
-
-
-def test_a_changed_drain_deadline_applies_to_drains_that_have_already_begun() -> None:
-    node = draining()
-    node.reconciler.adopt(Policy(drain_deadline_s=30))
-    assert node.sync(after_s=29) == []
-    assert node.sync(after_s=1) == [removal(ONE)]
-    node = draining(drain_deadline_s=30)
-    node.reconciler.adopt(Policy())
-    assert node.sync(after_s=86400) == [], "by default, as long as it takes"
 
 
 def test_undesired_virtual_servers_in_ranges_that_are_no_longer_excluded_are_removed() -> None:

@@ -50,7 +50,6 @@ JSON = st.recursive(
 )
 """Any JSON, often with the field names of lists and watch lines."""
 
-_PORT_NAMES = ("a", "b")
 ENDPOINTS = st.builds(
     builders.endpoint,
     st.sampled_from(["10.244.0.1", "10.244.0.2", "10.244.1.1", "10.244.1.2"]),

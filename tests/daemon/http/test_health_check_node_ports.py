@@ -155,14 +155,6 @@ async def test_of_two_services_with_one_port_the_older_answers_and_the_younger_t
     assert ports.log == ["open 0.0.0.0:30001"]
 
 
-async def test_a_service_that_was_deleted_and_created_again_counts_as_younger() -> None:
-    ports = Ports()
-    ports.put(state("web", ports={30001: 1}, created_s=1), state("other", ports={30001: 2}, created_s=2))
-    ports.put(state("web", ports={30001: 3}, created_s=3))
-    await ports.checks.adjust()
-    assert ports.ask("0.0.0.0:30001") == (200, "other", 2)
-
-
 async def test_listeners_are_opened_and_closed_as_the_node_gains_and_loses_addresses() -> None:
     ports = Ports()
     ports.checks.listen_on({Family.IPV4: builders.addresses("192.168.0.10", "192.168.1.10"), Family.IPV6: ()})

@@ -197,14 +197,6 @@ async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monk
         await http_client.ask(port, "/x")
 
 
-async def test_a_port_in_use_ends_the_program_if_hard_fail_is_set(taken: int) -> None:
-    with pytest.raises(
-        server.BindError,
-        match=rf"the health server cannot listen on 127\.0\.0\.1:{taken}: Address already in use; is kube-proxy",
-    ):
-        await server.serve("health", LOOPBACK, taken, _hello, hard_fail=True)
-
-
 async def test_closing_the_server_closes_idle_connections_and_completes_answers_in_progress() -> None:
     asked, may_answer = asyncio.Event(), asyncio.Event()
 

@@ -8,16 +8,11 @@ import dataclasses
 from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Rule, SetMark
-from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
-from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import Settings
-from tests.reconcile import examples
 from tests.support import builders, memory_node
-from tests.support.fake_kernel import KernelVirtualServer
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
 
@@ -79,23 +74,6 @@ async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_
         await node.quiet()
         assert node.done == ["set sysctl net/ipv4/conf/all/arp_ignore = 1"]
         assert node.kernel.sysctls["net/ipv4/ip_forward"] == "1"
-
-
-@in_virtual_time
-async def test_undesired_virtual_servers_are_removed_from_a_range_that_is_no_longer_excluded() -> None:
-    node = MemoryNode()
-    stray = builders.frontend("10.96.7.7", 80)
-    node.kernel.virtual_servers[stray] = KernelVirtualServer(VirtualServerSettings("rr"), {})
-    witness = examples.entry(SetKind.CLUSTER_IP, stray)
-    node.kernel.apply([Operation(Verb.ADD, IP_SETS[witness.set]), Operation(Verb.ADD, SetEntries.of(witness))])
-    async with node.running():
-        node.engine.reconfigure(Choices(settings(), node.settings, policy("10.96.7.0/24")))
-        await begun(node)
-        assert stray in node.kernel.virtual_servers
-        node.engine.reconfigure(Choices(settings(), node.settings, policy()))
-        await node.quiet(after_s=memory_node.AUDIT_INTERVAL_S)
-        assert stray not in node.kernel.virtual_servers
-        assert len(node.kernel.virtual_servers) == len(SERVICES)
 
 
 @in_virtual_time

@@ -14,7 +14,6 @@ from ipvsproxy.daemon.sources import directory
 from ipvsproxy.daemon.sources.directory import Manifests
 from ipvsproxy.model.service import (
     ApiServersFound,
-    EndpointSlice,
     Event,
     Gone,
     Listed,
@@ -268,24 +267,6 @@ def test_the_first_delivery_ends_with_a_list_of_each_kind_that_includes_rejected
         Listed(ObjectKind.ENDPOINT_SLICE, frozenset()),
         Listed(ObjectKind.NODE, frozenset()),
     ]
-
-
-def test_endpoint_slices_that_differ_only_in_their_trigger_time_are_equal(world: World) -> None:
-    def endpoint_slice(time: str) -> Json:
-        annotations = {"endpoints.kubernetes.io/last-change-trigger-time": time}
-        metadata = {"name": "s", "labels": {"kubernetes.io/service-name": "web"}, "annotations": annotations}
-        return {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": metadata,
-            "addressType": "IPv4",
-            "endpoints": [],
-        }
-
-    (event,) = world.write(all=text(endpoint_slice("2026-01-01T00:00:00Z")))
-    assert isinstance(event, Put)
-    assert isinstance(event.object, EndpointSlice)
-    assert world.write(all=text(endpoint_slice("2026-01-01T00:00:01Z"))) == []
 
 
 def test_a_deletion_event_names_the_kind_and_key_of_the_object(world: World) -> None:

@@ -156,10 +156,3 @@ def test_the_name_of_a_viewer_is_short_and_has_only_plain_characters() -> None:
     assert NAME.fullmatch("a" * 32)
     assert not NAME.fullmatch("a" * 33)
     assert not NAME.fullmatch("<b>")
-
-
-def test_a_virtual_server_whose_counters_are_zero_has_no_traffic() -> None:
-    scene = Scene()
-    for _ in range(2):
-        scene.read({CLUSTER: 0})
-    assert scene.rates.line(WEB) == ([], [])

@@ -19,7 +19,6 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
-from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, host_port, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED, EvenWeights, RealServerKey, UnevenWeights
@@ -404,12 +403,6 @@ def test_outside_a_drain_the_scheduler_may_choose_a_real_server_of_weight_zero_a
     driver: ipvs.IpvsDriver, scheduler: str
 ) -> None:
     assert 0 < refused_clients(driver, scheduler) < 24
-
-
-@pytest.mark.kernel
-def test_timeouts_are_set_and_a_timeout_of_zero_keeps_the_present_value(driver: ipvs.IpvsDriver) -> None:
-    assert clean(driver.apply(operations(Verb.SET, Timeouts(700, 0, 250))))
-    assert ipvsadm("-L", "--timeout").strip() == "Timeout (tcp tcpfin udp): 700 120 250"
 
 
 @pytest.mark.kernel

@@ -243,13 +243,6 @@ def test_a_mark_whose_comment_another_program_wrote_is_read_without_a_mask(drive
     assert str(found) == "10.96.0.1,tcp:80 skbmark 0x12/0x0"
 
 
-def test_a_source_range_of_all_addresses_is_refused(driver: NftSetsDriver) -> None:
-    name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
-    everything = SetEntry(name, parse_address("10.96.0.1"), Protocol.TCP, 80, parse_address("0.0.0.0"), 0)
-    _, outcome = apply(driver, Verb.ADD, IP_SETS[name], everything)
-    assert outcome.errno == errno.EINVAL
-
-
 def test_overlapping_source_ranges_are_separate_entries(driver: NftSetsDriver) -> None:
     name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
     ranges = [
