@@ -130,6 +130,9 @@ class Connection:
 class Lab:
     """The lab; a context manager that builds and removes it. Needs root."""
 
+    _clients = 0
+    """How many clients all labs of this process have had. Each gets another port."""
+
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._pods: list[str] = []
@@ -138,7 +141,7 @@ class Lab:
 
     def __enter__(self) -> Self:
         agent = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("lab_agent.py"))],
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("lab_agent.py")), str(Lab._clients)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -147,6 +150,7 @@ class Lab:
         with contextlib.ExitStack() as building:
             building.callback(agent.wait)
             building.enter_context(agent)
+            building.callback(self._count_clients)
             building.callback(self._restore_node, self.call("sysctl", namespace="node", values=_NODE))
             self._build(building)
             self._clean_up = building.pop_all()
@@ -154,6 +158,9 @@ class Lab:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         self._clean_up.__exit__(kind, value, traceback)
+
+    def _count_clients(self) -> None:
+        Lab._clients = self.call("clients")
 
     def _restore_node(self, before: Mapping[str, str]) -> None:
         self.call("sysctl", namespace="node", values=before)

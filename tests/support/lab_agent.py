@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 CLONE_NEWNET = 0x40000000
+CLIENT_PORTS = range(44000, 65000)
+"""The ports of clients that have not chosen one. Tests that choose ports use lower ones."""
 _SCTP_SOCKOPT_BINDX_ADD = 100  # include/uapi/linux/sctp.h
 TURN_S = 0.1
 """The length of one turn of the loop, in which timeouts count."""
@@ -184,9 +186,15 @@ class DatagramServer(asyncio.DatagramProtocol):
 
 
 class Agent:
-    """The requests by name: each public method implements the request of the same name."""
+    """The requests by name: each public method implements the request of the same name.
 
-    def __init__(self) -> None:
+    Each client gets the next port, after the ``clients`` of earlier agents on this kernel. A random port might be that of a
+    connection that IPVS or connection tracking still knows: they would lead the client to an endpoint of that time, or translate
+    an answer that comes directly from a pod.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
         self._namespaces = Namespaces()
         self._servers: dict[tuple[str, str, str, int], asyncio.BaseTransport | asyncio.Server] = {}
         self._datagram_servers: dict[tuple[str, str, int], DatagramServer] = {}
@@ -276,18 +284,36 @@ class Agent:
         task.cancel()
         client.close()
 
+    async def clients(self) -> int:
+        """Return how many clients have got a port, including those of earlier agents."""
+        return self._clients
+
+    def _bind(self, client: socket.socket, address: str) -> None:
+        while True:
+            port = CLIENT_PORTS[self._clients % len(CLIENT_PORTS)]
+            self._clients += 1
+            try:
+                client.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return
+
     async def _connect(self, target: Target) -> socket.socket:
         client = self._namespaces.socket(target.namespace, target.protocol, target.to)
         try:
-            if target.src is not None:
-                first, *others = target.src.split(",")
-                address, _, own_port = first.partition("#")
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(bool(own_port)))
-                client.bind((address, int(own_port or 0)))
-                for other in others:
-                    port = client.getsockname()[1]
-                    name = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, socket.inet_aton(other))
-                    client.setsockopt(socket.IPPROTO_SCTP, _SCTP_SOCKOPT_BINDX_ADD, name)
+            first, *others = (target.src or "").split(",")
+            address, _, own_port = first.partition("#")
+            if own_port:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                client.bind((address, int(own_port)))
+            else:
+                self._bind(client, address)
+            for other in others:
+                port = client.getsockname()[1]
+                name = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, socket.inet_aton(other))
+                client.setsockopt(socket.IPPROTO_SCTP, _SCTP_SOCKOPT_BINDX_ADD, name)
             await asyncio.get_running_loop().sock_connect(client, (target.to, target.port))
         except BaseException:
             client.close()
@@ -384,7 +410,7 @@ class Agent:
 
 async def main() -> None:
     """Answer requests until standard input ends."""
-    agent = Agent()
+    agent = Agent(int(sys.argv[1]))
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
