@@ -32,7 +32,7 @@ class Shadowed:
         self.node: Inspected = inspected(kernel, *WEB)
         self.metrics = Metrics()
         self.status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: 0.0, wall_clock=lambda: 0.0)
-        self.dry_run = DryRun(Comparison(self.node), self.status, self.metrics, node_name=builders.THIS_NODE, interval_s=30)
+        self.dry_run = DryRun(Comparison(self.node), self.status, self.metrics, node_name=builders.THIS_NODE, interval_s=3600)
 
     async def differences(self) -> Mapping[str, float]:
         """The exported number of differences of each kind."""
@@ -100,9 +100,9 @@ async def test_the_dry_run_compares_a_change_only_after_the_other_proxy_had_time
 
     monkeypatch.setattr(compared.dry_run, "compare", counted)
     running = asyncio.create_task(compared.dry_run.run())
-    await asyncio.wait_for(looks.acquire(), 10)
+    await asyncio.wait_for(looks.acquire(), 60)
     compared.dry_run.changed()
-    await asyncio.wait_for(looks.acquire(), 10)  # long before the interval has passed
+    await asyncio.wait_for(looks.acquire(), 60)  # long before the interval has passed
     running.cancel()
     assert compared.status.node == WEB[0]
 

@@ -35,7 +35,7 @@ async def test_the_plan_has_the_operations_of_the_next_sync_in_the_same_order() 
     node = memory_node.MemoryNode()
     node.begin_with(*WEB)
     async with node.running():
-        await asyncio.wait_for(node.watcher.until(lambda: bool(node.watcher.summaries)), 10)
+        await asyncio.wait_for(node.watcher.until(lambda: bool(node.watcher.summaries)), 60)
     assert planned == node.done
 
 

@@ -24,7 +24,7 @@ def _complete(*words: str) -> list[str]:
     typed = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _ipvsproxy; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     script = commands.render_completion("bash") + ask
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.split()
 
 
@@ -39,7 +39,7 @@ def test_each_shell_accepts_its_completion_script(shell: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -192,7 +192,7 @@ async def test_an_api_server_accepts_the_events(tmp_path: pathlib.Path) -> None:
         try:
             recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", "", is_warning=False))
             recorder.record(KubernetesEvent(of_service(WEB, "u1"), "Other", "Listen", "port 80: in use"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await server.event_count(2)
         finally:
             running.cancel()

@@ -25,8 +25,8 @@ from tests.support.cluster import Cluster, service
 pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(90.0)
-ANSWERED_WITHIN_S = patience.seconds(5.0)
-STOPPED_WITHIN_S = patience.seconds(15.0)
+ANSWERED_WITHIN_S = patience.seconds(60.0)
+STOPPED_WITHIN_S = patience.seconds(60.0)
 """These bounds tell an answer from none on a busy machine; how fast the program is on an idle one, scripts/bench tells."""
 DESCRIPTORS = 256
 SERVICES = 150

@@ -79,7 +79,7 @@ def _host(address: str) -> str:
 
 def _fetch(where: str) -> State:
     try:
-        with urllib.request.urlopen(f"http://{where}", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{where}", timeout=60) as response:
             return _answer(response.status, response.headers, response.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -52,6 +52,6 @@ async def synced_kernel(*objects: ApiObject, translation: Settings | None = None
     node = memory_node.MemoryNode(settings=translation)
     node.begin_with(*objects)
     async with node.running():
-        await asyncio.wait_for(node.watcher.until(lambda: bool(node.watcher.summaries)), 10)
+        await asyncio.wait_for(node.watcher.until(lambda: bool(node.watcher.summaries)), 60)
     node.kernel.forget()
     return node.kernel

@@ -146,8 +146,8 @@ async def test_a_kernel_that_does_not_answer_is_logged(monkeypatch: pytest.Monke
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
     monkeypatch.setattr(requirements, "log", log := Log())
     async with requirements.running_kernel(Drivers()) as kernel:
-        waiting = asyncio.create_task(kernel.call(lambda _: answers.wait(10)))
-        await asyncio.wait_for(log.logged["kernel_slow"].wait(), 10)
+        waiting = asyncio.create_task(kernel.call(lambda _: answers.wait(60)))
+        await asyncio.wait_for(log.logged["kernel_slow"].wait(), 60)
         assert not waiting.done()
         answers.set()
         assert await waiting

@@ -37,7 +37,7 @@ def is_running(pid: str) -> bool:
 
 def wait_until_ended(pids: list[str]) -> None:
     """A killed process ends only when the kernel schedules it again, which takes longer on a busy machine."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline_s, "a process still runs"
         time.sleep(0.01)
@@ -47,8 +47,8 @@ async def test_a_hanging_plugin_is_killed_with_its_child_processes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = tmp_path / "pids"
-    monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 2.0)
-    with pytest.raises(PluginError, match="credential plugin /bin/sh has not ended after 2 s, and was killed"):
+    monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 5.0)
+    with pytest.raises(PluginError, match="credential plugin /bin/sh has not ended after 5 s, and was killed"):
         await PluginRunner().ask(shell(f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"))
     plugin, child = pids.read_text().split()
     wait_until_ended([plugin, child])

@@ -116,7 +116,7 @@ async def test_later_deliveries_contain_only_differences(tmp_path: pathlib.Path)
 
 
 async def test_changes_in_quick_succession_are_delivered_together(tmp_path: pathlib.Path) -> None:
-    async with following(tmp_path, settle_s=0.1) as sink:
+    async with following(tmp_path, settle_s=2.0) as sink:
         await sink.batch(0)
         for name in "abc":
             (tmp_path / f"{name}.yaml").write_text(manifest(name))
