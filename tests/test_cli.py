@@ -199,7 +199,7 @@ def test_an_unwritable_path_for_the_configuration_is_reported_in_one_sentence(
 
 def test_the_package_can_be_run_as_a_module() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "ipvsproxy", "--version"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "ipvsproxy", "--version"], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.startswith("ipvsproxy ")
 
@@ -439,7 +439,7 @@ def test_a_start_imports_only_the_modules_that_it_needs() -> None:
         "import sys; from ipvsproxy import cli; cli.load_module('ipvsproxy.daemon.app'); "
         "cli.load_module('ipvsproxy.daemon.sources.watch'); print(*(name for name, module in sys.modules.items() if module))"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
     loaded = set(done.stdout.split())
     assert {"ipvsproxy.daemon.sources.watch", "aiohttp.client", "structlog"} <= loaded
     assert {"rich", "urllib3.util", "ipvsproxy.daemon.sources.directory"}.isdisjoint(loaded)

@@ -123,7 +123,7 @@ def promtool() -> str:
 
 
 def _run(promtool: str, *arguments: str, folder: pathlib.Path) -> None:
-    done = subprocess.run([promtool, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([promtool, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -259,7 +259,7 @@ def _is_served(question: Question) -> bool:
 def _body(page: str) -> str:
     """The body of an HTTP page of the program, whatever its status; empty if there is no answer."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:10256/{page}", timeout=patience.seconds(5)) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:10256/{page}", timeout=patience.seconds(60)) as answer:
             return str(answer.read())
     except urllib.error.HTTPError as error:
         return str(error.read())

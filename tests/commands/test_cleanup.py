@@ -271,7 +271,7 @@ def test_a_cleanup_whose_removed_objects_come_back_names_the_program_that_still_
 
 
 def run_program(*arguments: str) -> Ended:
-    (ended,) = run_in_turn(arguments, within_s=120)
+    (ended,) = run_in_turn(arguments, within_s=300)
     return ended
 
 
@@ -396,7 +396,7 @@ def test_the_cleanup_refuses_to_clean_or_list_while_ipvsproxy_runs_and_its_first
             ["cleanup", "--dry-run"],
             ["cleanup", "--only=own", "--dry-run"],
         )
-        for arguments, refused in zip(cases, run_in_turn(*cases, within_s=120), strict=True):
+        for arguments, refused in zip(cases, run_in_turn(*cases, within_s=300), strict=True):
             assert refused.status == 1
             problem, removed = refused.output.splitlines()
             assert problem.startswith("problem: another ipvsproxy (process ")

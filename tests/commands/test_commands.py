@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kernel
 
 
 def _run(*commands: str, manifests: Path = MANIFESTS) -> list[Ended]:
-    return run_in_turn(*([*command.split(), f"--manifests={manifests}", *FLAGS] for command in commands), within_s=120)
+    return run_in_turn(*([*command.split(), f"--manifests={manifests}", *FLAGS] for command in commands), within_s=300)
 
 
 def _json(*commands: str, manifests: Path = MANIFESTS) -> list[Any]:
@@ -33,13 +33,13 @@ def _json(*commands: str, manifests: Path = MANIFESTS) -> list[Any]:
 
 
 def _shown(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 @pytest.fixture
 def _node(network_namespace: None) -> None:
     for words in (("link", "add", "eth0", "type", "dummy"), ("addr", "add", "172.18.0.2/16", "dev", "eth0")):
-        subprocess.run(("ip", *words), check=True, timeout=60)
+        subprocess.run(("ip", *words), check=True, timeout=300)
 
 
 def _state() -> list[str]:
@@ -72,8 +72,8 @@ def test_plan_and_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path
     assert {one["object"] for one in verified["differences"]} <= UNWRITABLE
     assert {one["kind"] for one in planned["operations"]} <= {"flow", "sysctl"}
 
-    subprocess.run(("ipvsadm", "-d", "-t", "10.96.0.80:80", "-r", "10.244.1.11:8080"), check=True, timeout=60)
-    subprocess.run(("ipvsadm", "-A", "-t", "192.0.2.1:80", "-s", "rr"), check=True, timeout=60)
+    subprocess.run(("ipvsadm", "-d", "-t", "10.96.0.80:80", "-r", "10.244.1.11:8080"), check=True, timeout=300)
+    subprocess.run(("ipvsadm", "-A", "-t", "192.0.2.1:80", "-s", "rr"), check=True, timeout=300)
     before = _state()
     found, ours, strange = _run("verify", "explain 10.96.0.80:80", "explain 192.0.2.1:80")
     assert found.status == 1
@@ -96,7 +96,7 @@ def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_them(tmp_path
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()
     for command in ("-A -f 7 -s wlc", "-a -f 7 -r 10.9.9.9 -m", "-A -t 192.0.2.1:80 -s rr -p 60"):
-        subprocess.run(("ipvsadm", *command.split()), check=True, timeout=60)
+        subprocess.run(("ipvsadm", *command.split()), check=True, timeout=300)
     shown = _shown("ipvsadm", "-Ln").splitlines()
     before = _state()
     (listed,) = _run("list")
@@ -115,7 +115,7 @@ def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_them(tmp_path
     assert names["-> 10.9.9.9:0"] == ""
     with Program(MANIFESTS, tmp_path / "own", *FLAGS, starter=("-m", "ipvsproxy")) as program:
         program.wait_until_synced()
-        bare = run_in_turn(["list"], ["explain", "pod-1-12"], within_s=120)
+        bare = run_in_turn(["list"], ["explain", "pod-1-12"], within_s=300)
     assert [line for line in bare[0].output.splitlines() if "demo/pod-1-12 on other-node" in line], bare[0].error
     assert "with the flags of the ipvsproxy that runs here" in bare[0].error
     assert "  demo/web port 'http' TCP 80, IPv4: in" in bare[1].output.splitlines()

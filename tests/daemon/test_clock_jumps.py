@@ -41,7 +41,7 @@ def is_served(address: str) -> bool:
 
 
 def is_healthy() -> bool:
-    with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(5)) as answer:
+    with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(60)) as answer:
         return bool(answer.status == 200)
 
 

@@ -104,7 +104,7 @@ class Node:
         self._manifests.mkdir()
         for number, item in enumerate(_objects()):
             (self._manifests / f"{number}.json").write_text(json.dumps(item))
-        self.start(spoiled=False, within_s=60.0)
+        self.start(spoiled=False, within_s=300)
         self.desired = golden_state.read_state(SECTIONS)
         assert {TAKEN, FOREIGN} <= self.desired["virtual_servers"].keys(), self.desired["virtual_servers"]
         self._spoil()
@@ -255,7 +255,7 @@ def _listed() -> frozenset[str]:
 
 def _health() -> bool:
     try:
-        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(5)) as answer:
+        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(60)) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -263,7 +263,7 @@ def _health() -> bool:
 
 def _shown() -> list[str]:
     try:
-        with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(5)) as answer:
+        with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(60)) as answer:
             return SHOWING.findall(answer.read().decode())
     except (urllib.error.URLError, OSError):
         return []

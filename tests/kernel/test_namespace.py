@@ -25,7 +25,7 @@ def test_objects_that_one_test_creates_do_not_exist_for_the_next_test(_run: str)
 
 def test_the_network_namespace_of_a_test_has_only_the_loopback_interface_which_works() -> None:
     assert [name for _, name in socket.if_nameindex()] == ["lo"]
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=60):
         pass
 
 

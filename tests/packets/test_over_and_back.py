@@ -94,7 +94,7 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
     manifests.mkdir()
     golden_fixtures.World(manifests).apply("P0")
     kube_proxys = golden_fixtures.profiles()["default"]["flags"].split()
-    (written,) = program.run_in_turn(("--proxy-mode=ipvs", *kube_proxys, f"--write-config-to={file}"), within_s=60)
+    (written,) = program.run_in_turn(("--proxy-mode=ipvs", *kube_proxys, f"--write-config-to={file}"), within_s=300)
     assert written.status == 0, written.error
     assert "ipvsproxy:" not in file.read_text()
     own_flags = (f"--rules-backend={backend}", f"--ipvs-vip-binding={binding}", "--ipvs-traffic-scopes=api")
@@ -114,7 +114,7 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
         with program.Program(manifests, log, f"--config={file}", "--hostname-override=node-a", *own_flags) as running:
             running.wait_until_synced()
             running.wait_until(lambda: own_objects() == own, f"own objects: {own}", program.SYNCED_WITHIN_S)
-            for one in program.run_in_turn(("cleanup", "--only=own"), ("cleanup", "--dry-run", "--only=own"), within_s=60):
+            for one in program.run_in_turn(("cleanup", "--only=own"), ("cleanup", "--dry-run", "--only=own"), within_s=300):
                 assert (one.status, one.output.splitlines()[0][:26]) == (1, "problem: another ipvsproxy")
             check_held()
         assert own_objects() == own, "a proxy that ends changes nothing"

@@ -112,7 +112,7 @@ def _left(node: lab.Lab) -> list[str]:
 
 def _operations() -> Iterator[tuple[tuple[str, str], int]]:
     """The operations since the start, read from the metrics."""
-    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(10)) as answer:
+    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(60)) as answer:
         text = answer.read().decode()
     for labels, value in re.findall(r"^ipvsproxy_operations_total\{(.*)\} ([\d.e+]+)$", text, re.MULTILINE):
         given = dict(re.findall(r'(\w+)="(\w+)"', labels))

@@ -75,7 +75,7 @@ class Place:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.root / "scripts/test"), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
     def calls(self) -> list[dict[str, Any]]:
         """The arguments of all kernels that were started."""

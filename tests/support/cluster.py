@@ -208,7 +208,7 @@ class Cluster:
     def run(self, *commands: str) -> list[program.Ended]:
         """Run commands that end by themselves, with the flags of the program and the API's objects."""
         flags = [f"--manifests={self._manifests}", *self._flags]
-        return program.run_in_turn(*([*command.split(), *flags] for command in commands), within_s=120)
+        return program.run_in_turn(*([*command.split(), *flags] for command in commands), within_s=300)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float = CHANGED_WITHIN_S) -> None:
         """Poll until a condition holds, like ``Program.wait_until``."""

@@ -38,8 +38,8 @@ TABLE = """
 @pytest.mark.usefixtures("network_namespace")
 def test_the_table_without_names_equals_the_output_of_ipvsadm() -> None:
     for command in TABLE.strip().splitlines():
-        subprocess.run(("ipvsadm", *command.split()), check=True, timeout=60)
-    shown = subprocess.run(("ipvsadm", "-Ln"), capture_output=True, text=True, check=True, timeout=60).stdout
+        subprocess.run(("ipvsadm", *command.split()), check=True, timeout=300)
+    shown = subprocess.run(("ipvsadm", "-Ln"), capture_output=True, text=True, check=True, timeout=300).stdout
     assert list(listing.render(listing.table("node", ipvs_rows.read()))) == shown.splitlines()
 
 

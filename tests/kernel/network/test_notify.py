@@ -47,7 +47,7 @@ def test_events_tell_addresses_of_the_device_from_addresses_of_other_interfaces(
     ip("address", "del", "192.0.2.1/24", "dev", "lo")
     assert listener.read() == (OTHER, OURS)  # lo may have lost its last address
     ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
-    assert select.select([listener], [], [], 10)[0]  # the kernel reports a new IPv6 address from a work queue
+    assert select.select([listener], [], [], 60)[0]  # the kernel reports a new IPv6 address from a work queue
     assert listener.read() == (OURS,)
     assert listener.read() == ()
 
