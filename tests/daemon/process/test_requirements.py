@@ -33,16 +33,11 @@ NAME = "\0ipvsproxy-test-requirements"
 
 
 @pytest.fixture(autouse=True)
-def name(monkeypatch: pytest.MonkeyPatch, worker: str) -> str:
-    """A lock that only this test uses."""
-    own = f"{NAME}-{worker}"
+def name(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A lock that only this process uses."""
+    own = f"{NAME}-{os.getpid()}"
     monkeypatch.setattr(requirements, "Instance", lambda: instance.Instance(own))
     return own
-
-
-@pytest.fixture
-def worker(request: pytest.FixtureRequest) -> str:
-    return str(getattr(request.config, "workerinput", {}).get("workerid", "alone"))
 
 
 async def test_the_lock_of_the_node_is_held_while_the_block_runs() -> None:
