@@ -113,7 +113,7 @@ def test_a_slow_program_keeps_running_and_the_next_attempt_returns_its_outcome(
 
 
 def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
-    make: Callable[..., RulesDriver], programs: pathlib.Path
+    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make(0.05)
     driver.apply([PUT])
@@ -125,12 +125,14 @@ def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
     assert outcome.errno == errno.EINPROGRESS
     (programs / "iptables.go").touch()
     assert apply_until_over(driver, other) == Outcome(other)
+    monkeypatch.setattr(rules_driver, "SHORT_PATIENCE_S", LONG_S)
+    driver._patience_s = LONG_S
     assert driver.observe(Family.IPV4).jumps == frozenset(), "the programs of this test list nothing"
 
 
 def test_slow_rules_of_one_family_do_not_delay_the_other_family(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
     (programs / "ip6tables.go").touch()
-    driver = make(1.0)
+    driver = make(3.0)
     first, second = driver.apply([PUT, PUT_V6])
     assert (first.operation, first.errno) == (PUT, errno.EINPROGRESS)
     assert second == Outcome(PUT_V6)
@@ -164,11 +166,13 @@ def test_after_a_slow_program_the_driver_waits_only_briefly_until_a_program_is_f
 def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_unusable(
     make: Callable[..., RulesDriver],
 ) -> None:
-    driver = make(0.5)
+    driver = make(LONG_S)
     driver.program(Family.IPV4)
+    driver._patience_s = 0.5
     refusal = driver.try_writing(Family.IPV4)
     assert refusal is not None
     assert not refusal.is_certain
+    driver._patience_s = LONG_S
     assert driver.usable(Family.IPV6) is None
 
 
