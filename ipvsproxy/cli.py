@@ -14,7 +14,7 @@ from types import ModuleType
 from ipvsproxy.config import catalogue, commands, file, load
 from ipvsproxy.config.option import ConfigError, Given, Problem, ValuePlace, quoted, suggestion
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base.errors import complain
+from ipvsproxy.daemon.base.cannot_start import complain
 from ipvsproxy.daemon.loop import garbage
 from ipvsproxy.kernel import instance
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from ipvsproxy.daemon.http.health import LATE_PERIODS, Status
-from ipvsproxy.daemon.loop.leftovers import AnyPlace
+from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import Trouble, WatchStatus

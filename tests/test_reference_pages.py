@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.daemon.http.routes import SHOWN_PATHS
+from ipvsproxy.daemon.http.paths import SHOWN_PATHS
 from ipvsproxy.daemon.metrics.series import ALL
 from tests.support import golden_fixtures, reference_pages
 from tests.test_monitoring import our_page

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.loop import leftovers
+from ipvsproxy.daemon.loop import leftover_removal
 from ipvsproxy.daemon.loop.reader import Kernel
 from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.base.errors import KernelError
@@ -83,7 +83,7 @@ class NodeToClean(NamedTuple):
 
     kernel: Kernel
     rules_with: Sequence[Callable[[str, Collection[Family]], list[str]]]
-    left: Mapping[leftovers.AnyPlace, leftovers.Remains]
+    left: Mapping[leftover_removal.AnyPlace, leftover_removal.Remains]
     families: tuple[Family, ...] = tuple(Family)
     skipped: tuple[str, ...] = ()
     unlike_sets: Callable[[], Collection[IpSet]] = tuple
@@ -176,11 +176,11 @@ def _this_node(route_protocol: int, backend: Backend, extent: Extent) -> Iterato
             for names in map(iptables_variant.commands, variants)
             if names != commands
         ]
-        left = leftovers.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
+        left = leftover_removal.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
         yield NodeToClean(
             kernel,
             [kernel.rules.rules_with, *(driver.rules_with for driver in others)],
-            {} if extent.only_own else left | leftovers.of_nftables(kernel.leftover_tables),
+            {} if extent.only_own else left | leftover_removal.of_nftables(kernel.leftover_tables),
             tuple(programs),
             tuple(skipped),
             _unlike_sets if backend is Backend.NFTABLES else tuple,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipvsproxy.commands import inspection, service_checks
 from ipvsproxy.commands.service_checks import Finding, Level, fail, note, ok, warn
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel import backends, host, rivals
 from ipvsproxy.kernel.base.modules import ModuleState

@@ -16,9 +16,9 @@ import structlog
 
 from ipvsproxy.commands import inspection
 from ipvsproxy.config.settings import Config, ListenAddress
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import comes_within
-from ipvsproxy.daemon.http import routes
+from ipvsproxy.daemon.http import paths
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sources
@@ -168,8 +168,8 @@ async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics:
     for name, address in (("health", listen.health), ("metrics", listen.metrics)):
         if address:
             log.info("serves", name=name, address=str(address))
-    health = routes.health_server(lambda: config, status, metrics.healthz, metrics.livez)
-    servers = routes.servers(listen, health, routes.MetricsRoutes(lambda: config, metrics.expose).answer)
+    health = paths.health_server(lambda: config, status, metrics.healthz, metrics.livez)
+    servers = paths.servers(listen, health, paths.MetricsPaths(lambda: config, metrics.expose).answer)
     await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 
 

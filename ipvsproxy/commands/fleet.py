@@ -23,7 +23,7 @@ import msgspec
 from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import CommandAnswer, Document
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.sources import queries
 from ipvsproxy.daemon.sources.credentials import SourceError, one_line
 from ipvsproxy.daemon.sources.source import ApiError

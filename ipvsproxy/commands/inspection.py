@@ -21,7 +21,7 @@ import structlog
 
 from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.errors import CannotStartError, complain
+from ipvsproxy.daemon.base.cannot_start import CannotStartError, complain
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator

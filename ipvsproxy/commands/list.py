@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.ui.board import Query, parse_query
 from ipvsproxy.kernel.base.errors import KernelError

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.top_data import Details, Picture, Question
 from ipvsproxy.config.settings import Config, ListenAddress
-from ipvsproxy.daemon.base.errors import complain
+from ipvsproxy.daemon.base.cannot_start import complain
 from ipvsproxy.model.net import host_port, parse_address
 
 SHOWN = 0

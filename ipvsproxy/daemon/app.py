@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import structlog
 
 from ipvsproxy.config.settings import Choices, Config
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.events import Announcer, Recorder
-from ipvsproxy.daemon.http import routes
+from ipvsproxy.daemon.http import paths
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
-from ipvsproxy.daemon.http.routes import MetricsRoutes
-from ipvsproxy.daemon.loop import journal, leftovers, notifications
+from ipvsproxy.daemon.http.paths import MetricsPaths
+from ipvsproxy.daemon.loop import journal, leftover_removal, notifications
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import Leftovers
+from ipvsproxy.daemon.loop.leftover_removal import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -66,10 +66,10 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
             if not config.takes_direct_return:
                 await kernel.call(requirements.end_direct_return)
             rules = await kernel.call(lambda node: node.leftover_rules)
-            tables = leftovers.of_nftables(await kernel.call(lambda node: node.leftover_tables))
-            await asyncio.to_thread(leftovers.announce, tables)
+            tables = leftover_removal.of_nftables(await kernel.call(lambda node: node.leftover_tables))
+            await asyncio.to_thread(leftover_removal.announce, tables)
             left = Leftovers(
-                leftovers.of_iptables(rules, rules.places(programs)) | tables,
+                leftover_removal.of_iptables(rules, rules.places(programs)) | tables,
                 lambda: kernel.call(lambda node: node.remove_other_backend()),
                 time.monotonic,
             )
@@ -166,9 +166,9 @@ class _Node:
             self._pages.run(),
             lifecycle.watch_descriptors(),
         )
-        health = routes.health_server(lambda: self.config, self._status, self.metrics.healthz, self.metrics.livez)
-        metrics = MetricsRoutes(lambda: self.config, self.metrics.expose, self._pages.answer)
-        servers = (*routes.servers(config.servers, health, metrics.answer), self._health_checks.run())
+        health = paths.health_server(lambda: self.config, self._status, self.metrics.healthz, self.metrics.livez)
+        metrics = MetricsPaths(lambda: self.config, self.metrics.expose, self._pages.answer)
+        servers = (*paths.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
     # Methods that the event loop calls, as the protocol Watcher describes.

@@ -56,7 +56,7 @@ def _bear_silence() -> None:
 def _end_with_reload() -> None:
     """End the process after a failed reload, as it ends after a failed start."""
     from ipvsproxy.daemon import app  # noqa: PLC0415 - imported only in the process that needs it
-    from ipvsproxy.daemon.base.errors import CannotStartError  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.daemon.base.cannot_start import CannotStartError  # noqa: PLC0415 - imported only in the process that needs it
     from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - imported only in the process that needs it
 
     usual = app._Node._reconfigure

@@ -20,7 +20,7 @@ import pytest
 
 from ipvsproxy.commands import cleanup
 from ipvsproxy.config import load
-from ipvsproxy.daemon.loop import leftovers
+from ipvsproxy.daemon.loop import leftover_removal
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
@@ -66,8 +66,8 @@ def kernel() -> FakeKernel:
     return node.kernel
 
 
-def examinations(left: Tables, tables: MemoryTables) -> dict[leftovers.AnyPlace, leftovers.Remains]:
-    return leftovers.of_iptables(left, (USED, OTHER)) | leftovers.of_nftables(tables)
+def examinations(left: Tables, tables: MemoryTables) -> dict[leftover_removal.AnyPlace, leftover_removal.Remains]:
+    return leftover_removal.of_iptables(left, (USED, OTHER)) | leftover_removal.of_nftables(tables)
 
 
 def clean(

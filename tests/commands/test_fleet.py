@@ -22,7 +22,7 @@ from ipvsproxy.commands import fleet
 from ipvsproxy.commands.fleet import Fault, FleetNode
 from ipvsproxy.config import file
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.http import routes
+from ipvsproxy.daemon.http import paths
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.sources.watch import KubernetesSource
 from ipvsproxy.model.net import Family
@@ -51,7 +51,7 @@ def healthz(*, healthy: bool = True, eligible: bool = True, me: Mapping[str, obj
     updated_s = NOW_S if healthy else NOW_S - 120
     late = () if healthy else (Family.IPV4,)
     health = summaries.status(NOW_S, {Family.IPV4: updated_s}, eligible=eligible, late=late, **more)
-    answer = routes.healthz(health, **({} if me == {} else {"ipvsproxy": {**ME, **(me or {})}}))
+    answer = paths.healthz(health, **({} if me == {} else {"ipvsproxy": {**ME, **(me or {})}}))
 
     async def serve(request: web.Request) -> web.StreamResponse:
         assert "verbose" in request.query
@@ -192,7 +192,7 @@ async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones
         "old": healthz(me={}),
         "new": healthz(me={"version": "1.1.0"}),
         "edited": healthz(me={"configuration": "ffffffffffff"}),
-        "drifting": healthz(me={"lastDrift": routes.render_time(NOW_S - 60)}),
+        "drifting": healthz(me={"lastDrift": paths.render_time(NOW_S - 60)}),
         "late": healthz(healthy=False),
     }
     cluster.handlers = {**hostile, **well}
@@ -268,7 +268,7 @@ async def test_pods_are_selected_by_their_labels_and_requested_through_the_pod_p
         (healthz(stale=(ObjectKind.SERVICE,)), (Fault.STALE, "no news of Service from the API server")),
         (healthz(leftovers=("rules of kube-proxy stay: EBUSY",)), (Fault.LEFTOVERS, "rules of kube-proxy stay: EBUSY")),
         (
-            healthz(me={"lastDrift": routes.render_time(NOW_S - 599)}),
+            healthz(me={"lastDrift": paths.render_time(NOW_S - 599)}),
             (Fault.DRIFTING, "another program changed kernel objects, last found at 2026-11-21T09:50:01Z"),
         ),
     ],
@@ -278,13 +278,13 @@ async def test_each_fault_in_the_health_answer_of_a_node_is_reported(handler: Ha
 
 
 async def test_drift_of_more_than_ten_minutes_ago_is_not_a_fault() -> None:
-    nodes = await asked(Cluster({"n1": healthz(me={"lastDrift": routes.render_time(NOW_S - 601)})}))
+    nodes = await asked(Cluster({"n1": healthz(me={"lastDrift": paths.render_time(NOW_S - 601)})}))
     assert nodes["n1"].troubles == ()
 
 
 async def test_fleet_understands_the_real_health_answer_of_ipvsproxy() -> None:
     config = loading.from_flags("--ipvs-scheduler=wrr")
-    server = routes.health_server(lambda: config, summaries.status(NOW_S, {}), lambda _: None, lambda _: None)
+    server = paths.health_server(lambda: config, summaries.status(NOW_S, {}), lambda _: None, lambda _: None)
     answer = await server(Request("/healthz", {"verbose": ""}, {}))
     (node,) = (await asked(Cluster({"n1": says(answer.body, answer.status)}))).values()
     assert node == ("n1", "n1", importlib.metadata.version("ipvsproxy"), file.digest(config), ())

@@ -22,7 +22,7 @@ from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config, Drivers, Servers
 from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.http import health, server
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.process import lifecycle, reload, requirements

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset import ipset_driver as ipset

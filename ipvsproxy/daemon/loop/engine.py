@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from ipvsproxy.config.settings import Choices
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import comes_within, in_slices
 from ipvsproxy.daemon.loop import garbage, journal
 from ipvsproxy.daemon.loop.reader import Kernel, KernelReader

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Container, Generator, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.loop.leftovers import AnyPlace
+from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.thread import KernelThread

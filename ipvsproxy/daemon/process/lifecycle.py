@@ -19,7 +19,7 @@ import structlog
 
 from ipvsproxy.config.settings import Config, Format
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.errors import CannotStartError, complain
+from ipvsproxy.daemon.base.cannot_start import CannotStartError, complain
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 

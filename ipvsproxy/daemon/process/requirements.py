@@ -17,7 +17,7 @@ from typing import TypeVar
 import structlog
 
 from ipvsproxy.config.settings import Choices, Config, Drivers
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
 from ipvsproxy.daemon.loop.reader import Kernel
 from ipvsproxy.daemon.process import lifecycle

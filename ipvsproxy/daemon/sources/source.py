@@ -22,7 +22,7 @@ from typing import Protocol
 import structlog
 
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.service import Event, ObjectKind, ServiceName
 from ipvsproxy.store.objects import Store

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.http.routes import UI
+from ipvsproxy.daemon.http.paths import UI
 from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import figures

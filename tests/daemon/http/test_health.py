@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from ipvsproxy.daemon.http import routes, server
+from ipvsproxy.daemon.http import paths, server
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.model import service
 from ipvsproxy.model.net import Family
@@ -198,8 +198,8 @@ def test_a_process_that_waits_for_its_first_lists_is_not_eligible_but_needs_no_r
     node = Node()
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
     node.pass_time(3600)
-    assert routes.livez(node.status).status == server.OK
-    answer = routes.healthz(node.status)
+    assert paths.livez(node.status).status == server.OK
+    answer = paths.healthz(node.status)
     assert answer.status == server.UNAVAILABLE
     assert b'"waitingForFirstLists":["Node","Service"]' in answer.body
 

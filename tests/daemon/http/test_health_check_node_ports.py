@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.http import health_check_node_ports, routes, server
+from ipvsproxy.daemon.http import health_check_node_ports, paths, server
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
@@ -263,7 +263,7 @@ async def test_connections_to_all_health_check_ports_share_one_limit_and_idle_co
     monkeypatch.setattr(health_check_node_ports, "CONNECTIONS", 8)
     open_listener = health_check_node_ports.opener()
     ports, (address,) = loopback.free_ports(3), builders.addresses(loopback.HOST)
-    listeners = [await open_listener(address, port, lambda: routes.OK_PAGE) for port in ports]
+    listeners = [await open_listener(address, port, lambda: paths.OK_PAGE) for port in ports]
     before = _open_descriptors()
     async with contextlib.AsyncExitStack() as held:
         asker, writer = await held.enter_async_context(http_client.connection(ports[0], loopback.HOST))

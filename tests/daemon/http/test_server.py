@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.http import routes, server
+from ipvsproxy.daemon.http import paths, server
 from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.net import Address, parse_address
 from tests.support import http_client
@@ -108,7 +108,7 @@ async def test_a_handler_receives_the_query_and_the_headers() -> None:
 
     async def note(request: server.Request) -> Answer:
         asked.append(request)
-        return routes.OK_PAGE
+        return paths.OK_PAGE
 
     async with _listening(note) as port:
         await http_client.ask(port, "/healthz?verbose", headers="ACCEPT: text/plain\r\n")
@@ -121,7 +121,7 @@ async def test_a_failed_handler_causes_an_error_answer_and_the_next_request_is_s
     async def fail(request: server.Request) -> Answer:
         if request.path == "/bad":
             raise ZeroDivisionError
-        return routes.OK_PAGE
+        return paths.OK_PAGE
 
     async with _listening(fail) as port:
         response = await http_client.ask(port, "/bad")
@@ -203,7 +203,7 @@ async def test_closing_the_server_closes_idle_connections_and_completes_answers_
     async def slow(_request: server.Request) -> Answer:
         asked.set()
         await may_answer.wait()
-        return routes.OK_PAGE
+        return paths.OK_PAGE
 
     listener = await server.listen(LOOPBACK, 0, slow)
     async with (
@@ -405,7 +405,7 @@ _GET = b"GET /x HTTP/1.1\r\nHost: x\r\n"
 )
 async def test_no_client_behaviour_causes_an_error_in_the_server(request_bytes: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def handle(request: server.Request) -> Answer:
-        return routes.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
+        return paths.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
 
     with structlog.testing.capture_logs() as logs, caplog.at_level("DEBUG"):
         async with _listening(handle) as port:

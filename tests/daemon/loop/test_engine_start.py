@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.store.objects import CONFIRMED_AFTER_S

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.loop.leftovers import AnyPlace
+from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
 from ipvsproxy.daemon.metrics import metrics, series
 from ipvsproxy.daemon.metrics.figures import OBJECTS_AT_ONCE, Sources
 from ipvsproxy.daemon.metrics.metrics import Histogram

@@ -16,7 +16,7 @@ import structlog.testing
 
 from ipvsproxy.config.settings import Drivers
 from ipvsproxy.daemon.base import log
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.kernel import host, instance

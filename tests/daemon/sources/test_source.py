@@ -7,8 +7,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from ipvsproxy.daemon.base.errors import CannotStartError, complain
-from ipvsproxy.daemon.http import routes
+from ipvsproxy.daemon.base.cannot_start import CannotStartError, complain
+from ipvsproxy.daemon.http import paths
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.directory import DirectorySource
@@ -42,7 +42,7 @@ class Scene:
         self.status.synced(summary())
 
     def codes(self) -> tuple[int, int]:
-        return routes.healthz(self.status).status, routes.livez(self.status).status
+        return paths.healthz(self.status).status, paths.livez(self.status).status
 
 
 def test_a_watch_without_contact_for_the_limit_is_stale_even_if_it_never_had_contact() -> None:
@@ -85,11 +85,11 @@ def test_a_stale_watch_makes_the_node_ineligible_only_if_so_configured_and_never
     scene.clock.now += LIMIT_S
     assert scene.codes() == codes
     assert scene.status.is_turned_away is turns_away
-    assert routes.healthz(scene.status).body.endswith(b',"staleWatches":["Node","Service"]}')
+    assert paths.healthz(scene.status).body.endswith(b',"staleWatches":["Node","Service"]}')
     for watch in scene.watches.values():
         watch.contact_s = scene.clock.now
     assert scene.codes() == (200, 200)
-    assert b"stale" not in routes.healthz(scene.status).body
+    assert b"stale" not in paths.healthz(scene.status).body
 
 
 class Lists(DirectorySource):

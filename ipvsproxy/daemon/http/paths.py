@@ -79,7 +79,7 @@ def health_server(
 
 
 @dataclasses.dataclass(eq=False)
-class MetricsRoutes:
+class MetricsPaths:
     """The metrics server. The path ``/healthz`` of the metrics server only shows that the server answers.
 
     ``config`` returns the current configuration. ``expose`` creates the page ``/metrics``; its arguments are the headers

@@ -12,9 +12,9 @@ import pytest
 from ipvsproxy.config import file
 from ipvsproxy.config.settings import ListenAddress, Servers
 from ipvsproxy.daemon.base import log
-from ipvsproxy.daemon.http import health_check_node_ports, routes, server
+from ipvsproxy.daemon.http import health_check_node_ports, paths, server
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.http.routes import MetricsRoutes
+from ipvsproxy.daemon.http.paths import MetricsPaths
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Family, parse_address
@@ -42,8 +42,8 @@ class Node:
         self.metrics = Metrics()
         config = loading.from_flags("--ipvs-scheduler=wrr", *flags)
         self.config = dataclasses.replace(config, servers=servers or config.servers)
-        self.answer_health = routes.health_server(lambda: self.config, self.status, self.metrics.healthz, self.metrics.livez)
-        self.metrics_routes = MetricsRoutes(lambda: self.config, self.metrics.expose, ui)
+        self.answer_health = paths.health_server(lambda: self.config, self.status, self.metrics.healthz, self.metrics.livez)
+        self.metrics_routes = MetricsPaths(lambda: self.config, self.metrics.expose, ui)
         reconciler = Reconciler(Policy())
         sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status, clock=self.clock)
         self.metrics.show(BOTH, sources)
@@ -54,7 +54,7 @@ class Node:
         self.status.synced(summary())
 
     def servers(self) -> list[Coroutine[None, None, None]]:
-        return list(routes.servers(self.config.servers, self.answer_health, self.metrics_routes.answer))
+        return list(paths.servers(self.config.servers, self.answer_health, self.metrics_routes.answer))
 
 
 @contextlib.asynccontextmanager
@@ -164,14 +164,14 @@ async def test_health_checks_of_the_metrics_server_are_counted_and_the_delete_me
 
 async def test_the_index_page_of_the_metrics_server_links_its_paths() -> None:
     async def show(_request: server.Request) -> server.Answer:
-        return routes.OK_PAGE
+        return paths.OK_PAGE
 
     async with _metrics(Node(ui=show)) as port:
         first = (await http_client.ask(port, "/")).body.decode()
-        paths = re.findall('href="(.*?)">/', first)
-        assert "ui/" in paths
-        assert "metrics/slis" in paths
-        assert {(await http_client.ask(port, f"/{path}")).status for path in paths} == {200}
+        links = re.findall('href="(.*?)">/', first)
+        assert "ui/" in links
+        assert "metrics/slis" in links
+        assert {(await http_client.ask(port, f"/{path}")).status for path in links} == {200}
     async with _metrics(Node(None, "--ui=false", ui=show)) as port:
         assert "ui/" not in (await http_client.ask(port, "/")).body.decode()
 
@@ -220,19 +220,19 @@ async def test_the_page_of_the_node_is_served_unless_the_configuration_turns_it_
 
     async def show(request: server.Request) -> server.Answer:
         asked.append(request.path)
-        return routes.OK_PAGE
+        return paths.OK_PAGE
 
     node = Node(ui=show)
-    paths = ("/ui", "/ui/", "/ui/page.js", "/ui/api/node.json")
-    for path in paths:
+    asked_paths = ("/ui", "/ui/", "/ui/page.js", "/ui/api/node.json")
+    for path in asked_paths:
         assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 200
-    assert asked == list(paths)
+    assert asked == list(asked_paths)
     assert (await node.metrics_routes.answer(server.Request("/uix", {}, {}))).status == 404
     node.config = loading.from_flags("--ui=false")
-    for path in paths:
+    for path in asked_paths:
         assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 404
     assert (await node.metrics_routes.answer(server.Request("/healthz", {}, {}))).status == 200
-    assert asked == list(paths)
+    assert asked == list(asked_paths)
 
 
 NOW_S = 1_795_255_200.25
@@ -246,7 +246,7 @@ UPDATES = {Family.IPV6: UPDATED_S - 1, Family.IPV4: UPDATED_S}
 
 
 def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last_update() -> None:
-    assert routes.healthz(summaries.status(NOW_S, UPDATES))[:3] == (
+    assert paths.healthz(summaries.status(NOW_S, UPDATES))[:3] == (
         200,
         (
             f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","nodeEligible":true,"healthy":true,"status":{{'
@@ -259,13 +259,13 @@ def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last
 
 def test_unreadable_parts_of_the_kernel_and_unmet_settings_are_in_the_health_body() -> None:
     health = summaries.status(NOW_S, UPDATES, unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"})
-    document = json.loads(routes.healthz(health).body)
+    document = json.loads(paths.healthz(health).body)
     assert document["unreadable"] == ["list sets: EIO"]
     assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
 
 
 def test_leftover_rules_are_in_the_health_body_and_do_not_make_the_node_ineligible() -> None:
-    answer = routes.healthz(summaries.status(NOW_S, UPDATES, leftovers=("our objects in the other backend stay: EBUSY",)))
+    answer = paths.healthz(summaries.status(NOW_S, UPDATES, leftovers=("our objects in the other backend stay: EBUSY",)))
     assert answer.status == 200
     assert json.loads(answer.body)["leftovers"] == ["our objects in the other backend stay: EBUSY"]
 
@@ -292,13 +292,13 @@ async def test_only_verbose_health_shows_version_digest_pending_objects_and_drif
 
 
 def test_livez_does_not_show_whether_the_node_is_eligible() -> None:
-    answer = routes.livez(summaries.status(NOW_S, UPDATES, eligible=False))
+    answer = paths.livez(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())
 
 
 def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balancers() -> None:
-    answer = routes.healthz(summaries.status(NOW_S, UPDATES, eligible=False))
+    answer = paths.healthz(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 503
     assert answer.body.startswith(
         f'{{"lastUpdated":"{UPDATED}","currentTime":"{NOW}","nodeEligible":false,"healthy":true,'.encode()
@@ -306,7 +306,7 @@ def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balance
 
 
 def test_the_health_answer_of_a_late_node_shows_its_last_update_and_the_late_family() -> None:
-    for page in (routes.healthz, routes.livez):
+    for page in (paths.healthz, paths.livez):
         answer = page(summaries.status(NOW_S, UPDATES, late=[Family.IPV6]))
         document = json.loads(answer.body)
         assert answer.status == 503
@@ -316,7 +316,7 @@ def test_the_health_answer_of_a_late_node_shows_its_last_update_and_the_late_fam
 
 def test_the_health_answer_has_no_family_status_before_the_first_sync() -> None:
     health = summaries.status(NOW_S, {}, eligible=False)
-    assert routes.healthz(health).body == (
+    assert paths.healthz(health).body == (
         f'{{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"{NOW}","nodeEligible":false,"healthy":true}}'.encode()
     )
 
@@ -365,4 +365,4 @@ def test_health_check_ports_answer_as_recorded_from_kube_proxy() -> None:
     ],
 )
 def test_times_are_printed_with_only_the_digits_that_they_need(epoch_s: float, text: str) -> None:
-    assert routes.render_time(epoch_s) == text
+    assert paths.render_time(epoch_s) == text

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.loop import leftovers
-from ipvsproxy.daemon.loop.leftovers import (
+from ipvsproxy.daemon.loop import leftover_removal
+from ipvsproxy.daemon.loop.leftover_removal import (
     COMES_BACK,
     FOUND,
     GONE,
@@ -55,7 +55,7 @@ class Scene:
         async def inline(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
             return job(*arguments, **options)
 
-        examinations = leftovers.of_iptables(tables, PLACES) | leftovers.of_nftables(self.of_kube_proxy)
+        examinations = leftover_removal.of_iptables(tables, PLACES) | leftover_removal.of_nftables(self.of_kube_proxy)
         self.subject = Leftovers(examinations, self._remove_other_backend, loop.time, inline)
 
     async def sync(
@@ -346,7 +346,7 @@ def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
     with structlog.testing.capture_logs() as logs:
-        leftovers.announce(leftovers.of_iptables(Tables(), PLACES) | leftovers.of_nftables(tables))
+        leftover_removal.announce(leftover_removal.of_iptables(Tables(), PLACES) | leftover_removal.of_nftables(tables))
     assert [(line["event"], line["rules"]) for line in logs] == [(FOUND, "nftables IPv6")]
     assert "the table ip6 kube-proxy" in logs[0]["hint"]
     assert tables.held == {IPV6: left_tables.LEFT}
