@@ -311,10 +311,11 @@ class Store:
         for name in self._node_addresses.services_with(addresses):
             self._dirty.setdefault(name, now)
 
-    def touch_direct_return(self, now: float) -> None:
-        """Mark the Services that ask for direct return for translation."""
+    def touch_direct_return(self, nodes: Collection[str], now: float) -> None:
+        """Mark the Services that ask for direct return and have endpoints on one of these nodes for translation."""
         for name in self._with_direct_return:
-            self._dirty.setdefault(name, now)
+            if any(one.node_name in nodes for item in self.slices_of(name) for one in item.conditions):
+                self._dirty.setdefault(name, now)
 
     def touch_all(self, now: float) -> None:
         """Mark every Service for translation."""

@@ -598,22 +598,22 @@ def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_
     assert store.tunnel_sources(NODE.name) == {*OTHER.addresses}
 
 
-def test_a_change_of_tunnel_ends_marks_only_the_services_that_request_direct_return(store: Store) -> None:
+def test_a_change_of_tunnel_ends_marks_only_services_with_direct_return_and_endpoints_on_the_node(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
-    deliver(store, builders.with_options(builders.service("shop"), annotations=asking))
-    deliver(store, builders.service("web"))
-    store.take()
-    store.touch_direct_return(7)
-    assert {name.name: now for name, now in store.take().services.items()} == {"shop": 7}
-    deliver(store, builders.service("shop"))
-    deliver(store, builders.with_options(builders.service("web"), annotations=asking))
-    store.take()
-    store.touch_direct_return(8)
-    assert {name.name: now for name, now in store.take().services.items()} == {"web": 8}
+
+    def touched(*nodes: str) -> set[str]:
+        store.take()
+        store.touch_direct_return(nodes, 7)
+        return {name.name for name in store.take().services}
+
+    for name in ("shop", "web"):
+        deliver(store, builders.endpoint_slice(builders.endpoint("10.244.1.5", OTHER.name), service=name))
+    deliver(store, builders.with_options(builders.service("shop"), annotations=asking), builders.service("web"))
+    assert (touched(OTHER.name), touched("node-c")) == ({"shop"}, set())
+    deliver(store, builders.service("shop"), builders.with_options(builders.service("web"), annotations=asking))
+    assert touched(OTHER.name) == {"web"}
     store.deliver([gone(builders.service("web"))], 9)
-    store.take()
-    store.touch_direct_return(9)
-    assert store.take().services == {}
+    assert touched(OTHER.name) == set()
 
 
 def test_ends_and_sources_of_tunnels_are_computed_once_for_each_change_of_a_node(store: Store) -> None:

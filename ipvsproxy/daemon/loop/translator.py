@@ -177,7 +177,8 @@ class Translator:
             self.store.touch_external(before.other_nodes.keys() | other_nodes.keys(), now)
             self._view = before = dataclasses.replace(before, other_nodes=other_nodes)
         if before is not None and before.tunnel_ends != tunnel_ends:
-            self.store.touch_direct_return(now)
+            changed = {name for name, _ in before.tunnel_ends.items() ^ tunnel_ends.items()}
+            self.store.touch_direct_return(changed, now)
             self._view = dataclasses.replace(before, tunnel_ends=tunnel_ends)
         if node_view != self._view:
             if self._view is not None:

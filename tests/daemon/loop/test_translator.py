@@ -1,9 +1,15 @@
 """Covers refused Service addresses: they are not served, logged once, and still refused after the API server has gone."""
 
+from collections.abc import Callable
+
+import msgspec
 import structlog.testing
 
+from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.service import ApiServersFound, Node
+from ipvsproxy.model.plan import one_by_one
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.service import ApiObject, ApiServersFound, Node
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.settings import Settings, device_flags, direct_return_sysctls
@@ -140,3 +146,39 @@ async def test_tunnels_of_all_other_nodes_are_accepted_until_they_are_deleted() 
         node.remove(plain)
         await node.quiet()
         assert accepted() == ["172.18.0.9"]
+
+
+@in_virtual_time
+async def test_a_change_of_a_node_concerns_only_services_with_endpoints_there_and_changes_each_by_few_objects() -> None:
+    """Objects are counted, and no time is measured: they do not grow with the number of Services or Nodes beside."""
+    given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
+    services, there = 20, 8
+    objects: list[ApiObject] = []
+    for number in range(services):
+        one = builders.service(f"s{number}", cluster=[f"10.96.1.{number}"], load_balancer=[f"192.0.2.{number}"])
+        place = builders.OTHER_NODE if number < there else builders.THIS_NODE
+        ends = builders.endpoint(f"10.244.1.{number}", place)
+        objects += [builders.with_options(one, annotations=given), builders.endpoint_slice(ends, service=f"s{number}")]
+    node = with_direct_return()
+    node.kernel.schedulers |= {"mh"}
+    other = msgspec.structs.replace(builders.node(str(OTHER), name=builders.OTHER_NODE), takes_direct_return=True)
+    changes: tuple[tuple[Callable[[], None], int, int], ...] = (
+        (lambda: node.put(msgspec.structs.replace(other, name="node-c", addresses=builders.addresses("192.168.0.12"))), 1, 0),
+        # of each Service: a tunnel, the endpoint that the tunnel replaces, and the entry by which the endpoint is masqueraded
+        (lambda: node.put(other), 3 * there + 1, there),
+        (lambda: node.put(builders.endpoint_slice(service="s1")), 3, 1),  # at two addresses and in one scope
+        (lambda: node.remove(other), 3 * (there - 1) + 1, there - 1),
+    )
+    async with node.running():
+        node.begin_with(builders.node(), *objects)
+        await node.quiet()
+        for change, count, concerned in changes:
+            node.kernel.applied.clear()
+            syncs = len(node.watcher.summaries)
+            change()
+            await node.quiet()
+            changed = {
+                str(one).partition(" ")[2] for one in one_by_one(node.kernel.applied) if not isinstance(one.item, Skeleton)
+            }
+            assert len(changed) == count
+            assert sum(len(one.changes.services) for one in node.watcher.summaries[syncs:]) == concerned
