@@ -297,7 +297,7 @@ class Translation:
                     one = RealServerKey(key)
                     self._enter(SetKind.NOT_DIRECT, one.address, port.protocol, one.port)
         outside = UnevenWeights(dict(sorted(direct.items())))
-        here = self.how.weighed(topology.local_route(endpoints, self.view.name).weights, by_key)
+        here = self.how.weighed(topology.tunnel_route(endpoints, self.view.name), by_key)
         hashing, timeout_s, limits = self.settings.hash_scheduler, self.options.affinity_timeout_s, self.how.chosen.thresholds
         for clients, weights, thresholds in (
             (Clients.OUTSIDE, outside, NO_THRESHOLDS),

@@ -162,6 +162,16 @@ def local_route(endpoints: Endpoints, node: str) -> Route:
     return Route(local, in_order(local.used(endpoints), node))
 
 
+def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
+    """The real servers for packets that another node has sent to this node by tunnel.
+
+    Without an endpoint that may be used, these are the endpoints of this node that have just started or are not ready any more:
+    the other node may have learnt earlier that one is ready, or may not have learnt yet that none is.
+    """
+    starting = [key for key, one in endpoints.items() if one.node_name == node and not one.terminating]
+    return local_route(endpoints, node).weights or in_order(starting, node)
+
+
 def in_order(keys: Collection[bytes], node: str) -> EvenWeights:
     """Real servers in the order that this node uses, given the bytes of their keys.
 

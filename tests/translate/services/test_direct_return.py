@@ -10,7 +10,7 @@ from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
@@ -38,6 +38,11 @@ def _view(**fields: Any) -> NodeView:
 def _shop(
     *endpoints: str, settings: Settings = ON, view: NodeView | None = None, annotations: Any = None, **options: Any
 ) -> ServiceState:
+    service, listed = _service(*endpoints, annotations=annotations, **options)
+    return state_of(service, listed, view=view or _view(), settings=settings)
+
+
+def _service(*endpoints: str, annotations: Any = None, **options: Any) -> tuple[Service, EndpointSlice]:
     service = builders.service(
         "web",
         builders.service_port(80, node_port=30080),
@@ -47,9 +52,7 @@ def _shop(
     )
     given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True, **(annotations or {}))
     listed = [endpoint(one, OTHER_NODE if one.startswith("10.244.1.") else builders.THIS_NODE) for one in endpoints]
-    return state_of(
-        builders.with_options(service, annotations=given), endpoint_slice(*listed), view=view or _view(), settings=settings
-    )
+    return builders.with_options(service, annotations=given), endpoint_slice(*listed)
 
 
 def _weights(scope: ClusterScope) -> dict[str, int]:
@@ -67,6 +70,18 @@ def test_clients_outside_reach_endpoints_on_this_node_and_one_tunnel_to_each_oth
 def test_packets_from_a_tunnel_are_refused_if_this_node_has_no_endpoint() -> None:
     _, by_tunnel = _shop("10.244.1.5").rare.scopes
     assert _weights(by_tunnel) == {}
+
+
+def test_packets_from_a_tunnel_reach_an_endpoint_that_this_node_does_not_know_as_ready_unless_it_has_another() -> None:
+    """Another node may have learnt earlier that the endpoint is ready."""
+    starting, other = endpoint("10.244.0.5", ready=False), endpoint("10.244.1.5", OTHER_NODE)
+    service, _ = _service("10.244.0.5")
+    scopes = state_of(service, endpoint_slice(starting, other), view=_view(), settings=ON).rare.scopes
+    assert [_weights(one) for one in scopes] == [{f"{OTHER_ADDRESS}:80": TUNNELLED + 1}, {"10.244.0.5:8080": 1}]
+    usable = builders.draining("10.244.0.6"), endpoint("10.244.0.7")
+    for more in usable:
+        scopes = state_of(service, endpoint_slice(starting, other, more), view=_view(), settings=ON).rare.scopes
+        assert _weights(scopes[1]) == {f"{more.address}:8080": 1}
 
 
 def test_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
