@@ -6,6 +6,7 @@
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 
 from ipvsproxy import cli
 
@@ -29,6 +30,11 @@ def enter(path: str) -> None:
     _check(libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None))
 
 
+def run(path: str, arguments: Sequence[str]) -> int:
+    """Run the program in the network namespace at this path; returns its exit status."""
+    enter(path)
+    return cli.main(arguments)
+
+
 if __name__ == "__main__":
-    enter(sys.argv[1])
-    sys.exit(cli.main(sys.argv[2:]))
+    sys.exit(run(sys.argv[1], sys.argv[2:]))

@@ -362,13 +362,15 @@ class Lab:
         )
         return [Result(one["outcome"], tuple(one["backends"]), tuple(one["sources"])) for one in results]
 
-    def open(self, from_: str, protocol: str, to: str, port: int, *, src: str | None = None) -> Connection:
+    def open(
+        self, from_: str, protocol: str, to: str, port: int, *, src: str | None = None, timeout_s: float = 1.5
+    ) -> Connection:
         """Open a connection that stays open until it is closed; ``src`` may end with a port, as ``10.244.0.12#40000``.
 
         Raises:
             LabError: no answer.
         """
-        number, first = self.call("hold", target=_target(from_, protocol, to, port, src), timeout_s=patience.seconds(1.5))
+        number, first = self.call("hold", target=_target(from_, protocol, to, port, src), timeout_s=patience.seconds(timeout_s))
         return Connection(self, number, first)
 
     def repeat(self, from_: str, protocol: str, to: str, port: int, *, count: int, timeout_s: float = 5.0) -> Load:
