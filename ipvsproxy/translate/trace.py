@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Address, Family, parse_address
 from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, Side, Skeleton, TakeMark, Target, Verdict
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetType
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import nat, skeleton
 from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
@@ -130,9 +130,9 @@ def _deciding_chain(rules: Skeleton) -> ChainKey:
     With masquerading by mark, the deciding chain is the chain before IPVS; with masquerading by connection, it is the chain
     behind IPVS.
     """
-    postrouting = ChainKey("nat", skeleton.POSTROUTING)
+    postrouting = ChainKey("nat", nat.POSTROUTING)
     by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))
-    return postrouting if by_connection else ChainKey("nat", skeleton.SERVICES)
+    return postrouting if by_connection else ChainKey("nat", nat.SERVICES)
 
 
 class _Verdict(enum.Enum):
@@ -176,7 +176,7 @@ def _walk(
 def _verdict(target: Target, connection: TracedConnection) -> _Verdict | None:
     """The verdict of a target; None if the target does not decide."""
     match target:
-        case JumpTo(skeleton.MARK_MASQUERADE) | Masquerade():
+        case JumpTo(nat.MARK_MASQUERADE) | Masquerade():
             return _Verdict.MASQUERADED
         case TakeMark() if connection.has_mark:
             return _Verdict.SCOPED

@@ -4,11 +4,11 @@ import re
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import nat, skeleton
 
 _TABLES = frozenset(key.table for key in skeleton.CHAINS)
 _CHAINS = "|".join(sorted({re.escape(key.chain) for key in skeleton.CHAINS}))
-_OUR_COMMENTS = "|".join(re.escape(text.replace("'", "\\'")) for text in skeleton.COMMENTS.values())
+_OUR_COMMENTS = "|".join(re.escape(text.replace("'", "\\'")) for text in nat.COMMENTS.values())
 _OTHER_COMMENTS = "kubernetes service traffic requiring SNAT|kubernetes forwarding (?:conntrack rule|rules)"
 _NETWORK = r"[0-9a-f.:]{2,39}/[0-9]{1,3}"
 _MARK = r"0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}"

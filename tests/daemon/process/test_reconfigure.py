@@ -10,7 +10,7 @@ from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, Rule, SetMark
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import nat
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
@@ -60,7 +60,7 @@ async def test_a_changed_masquerade_bit_changes_only_rules() -> None:
         node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, masquerade_bit=3), policy()))
         await node.quiet()
         assert node.done == ["set rules IPv4 rules", "set rules IPv6 rules"]
-        marking = ChainKey("nat", skeleton.MARK_MASQUERADE)
+        marking = ChainKey("nat", nat.MARK_MASQUERADE)
         assert node.kernel.chains[Family.IPV6][marking] == (Rule(target=SetMark(0x8)),)
 
 

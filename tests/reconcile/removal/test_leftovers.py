@@ -5,7 +5,7 @@ import pytest
 from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, Reference, Removal
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S, Returns
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import nat, skeleton
 
 SERVICE, ENDPOINT = ChainKey("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP"), ChainKey("nat", "KUBE-SEP-234567ABCDEFGHIJ")
 THEIR_SERVICES = ChainKey("filter", "KUBE-SERVICES")
@@ -124,7 +124,7 @@ def test_a_leftover_chain_that_another_programs_rule_jumps_to_is_emptied_once_an
 
 
 def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_jumps_to_it() -> None:
-    marks = ChainKey("nat", skeleton.MARK_MASQUERADE)
+    marks = ChainKey("nat", nat.MARK_MASQUERADE)
     hairpin = reference(
         ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080"
     )
