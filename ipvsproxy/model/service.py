@@ -4,7 +4,6 @@ Services, EndpointSlices and the Node have only the fields that a node's proxy n
 """
 
 import enum
-import uuid
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -90,43 +89,21 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 USUAL_OPTIONS = ServiceOptions()
 
-_UUID_LENGTH = 36
-
-
-def short_uid(text: str) -> int | str:
-    """A UUID as a number, which takes half the memory of the UUID's text.
-
-    A text that is not a UUID is returned unchanged; API servers never generate such a uid.
-    """
-    if len(text) != _UUID_LENGTH or text[8:24:5] != "----":
-        return text
-    digits = text.replace("-", "")
-    try:
-        number = int(digits, 16)
-    except ValueError:
-        return text
-    return number if f"{number:032x}" == digits else text
-
 
 class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A Service. Nothing is programmed for a Service that has ``not_served`` (headless, ExternalName).
 
     ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, or 0 if it is unknown. If two Services desire the
-    same address and port, the older Service gets it. ``short_uid`` is ``metadata.uid`` as converted by the function
-    ``short_uid``.
+    same address and port, the older Service gets it. ``uid`` is ``metadata.uid``, which
+    differs from the UID of an earlier Service that had the same name.
     """
 
     name: ServiceName
-    short_uid: int | str = ""
+    uid: str = ""
     created_s: float = 0
     ports: tuple[ServicePort, ...] = ()
     cluster_addresses: tuple[Address, ...] = ()
     options: ServiceOptions = USUAL_OPTIONS
-
-    @property
-    def uid(self) -> str:
-        """``metadata.uid``, which differs from the UID of an earlier Service that had the same name."""
-        return self.short_uid if isinstance(self.short_uid, str) else str(uuid.UUID(int=self.short_uid))
 
     @property
     def not_served(self) -> Skipped | None:

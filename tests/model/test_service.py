@@ -9,10 +9,8 @@ from ipvsproxy.model.service import (
     EndpointSliceName,
     ObjectKey,
     Owner,
-    Service,
     ServiceName,
     Skipped,
-    short_uid,
 )
 from tests.support import builders
 
@@ -53,32 +51,6 @@ def test_an_endpoint_slice_without_an_address_family_has_no_endpoints() -> None:
 def test_endpoint_slices_with_different_addresses_or_conditions_are_not_equal() -> None:
     first, other, gone = builders.endpoint("10.0.0.1"), builders.endpoint("10.0.0.2"), builders.draining("10.0.0.1")
     assert len({builders.endpoint_slice(one, family=Family.IPV4) for one in (first, other, gone, first)}) == 3
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
-        "00000000-0000-0000-0000-000000000000",
-        "0F8B5C1E-9D3A-4C7E-8B1F-2A6D4E9C7B30",
-        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b3",
-        "0f8b5c1e9-d3a-4c7e-8b1f-2a6d4e9c7b30",
-        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7-30",
-        "+f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
-        "0f_b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
-        "0f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7bxy",
-        "\u0660f8b5c1e-9d3a-4c7e-8b1f-2a6d4e9c7b30",
-        "uid-of-web",
-        "",
-    ],
-)
-def test_the_text_of_a_uid_does_not_depend_on_how_the_uid_is_stored(text: str) -> None:
-    assert Service(name=ServiceName("shop", "web"), short_uid=short_uid(text)).uid == text
-
-
-def test_only_a_lower_case_uuid_is_stored_as_a_number() -> None:
-    assert short_uid("00000000-0000-0000-0000-0000000000ff") == 255
-    assert short_uid("00000000-0000-0000-0000-0000000000FF") == "00000000-0000-0000-0000-0000000000FF"
 
 
 def test_owners_are_ordered_by_age_then_name_and_the_node_comes_before_all_services() -> None:

@@ -60,7 +60,7 @@ def service(
     """A Service. If no ports are given, it has TCP 80."""
     return Service(
         name=ServiceName(namespace, name),
-        short_uid=f"uid-of-{name}",
+        uid=f"uid-of-{name}",
         created_s=created_s,
         ports=ports or (service_port(),),
         cluster_addresses=addresses(*cluster),

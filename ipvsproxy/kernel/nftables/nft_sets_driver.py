@@ -329,8 +329,7 @@ def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
     The kernel refuses an entry that assigns a mark while its set has an entry with the same key, because the marks' masks may
     differ.
     """
-    is_removal = verb is Verb.REMOVE
-    return nft.elements(ip_set.name, encoded, is_removal=is_removal, is_exclusive=ip_set.gives_marks)
+    return nft.elements(ip_set.name, encoded, is_removal=verb is Verb.REMOVE, is_exclusive=ip_set.gives_marks)
 
 
 def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
@@ -343,17 +342,14 @@ def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
 
 def shape(ip_set: IpSet) -> SetShape:
     """The parameters of one of our sets. Each field of a key is padded to a multiple of four bytes."""
-    address, size = _ADDRESS_TYPES[ip_set.family], ip_set.family.bits // 8
+    address = (_ADDRESS_TYPES[ip_set.family], ip_set.family.bits // 8)
+    address_port = (address, (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4))
     fields: Mapping[SetType, tuple[tuple[int, int], ...]] = {
-        SetType.ADDRESS: ((address, size),),
+        SetType.ADDRESS: (address,),
         SetType.PORT: ((_PORT_TYPE, 2),),
-        SetType.ADDRESS_PORT: ((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4)),
-        SetType.ADDRESS_PORT_ADDRESS: ((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4), (address, size)),
-        # The last field of the key is the prefix length.
-        SetType.ADDRESS_PORT_NETWORK: (
-            *((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4)),
-            *((address, size), (_MARK_TYPE, 4)),
-        ),
+        SetType.ADDRESS_PORT: address_port,
+        SetType.ADDRESS_PORT_ADDRESS: (*address_port, address),
+        SetType.ADDRESS_PORT_NETWORK: (*address_port, address, (_MARK_TYPE, 4)),  # the last field is the prefix length
     }
     kind = 0
     for number, _ in fields[ip_set.type]:

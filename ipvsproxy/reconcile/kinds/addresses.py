@@ -36,9 +36,8 @@ class Addresses(PresenceKind):
         if observed.addresses is not None:
             yield from self.tables[0].observing(dict.fromkeys(observed.addresses, True))
 
-    def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
+    def may_be_added(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[Address]:
         """The pending addresses for which one of the owners already has a virtual server (rule 1)."""
-        del circumstances
         tables = self.all
         services = {owner.service for address in table.pending for owner in table.owners_of(address)}
         observed = tables.virtual_servers.observed
@@ -56,9 +55,8 @@ class Addresses(PresenceKind):
         reasons = (circumstances.keeping, circumstances.witnesses.addresses, *(one.pending for one in self.all.bindings.values()))
         return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
-    def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+    def items(self, _table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
         """One item that holds all of these addresses."""
-        del table
         return (self.classes[0](keys),)
 
 

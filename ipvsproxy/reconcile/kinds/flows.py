@@ -68,13 +68,12 @@ class Flows(ReconciledKind):
         elif observed is not None and observed <= desired.real_servers:
             self.flows.confirm(flow, desired.real_servers)
 
-    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+    def additions(self, _circumstances: Circumstances) -> Iterator[Operation]:
         """Cleans the pending flows whose virtual servers exist and have only kept or desired real servers.
 
         Packets of a flow reach the virtual server of their destination address, or the virtual server of the mark that packets to
         this address get.
         """
-        del circumstances
         tables, flows = self.all, self.flows
         virtual_servers = tables.virtual_servers
         marks = {

@@ -150,9 +150,8 @@ class ReconciledKind:
         self.name = kind.of(self.classes[0]).name
         """The name of the kind in log lines, metrics and documents."""
 
-    def table(self, item: Any) -> Table[Any, Any, Any]:
+    def table(self, _item: Any) -> Table[Any, Any, Any]:
         """The table that holds the objects of an item."""
-        del item
         return self.tables[0]
 
     def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
@@ -178,40 +177,35 @@ class ReconciledKind:
         """
         return item.key
 
-    def take_in(self, observed: Observation) -> Iterator[None]:
+    def take_in(self, _observed: Observation) -> Iterator[None]:
         """Takes in the objects of this kind that a reading has found, in steps.
 
         Objects that were not read, or that could not be read, do not change.
         """
-        del observed
         return iter(())
 
-    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+    def additions(self, _circumstances: Circumstances) -> Iterator[Operation]:
         """The operations for pending keys that may be done now.
 
         By default, each key gets one operation, which sets the desired value.
         """
-        del circumstances
         (table,) = self.tables
         return (Operation(Verb.SET, table.desired[key]) for key in table.pending)
 
-    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
+    def removals(self, _circumstances: Circumstances) -> Iterator[Operation]:
         """The operations for surplus keys that may be done now."""
-        del circumstances
         return iter(())
 
-    def settle(self, verb: Verb, item: Any) -> Iterable[None]:
+    def settle(self, _verb: Verb, item: Any) -> Iterable[None]:
         """Records an operation that the kernel has done, in steps: by default, the new value of the object is recorded."""
-        del verb
         self.tables[0].confirm(item.key, item.in_force)
         return ()
 
-    def settle_failure(self, outcome: Outcome) -> bool:
+    def settle_failure(self, _outcome: Outcome) -> bool:
         """Takes in the failure of an operation.
 
         Returns whether the failure is dealt with; otherwise the operation is tried again later.
         """
-        del outcome
         return False
 
     def differences(self) -> Iterator[Difference]:
@@ -240,24 +234,20 @@ class PresenceKind(ReconciledKind):
         }
         super().__init__(all_tables, *self.names)
 
-    def is_protected(self, key: Any) -> bool:
+    def is_protected(self, _key: Any) -> bool:
         """Whether an object must never be removed."""
-        del key
         return False
 
-    def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Any]:
+    def may_be_added(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[Any]:
         """The pending objects of a table that may be added now."""
-        del circumstances
         return table.pending
 
-    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Any]:
+    def may_be_removed(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[Any]:
         """The surplus objects of a table that may be removed now."""
-        del circumstances
         return table.surplus
 
-    def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+    def items(self, _table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
         """The items for operations on these objects of one table: by default, each object gets an item."""
-        del table
         return keys
 
     def unequal(self) -> list[Table[Any, Owner, bool]]:

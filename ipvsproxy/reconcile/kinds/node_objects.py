@@ -106,9 +106,8 @@ class Devices(PresenceKind):
     classes: ClassVar[tuple[type, ...]] = (Device,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.DEVICE}
 
-    def is_protected(self, key: Device) -> bool:
+    def is_protected(self, _key: Device) -> bool:
         """Always."""
-        del key
         return True
 
     def take_in(self, observed: Observation) -> Iterator[None]:

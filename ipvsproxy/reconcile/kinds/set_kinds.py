@@ -154,9 +154,8 @@ class Sets(PresenceKind):
         some = {IP_SETS[name]: None if entries is None else True for name, entries in observed.some_sets.items()}
         yield from table.observing_some(some)
 
-    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[IpSet]:
+    def may_be_removed(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[IpSet]:
         """The surplus sets that have no entries and that no rule refers to."""
-        del circumstances
         return filter(self._is_unused, table.surplus)
 
     def _is_unused(self, ip_set: IpSet) -> bool:

@@ -1,7 +1,7 @@
 """The operations that bring one virtual server to its desired state."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
@@ -11,7 +11,6 @@ from ipvsproxy.model.real_servers import (
     TUNNELLED,
     EvenWeights,
     RealServerKey,
-    Thresholds,
     plain,
     without_method,
 )
@@ -37,10 +36,6 @@ def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove:
     ):  # nearly always
         return False
     return next(virtual_server_operations(desired.key, desired, observed, may_remove), None) is not None
-
-
-def _thresholds_of(observed: Mapping[RealServerKey, Thresholds] | None, key: bytes) -> Thresholds:
-    return observed.get(RealServerKey(key), NO_THRESHOLDS) if observed else NO_THRESHOLDS
 
 
 def _parting(
@@ -83,13 +78,13 @@ def virtual_server_operations(
     if desired.settings != observed.settings:
         yield Operation(Verb.SET, desired)
     weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
-    thresholds, observed_thresholds = desired.thresholds, observed.thresholds
+    thresholds, observed_thresholds = desired.thresholds, observed.thresholds or {}
     has_equal_thresholds = thresholds == NO_THRESHOLDS and not observed_thresholds
     for packed, desired_weight in desired_weights.items():
         weight = weights.get(packed)
         if not (
             weight == desired_weight
-            and (has_equal_thresholds or _thresholds_of(observed_thresholds, packed) == thresholds)
+            and (has_equal_thresholds or observed_thresholds.get(RealServerKey(packed), NO_THRESHOLDS) == thresholds)
             and (without_method(weight) or may_remove(key, RealServerKey(packed)) is None)
         ):
             stays = without_method(desired_weight) == 0

@@ -25,7 +25,6 @@ from ipvsproxy.model.service import (
     ServicePort,
     ServiceType,
     Skipped,
-    short_uid,
 )
 from ipvsproxy.translate.api import fields, schema
 
@@ -61,7 +60,7 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     not_served = _why_not_served(kind, metadata.labels or _NO_LABELS, spec)
     if not_served:
         options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
-        return Service(name=name, short_uid=short_uid(metadata.uid or ""), options=options)
+        return Service(name=name, uid=metadata.uid or "", options=options)
     # Nearly all Services have none of the following fields, so no time is spent on an absent field.
     external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
@@ -70,7 +69,8 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port, skipped) if spec.health_check_node_port else 0
     cluster = _cluster_addresses(spec, skipped)
     ingress = raw.status and raw.status.load_balancer and raw.status.load_balancer.ingress
-    balanced = _load_balancer_addresses(ingress, skipped) if ingress else ()
+    usable = [entry.ip for entry in ingress or () if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
+    balanced = fields.addresses("status.loadBalancer.ingress", usable, skipped) if usable else ()
     if cluster and (external or balanced):
         skipped.extend(_left_alone("spec.externalIPs", external, cluster))
         skipped.extend(_left_alone("status.loadBalancer.ingress", balanced, cluster))
@@ -97,7 +97,7 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     )
     return Service(
         name=name,
-        short_uid=short_uid(metadata.uid or ""),
+        uid=metadata.uid or "",
         created_s=fields.seconds(metadata.creation_timestamp),
         ports=ports,
         cluster_addresses=cluster,
@@ -199,11 +199,6 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
         return port
     skipped.append(Skipped(field, f"{port} is outside 1..{fields.HIGHEST_PORT}"))
     return 0
-
-
-def _load_balancer_addresses(ingress: Iterable[schema.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
-    texts = [entry.ip for entry in ingress if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
-    return fields.addresses("status.loadBalancer.ingress", texts, skipped)
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
