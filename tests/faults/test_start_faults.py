@@ -72,6 +72,7 @@ ACTS = (
     "receive netfilter type 1537",
     "send netfilter type 1549",
     "receive netfilter type 1549",
+    "file /sys/class/net/tunl0/ifalias",
 )
 """All acts of a start; add new ones here."""
 
