@@ -249,6 +249,19 @@ def test_the_second_file_is_used_when_the_first_file_is_removed(world: World) ->
     assert address(event) == "10.0.0.2"
 
 
+@pytest.mark.parametrize("allotted", ["a", "z"])
+def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_that_file(world: World, allotted: str) -> None:
+    """As with the file of an add-on, beside a file with the same Service as the API server returns it."""
+    bare = service("web")
+    del bare["spec"]["clusterIP"]
+    rejected, put = world.write(addon=text(bare), **{allotted: text(service("web"))})
+    assert isinstance(rejected, Rejected)
+    assert (rejected.where, rejected.field) == ("addon.yaml, document 1", "spec.clusterIP")
+    assert address(put) == "10.0.0.1"
+    assert described(world.write(addon="# a comment\n" + text(bare))) == ["Rejected default/web"]
+    assert described(world.remove(allotted)) == ["Gone default/web"]
+
+
 def test_if_two_documents_of_a_file_define_an_object_the_first_is_used(world: World) -> None:
     rejected, put = world.write(all=text(service("web", "10.0.0.1"), service("web", "10.0.0.2")))
     assert address(put) == "10.0.0.1"
