@@ -345,23 +345,6 @@ async def test_a_new_service_is_served_while_the_iptables_lock_is_held_and_its_r
         await until(lambda: "KUBE-EXTERNAL-IP" in str(rules()["v4/nat/KUBE-SERVICES"]))
 
 
-async def test_a_restart_removes_kernel_objects_of_services_that_were_deleted_in_between(folder: pathlib.Path) -> None:
-    manifests = f"--manifests={folder}"
-    async with running(manifests) as program:
-        await program.read_until("event=synced")
-        program.process.kill()
-    (folder / "Service-web-1.json").unlink()
-    (folder / "EndpointSlice-web-2-1.json").unlink()
-    async with running(manifests) as program:
-        await program.read_until("event=synced")
-        adopted = read_state()
-        assert await program.stop() == 0
-    golden_state.clear_state()
-    async with running(manifests) as program:
-        await program.read_until("event=synced")
-        assert read_state() == adopted
-
-
 async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_foreign_ones_stay(folder: pathlib.Path) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"
     addresses = [f"address add {address}/24 dev wide" for address in (gone, kept)]

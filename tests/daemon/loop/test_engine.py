@@ -331,12 +331,6 @@ async def test_an_address_conflict_of_two_services_is_logged_once() -> None:
         assert [(line["key"], line["served"], line["waiting"]) for line in conflicts] == [
             ("TCP 10.96.0.10:80", "default/web", ["default/young"])
         ]
-        with structlog.testing.capture_logs() as logs:
-            node.remove(young)
-            await node.quiet()
-            node.put(young)
-            await node.quiet()
-        assert len([line for line in logs if line["log_level"] == "warning"]) == 1, "a new conflict is logged again"
 
 
 @in_virtual_time

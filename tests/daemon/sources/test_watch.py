@@ -20,7 +20,7 @@ import structlog.testing
 
 from ipvsproxy.daemon.sources import credentials, watch
 from ipvsproxy.daemon.sources.source import ApiError, Trouble
-from ipvsproxy.model.service import ApiServersFound, Event, Listed, ObjectKind, Put, ServiceName
+from ipvsproxy.model.service import ApiServersFound, Event, ObjectKind, ServiceName
 from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES
@@ -268,26 +268,7 @@ async def test_a_watch_line_of_several_megabytes_is_read(setup: Setup) -> None:
     assert setup.troubles() == []
 
 
-async def test_an_empty_list_is_delivered_as_empty(setup: Setup) -> None:
-    setup.server.expire_watches(SERVICES)
-    setup.server.delete(SERVICES, "web")
-    await setup.sink.until(lambda: setup.sink.lists() == 2)
-    assert setup.sink.events[-1] == Listed(ObjectKind.SERVICE, frozenset())
-
-
 # Trouble with connections
-
-
-@pytest.mark.parametrize("by_event", [False, True])
-async def test_status_410_gone_at_the_start_of_a_watch_causes_a_list(setup: Setup, *, by_event: bool) -> None:
-    setup.server.gone_by_event = by_event
-    setup.server.cut_watches(SERVICES)
-    setup.server.delete(SERVICES, "web")
-    setup.server.put(SERVICES, service("dns"))
-    setup.server.store.forget_history()
-    await setup.sink.until(lambda: setup.sink.lists() == 2)
-    assert setup.sink.has("dns")()
-    assert setup.troubles()[-1] is Trouble.EXPIRED
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -304,14 +285,6 @@ async def test_a_server_restored_to_an_older_revision_is_listed_again(setup: Set
     await server.watched(SERVICES)
     server.put(SERVICES, service("new"))
     await sink.until(sink.has("web", "new"))
-
-
-async def test_a_watch_stream_that_ends_inside_a_line_continues_without_a_list(setup: Setup) -> None:
-    setup.server.cut_watches(SERVICES, half_line=b'{"type": "ADDED", "object": {"meta')
-    setup.server.put(SERVICES, service("dns"))
-    await setup.sink.until(setup.sink.has("web", "dns"))
-    assert (setup.troubles(), setup.sink.lists()) == ([Trouble.DROPPED], 1)
-    assert len(setup.sleeps) == 1
 
 
 async def test_a_silent_watch_stream_is_abandoned_and_opened_again(tmp_path: pathlib.Path) -> None:
@@ -407,14 +380,6 @@ async def test_a_message_of_the_server_is_logged_in_one_line(setup: Setup, monke
         setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
         await wait_for_trouble(setup, Trouble.SERVER_ERROR)
     assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
-
-
-async def test_the_status_of_each_watch_shows_whether_it_is_open(setup: Setup) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not all(status.connected for status in setup.source.statuses.values()):  # noqa: ASYNC110  # as in ``wait_for_trouble``
-            await asyncio.sleep(0.001)
-    assert set(setup.source.statuses) == set(ObjectKind)
-    assert ServiceName("default", "web") in {event.key for event in setup.sink.events if isinstance(event, Put)}
 
 
 async def test_tcp_keepalives_of_the_kernel_detect_a_vanished_peer(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
