@@ -12,7 +12,7 @@ from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel import backends, host, rivals
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, gather
-from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
+from ipvsproxy.kernel.iptables.iptables_tables import HOST_PORTS_REMEDY
 from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family

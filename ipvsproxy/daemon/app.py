@@ -32,7 +32,7 @@ from ipvsproxy.daemon.sources.source import Source, Staleness
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.node_kernel import NodeKernel

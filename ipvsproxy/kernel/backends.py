@@ -18,10 +18,10 @@ from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
-from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver

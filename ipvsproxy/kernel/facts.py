@@ -17,12 +17,12 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.host import Lack, Missing
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
-from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.syntax import rules
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import Timeouts

@@ -16,7 +16,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
-from ipvsproxy.kernel.iptables.tables import RuleChanges
+from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
@@ -24,7 +24,7 @@ from ipvsproxy.kernel.network import routes
 from ipvsproxy.kernel.network.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.network.conntrack import ConntrackDriver
 from ipvsproxy.kernel.network.routes import RouteDriver
-from ipvsproxy.kernel.nftables.tables import LeftoverTables
+from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName

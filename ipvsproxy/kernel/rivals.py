@@ -16,8 +16,8 @@ from ipvsproxy.kernel.iptables import iptables_driver
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.syntax import rules
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables import rule as nft_rule
-from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_network
 
 _RECEIVING = {Protocol.TCP: ("tcp", "0A"), Protocol.UDP: ("udp", "07")}

@@ -25,7 +25,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.kernel import TUNNEL_RECORD, LocalRoutes, Sysctl, render_record

@@ -30,7 +30,7 @@ from ipvsproxy.daemon.sources import directory, source
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Lack
-from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.iptables_driver import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice

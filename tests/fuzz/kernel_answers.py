@@ -13,7 +13,7 @@ from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.network import addresses, conntrack, notify
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb

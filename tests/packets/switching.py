@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.support import cluster, lab

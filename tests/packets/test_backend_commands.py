@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.kernel import backends
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.test_backends import SERVICES

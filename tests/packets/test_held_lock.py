@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES

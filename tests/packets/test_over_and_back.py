@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.settings import Binding
 from tests import test_runbook

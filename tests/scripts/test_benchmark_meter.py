@@ -9,7 +9,7 @@ import pytest
 PROBE = """
 import socket, sys, time
 from ipvsproxy.kernel.base import message, netlink, sockets
-from ipvsproxy.kernel.iptables import tables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.network import notify
 from ipvsproxy.kernel.base.errors import KernelError

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
+from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal.leftovers import TABLE_COMMENT, TABLE_NAME

@@ -28,7 +28,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, RulesPlace
-from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
+from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Removal
 from ipvsproxy.reconcile.attempts import delay_s

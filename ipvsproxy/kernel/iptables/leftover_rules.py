@@ -21,11 +21,11 @@ from typing import NamedTuple
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
-from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver, Program
-from ipvsproxy.kernel.iptables.tables import TABLES, RuleChanges
+from ipvsproxy.kernel.iptables.iptables_tables import TABLES, RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Removal

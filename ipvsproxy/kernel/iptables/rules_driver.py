@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver, Program, Refusal
-from ipvsproxy.kernel.iptables.tables import RuleChanges
+from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton

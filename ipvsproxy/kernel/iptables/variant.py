@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.syntax import rules
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey

@@ -298,28 +298,15 @@ class IpvsDriver:
 class AbsentIpvs(IpvsDriver):
     """The IPVS driver for a kernel without IPVS: the driver has no objects, and refuses every operation."""
 
-    foreign = 0
-
     def __init__(self) -> None:
         """Open nothing."""
+        self._readers = {}
 
     def close(self) -> None:
         """Close nothing."""
 
-    def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """No virtual servers."""
-        del families
-        return {}
-
-    def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
-        """No virtual servers."""
-        del families
-        return iter(())
-
-    def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
-        """No virtual servers."""
-        del families, whole
-        return iter(())
+    def _readers_of(self, _families: Iterable[Family]) -> Iterable[ipvs_readings.FamilyReader[Any]]:
+        return ()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Refuse every operation."""

@@ -23,9 +23,9 @@ from ipvsproxy.kernel.base.nft_message import Hook, Message, SetShape
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables import rule as nft_rule
-from ipvsproxy.kernel.nftables import tables as nft_tables
-from ipvsproxy.kernel.nftables.tables import Chain
+from ipvsproxy.kernel.nftables.nft_tables import Chain
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict

@@ -19,7 +19,7 @@ from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Message, SetShape
 from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb

@@ -17,7 +17,7 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver, TableListing
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver

@@ -30,9 +30,9 @@ from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.reconcile.kinds.addresses import Addresses, Routes
 from ipvsproxy.reconcile.kinds.flows import Flows
 from ipvsproxy.reconcile.kinds.kind import ReconciledKind, Stage
+from ipvsproxy.reconcile.kinds.local_addresses import Addresses, Routes
 from ipvsproxy.reconcile.kinds.node_objects import Devices, IpvsTimeouts, Sysctls
 from ipvsproxy.reconcile.kinds.set_kinds import Entries, SetCopies, Sets
 from ipvsproxy.reconcile.kinds.skeletons import Rules

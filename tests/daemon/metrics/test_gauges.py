@@ -13,7 +13,7 @@ from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
-from ipvsproxy.kernel.nftables.tables import TablePlace
+from ipvsproxy.kernel.nftables.nft_tables import TablePlace
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.service import ObjectKind, Owner, Put, ServiceName

@@ -12,8 +12,8 @@ from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.iptables_driver import Program
+from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules, RulesPlace
-from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Removal

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
-from ipvsproxy.kernel.iptables.tables import RuleChanges
+from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.rules import ObservedSkeleton

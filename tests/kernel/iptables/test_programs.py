@@ -14,7 +14,7 @@ import pytest
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
-from ipvsproxy.kernel.iptables.tables import RuleChanges
+from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import (

@@ -8,8 +8,8 @@ import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Evidence, Variant
 from ipvsproxy.model.net import Family

@@ -19,6 +19,7 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, host_port, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED, EvenWeights, RealServerKey, UnevenWeights
@@ -447,3 +448,13 @@ def test_the_scheduler_of_a_virtual_server_is_changed_in_place(driver: ipvs.Ipvs
     assert (observed.settings, len(observed.real_servers)) == (wanted.settings, 1)
     (outcome,) = driver.apply(operations(Verb.SET, server("10.96.0.3", scheduler="wlc")))
     assert (outcome.error, outcome.surprise) == ("", True)
+
+
+def test_without_ipvs_in_the_kernel_nothing_is_observed_and_every_operation_is_refused() -> None:
+    absent = ipvs.AbsentIpvs()
+    assert absent.observe(Family) == {}
+    assert list(absent.observe_in_parts(Family)) == list(absent.observe_changed(Family, whole=True)) == []
+    assert absent.foreign == 0
+    (outcome,) = absent.apply([Operation(Verb.SET, Timeouts(900, 120, 300))])
+    assert (outcome.errno, outcome.error) == (errno.ENOENT, "set timeouts timeouts 900 120 300: this kernel has no IPVS")
+    absent.close()

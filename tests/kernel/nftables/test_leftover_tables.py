@@ -13,7 +13,7 @@ import pytest
 from ipvsproxy.kernel.base import modules, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
-from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
+from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal import leftovers

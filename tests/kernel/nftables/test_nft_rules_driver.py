@@ -17,8 +17,8 @@ from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables import rule as nft_rule
-from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel

@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.kernel import rivals
 from ipvsproxy.kernel.base import modules
-from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.rules import BaseChain, NftTable
 from tests.support import neighbours

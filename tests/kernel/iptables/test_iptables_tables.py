@@ -16,8 +16,8 @@ import pytest
 
 from ipvsproxy.kernel.base import modules, netlink, nft_message, sockets
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.tables import RuleChanges
+from ipvsproxy.kernel.iptables import iptables_tables
+from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
