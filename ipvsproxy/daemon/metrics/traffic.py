@@ -30,8 +30,8 @@ from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Co
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
-LONGEST_READING_S = 8.0
-"""The longest wait of a scrape for the counters, less than Prometheus's default timeout of ten seconds.
+LONGEST_READING_S = 5.0
+"""The longest wait of a scrape for the counters: half of Prometheus's default timeout, because scrapes take turns.
 
 After that, the scrape shows the figures of the previous one.
 """
