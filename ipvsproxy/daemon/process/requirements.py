@@ -79,8 +79,12 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
 
 
 def end_direct_return(kernel: Kernel) -> None:
-    """Restore what an earlier process has changed for direct return."""
-    if not SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD):
+    """Restore what an earlier process has changed for direct return. If that cannot be read, the start continues without it."""
+    try:
+        if not SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD):
+            return
+    except KernelError as error:
+        log.error("kernel_setting_not_restored", path=TUNNEL_RECORD, error=str(error))
         return
     for outcome in kernel.apply(without_direct_return(kernel.observe((), (), [TUNNEL_RECORD]))):
         path = outcome.operation.item.key

@@ -6,10 +6,12 @@
 import asyncio
 import collections
 import contextlib
+import errno
 import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import pytest
 import structlog.testing
@@ -20,6 +22,7 @@ from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.kernel import host, instance
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
@@ -212,6 +215,10 @@ def test_a_missing_requirement_is_reported(monkeypatch: pytest.MonkeyPatch, caps
     assert "ipvsproxy: it is not there: get it\n" in capsys.readouterr().err
 
 
+def _cannot_be_read(*_: object) -> NoReturn:
+    raise KernelError(action="read the alias", errno=errno.EIO)
+
+
 def test_settings_that_a_former_process_has_changed_for_direct_return_are_restored(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +228,10 @@ def test_settings_that_a_former_process_has_changed_for_direct_return_are_restor
     monkeypatch.setattr(SysctlDriver, "observe", lambda *_: {})
     requirements.end_direct_return(kernel)
     assert kernel.applied == [], "there is no record"
+    monkeypatch.setattr(SysctlDriver, "observe", _cannot_be_read)
+    requirements.end_direct_return(kernel)
+    assert kernel.applied == [], "the record cannot be read"
+    assert "kernel_setting_not_restored" in capsys.readouterr().out
     monkeypatch.setattr(SysctlDriver, "observe", lambda *_: kernel.sysctls)
     kernel.fail(lambda operation: operation.item.key == "net/ipv4/vs/sloppy_tcp")
     requirements.end_direct_return(kernel)
