@@ -42,7 +42,8 @@ from ipvsproxy.model.service import Event
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.reconcile.reconciler import Reconciler
-from ipvsproxy.store.objects import Changes, Guard, Store
+from ipvsproxy.store.guard import Guard
+from ipvsproxy.store.objects import Changes, Store
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate import view as views
 from ipvsproxy.translate.api.targets import Targets

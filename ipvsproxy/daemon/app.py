@@ -39,7 +39,8 @@ from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Event
-from ipvsproxy.store.objects import Guard, Store
+from ipvsproxy.store.guard import Guard
+from ipvsproxy.store.objects import Store
 
 SCHEDULER_MISSING, API_SERVER_HIDDEN, HOST_PORTS_FIRST = "SchedulerMissing", "ApiServerHidden", "HostPortsFirst"
 """The reasons of notices."""

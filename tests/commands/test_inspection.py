@@ -18,7 +18,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.service import Event, ObjectKind, ServiceName
-from ipvsproxy.store.objects import CONFIRMED_AFTER_S
+from ipvsproxy.store.guard import CONFIRMED_AFTER_S
 from ipvsproxy.translate.api.targets import Targets
 from tests.config import loading
 from tests.support import builders, memory_node

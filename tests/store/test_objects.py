@@ -26,7 +26,8 @@ from ipvsproxy.model.service import (
     ServiceName,
     Skipped,
 )
-from ipvsproxy.store.objects import CONFIRMED_AFTER_S, LEAST, Changes, Complaint, Guard, Store, Trigger
+from ipvsproxy.store.guard import CONFIRMED_AFTER_S, LEAST, Guard
+from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
 from tests.support import builders, memory_node
 
 WEB = builders.service("web")

@@ -31,7 +31,8 @@ from ipvsproxy.model.service import (
 )
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.store.objects import Guard, Store
+from ipvsproxy.store.guard import Guard
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Settings

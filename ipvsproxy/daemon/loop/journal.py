@@ -31,7 +31,8 @@ from ipvsproxy.model.steps import each
 from ipvsproxy.reconcile.observation import News
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict
-from ipvsproxy.store.objects import CONFIRMED_AFTER_S, Complaint, Doubt
+from ipvsproxy.store.guard import CONFIRMED_AFTER_S, Doubt
+from ipvsproxy.store.objects import Complaint
 
 BURST, REFILL_S = 1000, 0.1
 """Rate limit of lines about objects and failures: so many at once, then one per so many seconds."""
