@@ -63,32 +63,6 @@ def test_clients_on_a_node_and_in_its_pods_are_served_as_without_direct_return(t
         assert (seen.outcome, seen.backends) == ("ok", ("10.244.0.11", "10.244.1.11")), client
 
 
-_TRANSFER = """
-import socket, sys
-family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
-with socket.socket(family) as client:
-    client.settimeout(300)
-    client.connect((sys.argv[1], 80))
-    client.sendall((b"x" * 2000 + b"\\n") * 100 + b"\\n" * 4900)
-    reader = client.makefile("rb")
-    answers = [reader.readline() for _ in range(5000)]
-    print(sum(map(len, answers)), client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG))
-"""
-
-
-@pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_large_transfers_fit_into_the_tunnel_in_both_directions_with_path_mtu_discovery(three: Three, family: Family) -> None:
-    """200 kB to the endpoint of another node, and 300 kB back, with path MTU discovery as usual."""
-    three.have(nodes(*NODES), web("r1"))
-    three.enter_by("third")
-    address = cluster.address("balancer 1", family)
-    command = ["nsenter", f"--net={three.lab.path('client')}", sys.executable, "-I", "-S", "-c", _TRANSFER, address]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)  # not by the lab, whose pods would wait for it
-    received, segment = map(int, done.stdout.split())
-    assert received > 5000 * 40
-    assert segment <= {Family.IPV4: 1440, Family.IPV6: 1400}[family]
-
-
 def test_tunnelled_packets_from_an_unknown_sender_are_refused(three: Three) -> None:
     three.have(nodes(*NODES), web("r1"))
     address = cluster.address("balancer 1", Family.IPV4)

@@ -1,0 +1,176 @@
+"""Direct return with choices of a Service and of its network, under load, and with a node of entry that has endpoints.
+
+Service addresses are local by routes; ``three_nodes.py`` describes the nodes.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.settings import TUNNEL_DEVICES
+from tests.packets import three_nodes
+from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, nodes, web
+from tests.support import cluster, lab
+from tests.support.cluster import Endpoint
+
+pytestmark = [pytest.mark.kernel]
+
+BALANCER = cluster.address("balancer 1", Family.IPV4)
+CLIENT, OTHER_CLIENT = (cluster.address(name, Family.IPV4) for name in ("client", "client2"))
+
+
+@pytest.fixture(scope="module", name="three")
+def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
+    with three_nodes.running(tmp_path_factory.mktemp("direct"), "--ipvs-vip-binding=routes") as running:
+        yield running
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_endpoints_see_the_client_address_also_where_service_addresses_are_routes(three: Three, entry: str) -> None:
+    three.have(nodes(*NODES), web("p1", "r1"))
+    three.enter_by(entry)
+    for protocol, (port, _) in cluster.PORTS.items():
+        for family in Family:
+            client = cluster.address("client", family)
+            seen = three.lab.probe(
+                "client", protocol, cluster.address("balancer 1", family), port, src=client, count=CLIENTS, timeout_s=20.0
+            )
+            backends = tuple(sorted(cluster.address(name, family) for name in ("p1", "r1")))
+            assert seen == lab.Result("ok", backends, (client,)), (protocol, family)
+
+
+def test_with_session_affinity_a_client_keeps_its_endpoint_by_any_node_of_entry(three: Three) -> None:
+    """Neither node of entry has endpoints of the Service. Packets by tunnel have the affinity of the other node, too."""
+    three.have(nodes(*NODES), web("r1", "r2", sessionAffinity="ClientIP"))
+    for protocol in ("TCP", "UDP"):
+        reached = set()
+        for entry in ("third", "node"):
+            three.enter_by(entry)
+            seen = three.lab.probe("client", protocol, BALANCER, cluster.PORTS[protocol][0], src=CLIENT, count=12, timeout_s=20.0)
+            assert (seen.outcome, seen.sources) == ("ok", (CLIENT,))
+            reached |= {*seen.backends}
+        assert len(reached) == 1, protocol
+
+
+def test_source_ranges_hold_at_the_node_of_entry(three: Three) -> None:
+    """The node with the endpoint gets no packets of a client outside of the ranges, although it would refuse them as well."""
+    three.have(nodes(*NODES), web("r1", loadBalancerSourceRanges=[f"{CLIENT}/32"]))
+    three.enter_by("third")
+    assert three.lab.probe("client", "TCP", BALANCER, 80, src=CLIENT, count=4, timeout_s=20.0).outcome == "ok"
+    before, sent = _received_by_tunnel(three.lab, "remote"), 100
+    assert three.lab.probe("client", "UDP", BALANCER, 53, src=OTHER_CLIENT, count=sent, timeout_s=1.0).outcome == "timeout"
+    assert three.lab.probe("client", "TCP", BALANCER, 80, src=OTHER_CLIENT, count=2, timeout_s=1.0).outcome == "timeout"
+    # A few packets may still come from connections of other tests.
+    assert _received_by_tunnel(three.lab, "remote") - before < sent
+    assert three.lab.probe("client", "UDP", BALANCER, 53, src=CLIENT, count=sent, timeout_s=20.0).outcome == "ok"
+    assert _received_by_tunnel(three.lab, "remote") - before >= sent
+
+
+def _received_by_tunnel(laboratory: lab.Lab, place: str) -> int:
+    (link,) = json.loads(laboratory.run(place, "ip", "-json", "-statistics", "link", "show", TUNNEL_DEVICES[Family.IPV4]))
+    received: int = link["stats64"]["rx"]["packets"]
+    return received
+
+
+def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_nodes(three: Three) -> None:
+    """Each pod starts before the former pod terminates, and is removed last, as in a rolling update or a drain of its node."""
+    steps: list[tuple[list[Endpoint | str], set[str]]] = [
+        (["r1"], {"r1"}),
+        (["r1", Endpoint("p1", ready=False)], {"r1"}),
+        (["r1", "p1"], {"r1", "p1"}),
+        ([Endpoint("r1", ready=False, terminating=True), "p1"], {"p1"}),
+        (["p1", Endpoint("r2", ready=False)], {"p1"}),
+        (["p1", "r2"], {"p1", "r2"}),
+        ([Endpoint("p1", ready=False, terminating=True), "r2"], {"r2"}),
+        (["r2"], {"r2"}),
+    ]
+    three.have(nodes(*NODES), web(*steps[0][0]))
+    three.enter_by("third")
+    with contextlib.ExitStack() as loading:
+        loads = [
+            loading.enter_context(
+                three.lab.load("client", "TCP", cluster.address("balancer 1", family), 80, interval_s=0.05, timeout_s=60.0)
+            )
+            for family in Family
+        ]
+        for pods, serving in steps:
+            three.have(nodes(*NODES), web(*pods))
+            seen = three.lab.probe("client", "TCP", BALANCER, 80, src=CLIENT, count=4, timeout_s=20.0)
+            assert (seen.outcome, seen.sources) == ("ok", (CLIENT,))
+            assert set(seen.backends) <= {cluster.address(name, Family.IPV4) for name in serving}
+    assert [load.failures for (load,) in loads] == [[], []]
+
+
+_TRANSFER = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+with socket.socket(family) as client:
+    client.settimeout(300)
+    client.connect((sys.argv[1], 80))
+    client.sendall((b"x" * 2000 + b"\\n") * 100 + b"\\n" * 4900)
+    reader = client.makefile("rb")
+    answers = [reader.readline() for _ in range(5000)]
+    level, option = (socket.IPPROTO_IPV6, 24) if ":" in sys.argv[1] else (socket.IPPROTO_IP, 14)  # IPV6_MTU, IP_MTU
+    print(sum(map(len, answers)), client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG), client.getsockopt(level, option))
+"""
+
+
+@pytest.mark.parametrize("mtu", [1500, 1480])
+@pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, family: Family, mtu: int) -> None:
+    """200 kB to the endpoint of another node, and 300 kB back, with path MTU discovery as usual, so no packet is fragmented.
+
+    With 1,480 bytes between the nodes, packets with the segments of the rule do not fit, so the client must learn the path MTU.
+    """
+    three.have(nodes(*NODES), web("r1"))
+    three.enter_by("third")
+    address = cluster.address("balancer 1", family)
+    command = ["nsenter", f"--net={three.lab.path('client')}", sys.executable, "-I", "-S", "-c", _TRANSFER, address]
+    for place in ("third", "remote"):
+        three.lab.ip(place, f"link set eth0 mtu {mtu}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # not by the lab, whose pods would wait for it
+    finally:
+        for place in ("third", "remote"):
+            three.lab.ip(place, "link set eth0 mtu 1500")
+    received, segment, path = map(int, done.stdout.split())
+    assert received > 5000 * 40
+    header = {Family.IPV4: 20, Family.IPV6: 40}[family]
+    assert segment <= {Family.IPV4: 1440, Family.IPV6: 1400}[family]
+    assert mtu == 1500 or path <= mtu - header
+
+
+MOVED_AT_MOST = 1 / 3
+"""The share of connections that the table of another node sends elsewhere, if one of two nodes of entry has endpoints."""
+
+
+def test_few_open_connections_end_where_the_next_node_of_entry_has_endpoints(three: Three) -> None:
+    """The source ports are fixed, so the hash and the result are the same in each run."""
+    three.have(nodes(*NODES), web("p1", "r1"))
+    three.enter_by("third")
+    ports = range(20000, 20120)
+    connections = [three.lab.open("client", "TCP", BALANCER, 80, src=f"{CLIENT}#{port}", timeout_s=20.0) for port in ports]
+    assert {one.source for one in connections} == {CLIENT}
+    three.kill("third")
+    three.lab.ip("client", "link set third down")
+    three.enter_by("node")
+    try:
+        ended = [one.backend for one in connections if not _goes_on(one)]
+        assert set(ended) <= {cluster.address("r1", Family.IPV4)}, "connections to the pod of the next node of entry go on"
+        assert 0 < len(ended) <= MOVED_AT_MOST * len(ports)
+    finally:
+        three.lab.ip("client", "link set third up")
+        for one in connections:
+            one.abort()
+
+
+def _goes_on(connection: lab.Connection) -> bool:
+    try:
+        return connection.ask(10.0) == connection.backend
+    except lab.LabError:
+        return False
