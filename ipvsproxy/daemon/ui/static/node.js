@@ -135,7 +135,7 @@ function* details(answer) {
           "tr",
           {},
           el("td", {}, watch.kind),
-          el("td", { class: "number" }, watch.stale ? chip("bad", "✗ stale") : watch.connected ? chip("good", "✓ open") : chip("warn", "! not open")),
+          el("td", { class: "number" }, watch.stale ? chip("bad", "✗ stale") : watch.connected ? chip("good", "✓ connected") : chip("warn", "! not connected")),
           el("td", { class: "number" }, watch.contactAgeSeconds === null ? "never" : `${seconds(watch.contactAgeSeconds)} ago`),
         ),
       ),
