@@ -87,7 +87,7 @@ async def _launch(size: Size, places: outside.Places) -> Figures:
     await outside.start_once(command)
     imported_s = [await _seconds(sys.executable, "-c", MODULES) for _ in range(LAUNCHES)]
     async with ApiServer() as server:
-        cluster = _Cluster(server, size)
+        cluster = Cluster(server, size)
         async with outside.running(command, server.url, places) as proxy:
             figures = await _Measured(proxy, cluster, size).start()
             return figures | {
@@ -108,7 +108,7 @@ async def _seconds(*command: str) -> float:
 async def _run(command: str, size: Size, places: outside.Places) -> Figures:
     await outside.start_once(command)
     async with ApiServer() as server:
-        cluster = _Cluster(server, size)
+        cluster = Cluster(server, size)
         async with outside.running(command, server.url, places) as proxy:
             measured = _Measured(proxy, cluster, size)
             figures = await measured.start()
@@ -136,7 +136,7 @@ class _Replaced(NamedTuple):
     come: set[str]
 
 
-class _Cluster:
+class Cluster:
     """The objects of the API server: Services with one EndpointSlice each, and later one Service with many slices."""
 
     def __init__(self, server: ApiServer, size: Size) -> None:
@@ -177,7 +177,7 @@ class _Cluster:
 class _Measured:
     """One proxy process that is measured in several phases."""
 
-    def __init__(self, proxy: outside.Proxy, cluster: _Cluster, size: Size) -> None:
+    def __init__(self, proxy: outside.Proxy, cluster: Cluster, size: Size) -> None:
         self._proxy = proxy
         self._cluster = cluster
         self._size = size

@@ -49,6 +49,7 @@ FIGURES_CHANGES, FIGURES_CHURN_S = 300, 20
 CILIUM = (50_000, 1)
 """The size of Cilium's own benchmark of its load balancer, ``pkg/loadbalancer/benchmark``."""
 FLOWS = 1_000_000
+VIEWED, VIEWED_S = (10_000, 2), 60.0
 WITHOUT_KERNEL = ("own", "flows")
 """Measurements that touch no kernel."""
 _LAUNCH_FIGURES = (
@@ -141,6 +142,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
         Case(name="flows", measurements=[("flows", {"flows": FLOWS})], rows=_flows),
         *(_tools(*size, quick=size[0] == 1_000) for size in (*SMALL, MAIN)),  # noqa: PLR2004 - ten thousand take a minute
         *(_launch(*size, quick=size != MAIN) for size in (SMALL[-1], MAIN)),
+        _viewer(),
         *(_beside(*size, kube_proxy) for size in SMALL if kube_proxy),
     ]
     return [case for case in cases if case.quick or not quick]
@@ -594,6 +596,28 @@ def _launch(services: int, endpoints: int, *, quick: bool) -> Case:
 
     size = {"services": services, "endpoints": endpoints}
     return Case(name=name, measurements=[("launch", size)] * 3, rows=rows, quick=quick)
+
+
+def _viewer() -> Case:
+    """Measures a minute without a viewer of the page, and a minute with one, while all Services have traffic."""
+    services, endpoints = VIEWED
+    arguments = {"services": services, "endpoints": endpoints, "seconds": VIEWED_S}
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        alone, watched = found[0]["alone"], found[0]["watched"]
+        more = watched["processor_percent"] - alone["processor_percent"]
+        yield Row("viewer", "processor %, nobody looks", alone["processor_percent"])
+        yield Row("viewer", "processor %, one viewer", watched["processor_percent"])
+        yield Row("viewer", "processor %, one viewer more than nobody", more, 2)
+        yield Row(
+            "viewer", "processor, one viewer, relative to nobody", watched["processor_percent"] / alone["processor_percent"]
+        )
+        yield Row("viewer", "resident MB, nobody looks", alone["resident_mb"])
+        yield Row("viewer", "resident MB, one viewer", watched["resident_mb"])
+        yield Row("viewer", "resident MB, one viewer more than nobody", watched["resident_mb"] - alone["resident_mb"], 10)
+        yield Row("viewer", "Services without traffic among the busiest 50", 50 - found[0]["busy"], 0)
+
+    return Case(name="viewer", measurements=[("viewer", arguments)], rows=rows, quick=False)
 
 
 def _beside(services: int, endpoints: int, kube_proxy: str) -> Case:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.base import log as logs
-from scripts.benchmark import api, beside, meter, pretence, program, steady, workload
+from scripts.benchmark import api, beside, meter, pretence, program, steady, viewer, workload
 from scripts.benchmark import flows as tracked
 from scripts.benchmark import recording as recordings
 from scripts.benchmark.figures import by_part
@@ -156,6 +156,7 @@ MEASUREMENTS: Mapping[str, Callable[..., Figures]] = {
     "tools": tools,
     "beside": beside.run,
     "launch": beside.launch,
+    "viewer": viewer.measure,
     "flows": flows,
 }
 

@@ -131,7 +131,15 @@ class Proxy:
         Raises:
             RuntimeError: no answer, or not status 200.
         """
-        return await self._ask(self._places.metrics_port, "/metrics")
+        return await self.get("/metrics")
+
+    async def get(self, path: str) -> str:
+        """An answer of the proxy's metrics server, such as a document of ipvsproxy's page.
+
+        Raises:
+            RuntimeError: as ``scrape``.
+        """
+        return await self._ask(self._places.metrics_port, path)
 
     async def _ask(self, port: int, path: str) -> str:
         timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)
@@ -176,7 +184,7 @@ async def start_once(command: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(command: str, url: str, places: Places) -> AsyncIterator[Proxy]:
+async def running(command: str, url: str, places: Places, *more_flags: str) -> AsyncIterator[Proxy]:
     """Start the proxy with this command (a program, and words before kube-proxy's flags), and stop it at the end of the block."""
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory)
@@ -189,6 +197,7 @@ async def running(command: str, url: str, places: Places) -> AsyncIterator[Proxy
             "--kube-api-content-type=application/json",
             f"--healthz-bind-address=127.0.0.1:{places.health_port}",
             f"--metrics-bind-address=127.0.0.1:{places.metrics_port}",
+            *more_flags,
         )
         log = folder / "log"
         with log.open("w") as opened:

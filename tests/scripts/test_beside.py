@@ -131,17 +131,43 @@ async def test_a_sync_has_finished_once_the_metrics_show_its_time() -> None:
     assert not outside.has_synced("kubeproxy_sync_proxy_rules_last_timestamp_seconds 0\n")
 
 
-@pytest.mark.kernel
-def test_ipvsproxy_is_measured_on_a_kernel_like_any_other_process() -> None:
-    command = shlex.join([sys.executable, "-m", "ipvsproxy"])
-    arguments = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
-    # A network namespace with a matching /sys, for the measured program and the measuring process.
+def _in_namespace(what: str, arguments: str) -> dict[str, Any]:
+    """The result of a measurement in a network namespace with a matching /sys, which the measured program shares."""
     inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
-    measure = [sys.executable, "-m", "scripts.benchmark.measure", "beside", arguments]
+    measure = [sys.executable, "-m", "scripts.benchmark.measure", what, arguments]
     done = subprocess.run(
         ["unshare", "--net", "--mount", "sh", "-c", inside, "sh", *measure], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.kernel
+def test_ipvsproxy_is_measured_on_a_kernel_like_any_other_process() -> None:
+    command = shlex.join([sys.executable, "-m", "ipvsproxy"])
+    arguments = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
+    found = _in_namespace("beside", arguments)
     assert found.keys() == {key for key, _ in kube_proxy.FIGURES}
     assert found["restart_s"] > 0
+
+
+def test_the_cost_of_a_viewer_is_the_difference_of_a_time_with_a_viewer_and_a_time_without_one() -> None:
+    (case,) = (one for one in cases.all_cases(quick=False) if one.name == "viewer")
+    alone, watched = (
+        {"processor_percent": percent, "resident_mb": megabytes} for percent, megabytes in ((5.0, 90.0), (6.5, 101.0))
+    )
+    rows = {row.figure: row for row in case.rows([{"alone": alone, "watched": watched, "busy": 50}])}
+    assert rows["processor %, one viewer more than nobody"].value == 1.5
+    assert rows["processor, one viewer, relative to nobody"].value == 1.3
+    assert rows["resident MB, one viewer more than nobody"].value == 11
+    assert [figure for figure, row in rows.items() if not row.ok] == ["resident MB, one viewer more than nobody"]
+
+
+@pytest.mark.kernel
+def test_the_cost_of_a_viewer_is_measured_on_a_kernel_while_all_services_have_traffic() -> None:
+    arguments = json.dumps({"services": 20, "endpoints": 2, "seconds": 1, "warm_s": 8, "settled_s": 1})
+    found = _in_namespace("viewer", arguments)
+    assert found.keys() == {"alone", "watched", "busy"}
+    assert found["busy"] == 20
+    assert found["watched"]["resident_mb"] > 0

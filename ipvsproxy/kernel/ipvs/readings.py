@@ -186,7 +186,11 @@ class FamilyReader(abc.ABC, Generic[Row]):
     def _add(self, connections: Iterable[tuple[int, ...]]) -> None:
         """Adds the active and inactive connections of a virtual server's real servers, if they are being added up."""
         if self._added is not None:
-            self._added = ConnectionCounts._make(map(sum, zip(self._added, *connections, strict=True)))
+            active, inactive = self._added
+            for more_active, more_inactive in connections:
+                active += more_active
+                inactive += more_inactive
+            self._added = ConnectionCounts(active, inactive)
 
     def _take_gone(self, present: set[Hashable]) -> Reading:
         gone = self._known.keys() - present - self._passed

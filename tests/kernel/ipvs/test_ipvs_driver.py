@@ -363,6 +363,9 @@ def test_traffic_is_counted_for_each_virtual_server_and_each_real_server(driver:
                 time.sleep(0.1)  # the kernel sums up the counters of all processors every two seconds
                 counted = counters(driver, virtual.key, idle.key)
             of_endpoints = driver.traffic.endpoints([virtual.key, idle.key, server("10.96.0.3").key])
+            assert driver.traffic.open_connections(is_wanted=True) is None
+            driver.observe()
+            assert driver.traffic.open_connections(is_wanted=False) == ConnectionCounts(1, 0)
     assert counted[idle.key] == Counters()
     assert counters(driver).keys() == {virtual.key}, "what has counted nothing is told only where it is asked for"
     assert counted[virtual.key].connections == 1
