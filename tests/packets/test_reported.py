@@ -1,6 +1,7 @@
 """Faults that users report about kube-proxy's IPVS mode: their effect on packets, and the cause that ``doctor`` reports."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.settings import Binding
 from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.support import cluster, lab, neighbours
 from tests.support.cluster import service
@@ -213,6 +215,35 @@ def test_with_strict_arp_only_the_announcing_node_answers_arp_requests(start: St
     assert (outcome == ANSWERED) is (announced or not strict), (outcome, seen)
 
 
+@pytest.mark.parametrize("binding", Binding, ids=str)
+def test_an_address_is_served_before_while_and_after_the_leader_of_kube_vip_has_it(start: Start, binding: Binding) -> None:
+    """kube-vip adds the address to an interface of its leader, here ``eth0``, and removes it when another node leads."""
+    running = start("--ipvs-strict-arp=true", f"--ipvs-vip-binding={binding}")
+    laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
+    have(running, [cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True, node_port=30001))
+    laboratory.ip("client", f"route add {balancer}/32 dev lan")
+    asked = [*((who, 80) for who in ("host", "p2", "client")), ("client", 30001)]
+    answered: dict[str, list[bool]] = {}
+
+    def is_programmed(stage: str) -> bool:
+        is_bound = balancer in running.local_addresses(binding)
+        has_node_port = ("TCP", balancer, 30001) in running.virtual_servers()
+        return (is_bound, has_node_port) == ((False, True) if stage == "leads" else (True, False))
+
+    try:
+        for stage in ("before", "leads", "after"):
+            laboratory.ip("node", f"address {'add' if stage == 'leads' else 'flush to'} {balancer}/32 dev eth0")
+            laboratory.ip("client", "neighbour flush dev lan")
+            running.wait_until(functools.partial(is_programmed, stage), stage, cluster.CHANGED_WITHIN_S)
+            outcomes = [laboratory.probe(who, "TCP", balancer, port, timeout_s=5.0).outcome for who, port in asked]
+            answered[stage] = [outcome == ANSWERED for outcome in outcomes]
+    finally:
+        laboratory.ip("client", f"route delete {balancer}/32 dev lan")
+        laboratory.ip("node", f"address flush to {balancer}/32 dev eth0")
+    other_node_leads = [True, True, False, False]
+    assert answered == {"before": other_node_leads, "leads": [True] * 4, "after": other_node_leads}
+
+
 @pytest.mark.parametrize("scopes", ["kube-proxy", "api"])
 def test_calico_affects_only_the_second_scope_for_pods(start: Start, scopes: str) -> None:
     """IPVS compares whole firewall marks, and Felix marks packets of pods before IPVS sees them.
@@ -224,22 +255,29 @@ def test_calico_affects_only_the_second_scope_for_pods(start: Start, scopes: str
     laboratory = running.lab
     balanced = service("local", 1, "p1", "r1", protocols=["TCP"], balancer=True, externalTrafficPolicy="Local")
     web = service("web", 2, "p1", "r1", protocols=["TCP"], node_port=30002)
+    typha = service("typha", 3, "node", "remote", protocols=["TCP"])  # its pods are in the host's network
     asked = [(who, "balancer 1", 80) for who in ("p2", "host", "client")]
     asked += [("p2", "cluster 2", 80), ("host", "cluster 2", 80), ("p2", "node", 30002), ("client", "node", 30002)]
+    asked.append(("host", "cluster 3", 80))
 
     def answers() -> list[lab.Result]:
         return [laboratory.probe(who, "TCP", cluster.address(to, Family.IPV4), port, count=ATTEMPTS) for who, to, port in asked]
 
-    have(running, [cluster.node()], balanced, web)
-    pod_before, *before = answers()
-    laboratory.run("node", "iptables-restore", "--noflush", stdin=neighbours.CALICO)
-    try:
-        pod, *others = answers()
-        (doctor,) = running.run("doctor")
-    finally:
-        for table, chain in (("raw", "PREROUTING"), ("nat", "POSTROUTING"), ("filter", "INPUT"), ("filter", "OUTPUT")):
-            for command in (["-D", chain, "-j", f"cali-{chain}"], ["-F", f"cali-{chain}"], ["-X", f"cali-{chain}"]):
-                laboratory.run("node", "iptables", "-t", table, *command)
+    have(running, [cluster.node()], balanced, web, typha)
+    with contextlib.ExitStack() as served:
+        for place in ("node", "remote"):
+            server = (place, "TCP", cluster.address(place, Family.IPV4), 8080)
+            laboratory.serve(*server)
+            served.callback(laboratory.hush, *server)
+        pod_before, *before = answers()
+        laboratory.run("node", "iptables-restore", "--noflush", stdin=neighbours.CALICO)
+        try:
+            pod, *others = answers()
+            (doctor,) = running.run("doctor")
+        finally:
+            for table, chain in (("raw", "PREROUTING"), ("nat", "POSTROUTING"), ("filter", "INPUT"), ("filter", "OUTPUT")):
+                for command in (["-D", chain, "-j", f"cali-{chain}"], ["-F", f"cali-{chain}"], ["-X", f"cali-{chain}"]):
+                    laboratory.run("node", "iptables", "-t", table, *command)
     p1, r1 = (cluster.address(one, Family.IPV4) for one in ("p1", "r1"))
     assert (pod_before.backends, pod.backends) == ((p1, r1) if scopes == "api" else (p1,), (p1,))
     assert {one.outcome for one in (pod, *others)} == {ANSWERED}
