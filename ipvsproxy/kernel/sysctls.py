@@ -24,6 +24,8 @@ _REMEDIES: Mapping[int, str] = {
     errno.EINVAL: "the kernel refuses this value",
 }
 _FLAGS_OF_DEVICE = re.compile(r"/sys/class/net/([^/]+)/flags")
+_UP_AND_NOARP = 0x81
+"""IFF_UP and IFF_NOARP. Other flags come and go: a program that listens on a device sets IFF_PROMISC."""
 _SET_FLAGS = 0x8914
 """SIOCSIFFLAGS of linux/sockios.h."""
 _RECORDING_DEVICE = TUNNEL_RECORD.split("/")[-2]
@@ -42,13 +44,15 @@ class SysctlDriver:
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
         """The values of these settings, except settings that do not exist or that this process may not read.
 
+        The flags of a device are only IFF_UP and IFF_NOARP.
+
         Raises:
             KernelError: a setting exists and cannot be read.
         """
         values: dict[str, str] = {}
         for path in paths:
             try:
-                values[path] = (self._root / path).read_text().strip()
+                values[path] = self._read(path)
             except (FileNotFoundError, PermissionError):
                 continue
             except OSError as error:
@@ -74,6 +78,10 @@ class SysctlDriver:
             return Outcome(operation, error=f"{setting.path} = {setting.value}: {_explain(error)}", errno=error.errno or 0)
         return Outcome(operation)
 
+    def _read(self, path: str) -> str:
+        text = (self._root / path).read_text().strip()
+        return hex(int(text, 16) & _UP_AND_NOARP) if _FLAGS_OF_DEVICE.fullmatch(path) else text
+
     def _write(self, path: str, value: str) -> None:
         if device := _FLAGS_OF_DEVICE.fullmatch(path):
             _set_flags(device[1], int(value, 16))
@@ -88,19 +96,22 @@ class SysctlDriver:
 
     def _record(self, path: str) -> None:
         """Record the value of a setting, which is about to be changed."""
-        alias = (self._root / TUNNEL_RECORD).read_text().strip()
+        alias = self._read(TUNNEL_RECORD)
         former = parse_record(alias)
         if alias and not former:
             raise OSError(errno.EEXIST, f"the tunnel device has the alias of another program: {alias}")
-        _set_alias(render_record(former | {path: (self._root / path).read_text().strip()}))
+        _set_alias(render_record(former | {path: self._read(path)}))
 
     def _restore(self, setting: Sysctl) -> None:
-        former = parse_record(self.observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, ""))
-        if setting.path in former:
-            value = former.pop(setting.path)
-            if self.observe([setting.path]).get(setting.path) == setting.value:
-                self._write(setting.path, value)
-            _set_alias(render_record(former))
+        """Restore the former value of a setting if it is recorded. Without a reading of both, the record stays."""
+        with contextlib.suppress(FileNotFoundError):  # of the device, and with it the record
+            former = parse_record(self._read(TUNNEL_RECORD))
+            if setting.path in former:
+                value = former.pop(setting.path)
+                with contextlib.suppress(FileNotFoundError):
+                    if self._read(setting.path) == setting.value:
+                        self._write(setting.path, value)
+                _set_alias(render_record(former))
 
 
 def _set_flags(device: str, flags: int) -> None:

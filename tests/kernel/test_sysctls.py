@@ -9,7 +9,7 @@ import pytest
 from ipvsproxy.kernel import sysctls
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.sysctls import SysctlDriver
-from ipvsproxy.model.kernel import Sysctl, parse_record
+from ipvsproxy.model.kernel import TUNNEL_RECORD, Sysctl, parse_record
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 
 FORWARD = "net/ipv4/ip_forward"
@@ -157,3 +157,25 @@ def test_a_setting_whose_former_value_cannot_be_restored_stays_recorded(
     monkeypatch.setattr(os, "open", refuse)
     assert "mounted read-only" in apply(tunnel, Verb.REMOVE)
     assert parse_record((tunnel / "ifalias").read_text()) == {RP_FILTER.path: "2"}
+
+
+def test_a_setting_that_cannot_be_read_stays_recorded(tunnel: pathlib.Path) -> None:
+    apply(tunnel, Verb.SET)
+    (tunnel / RP_FILTER.path).unlink()
+    (tunnel / RP_FILTER.path).mkdir()
+    assert "Is a directory" in apply(tunnel, Verb.REMOVE)
+    assert parse_record((tunnel / "ifalias").read_text()) == {RP_FILTER.path: "2"}
+
+
+def test_a_program_that_listens_on_a_tunnel_device_does_not_change_what_is_restored(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = Sysctl("/sys/class/net/tunl0/flags", "0x81", for_tunnels=True)
+    files = {TUNNEL_RECORD: "", flags.path: "0x180"}
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda path: files[str(path)])
+    monkeypatch.setattr(sysctls, "_set_alias", lambda alias: files.update({TUNNEL_RECORD: alias}))
+    monkeypatch.setattr(sysctls, "_set_flags", lambda _, value: files.update({flags.path: hex(value | 0x100)}))
+    apply(root, Verb.SET, flags)
+    assert flags.is_met_by(SysctlDriver(root).observe([flags.path])[flags.path])
+    apply(root, Verb.REMOVE, flags)
+    assert files == {TUNNEL_RECORD: "", flags.path: "0x180"}
