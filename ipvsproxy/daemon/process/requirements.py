@@ -32,7 +32,7 @@ from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
-from ipvsproxy.model.kernel import TUNNEL_RECORD
+from ipvsproxy.model.kernel import TUNNEL_RECORD, parse_record
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
@@ -81,12 +81,16 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
 def end_direct_return(kernel: Kernel) -> None:
     """Restore what an earlier process has changed for direct return. If that cannot be read, the start continues without it."""
     try:
-        if not SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD):
+        if not parse_record(SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, "")):
             return
     except KernelError as error:
         log.error("kernel_setting_not_restored", path=TUNNEL_RECORD, error=str(error))
         return
-    for outcome in kernel.apply(without_direct_return(kernel.observe((), (), [TUNNEL_RECORD]))):
+    observed = kernel.observe((), (), [TUNNEL_RECORD])
+    if not (todo := without_direct_return(observed)):
+        reason = "; ".join(observed.errors) or "another program has an address on a tunnel device"
+        log.error("kernel_setting_not_restored", path=TUNNEL_RECORD, error=reason)
+    for outcome in kernel.apply(todo):
         path = outcome.operation.item.key
         if outcome.error:
             log.error("kernel_setting_not_restored", path=path, error=outcome.error)

@@ -27,7 +27,8 @@ from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.kernel.sysctls import SysctlDriver
-from ipvsproxy.model.kernel import TUNNEL_RECORD, render_record
+from ipvsproxy.model.kernel import TUNNEL_RECORD, InterfaceAddress, render_record
+from ipvsproxy.model.net import parse_address
 from tests.config import loading
 from tests.support import memory_node
 from tests.support.summaries import Clock
@@ -217,6 +218,25 @@ def test_a_missing_requirement_is_reported(monkeypatch: pytest.MonkeyPatch, caps
 
 def _cannot_be_read(*_: object) -> NoReturn:
     raise KernelError(action="read the alias", errno=errno.EIO)
+
+
+def test_settings_stay_while_another_program_may_have_a_tunnel_device_which_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = memory_node.new_kernel()
+    monkeypatch.setattr(SysctlDriver, "observe", lambda *_: kernel.sysctls)
+    kernel.sysctls[TUNNEL_RECORD] = "uplink"
+    requirements.end_direct_return(kernel)
+    assert capsys.readouterr().out == "", "the alias is of another program"
+    kernel.sysctls[TUNNEL_RECORD] = render_record({"net/ipv4/vs/sloppy_tcp": "0"})
+    kernel.unreadable.add("interface_addresses")
+    requirements.end_direct_return(kernel)
+    assert "interface_addresses cannot be read" in capsys.readouterr().out
+    kernel.unreadable.clear()
+    kernel.host_addresses.append(InterfaceAddress("tunl0", parse_address("10.244.1.0"), 32))
+    requirements.end_direct_return(kernel)
+    assert "another program has an address on a tunnel device" in capsys.readouterr().out
+    assert kernel.applied == []
 
 
 def test_settings_that_a_former_process_has_changed_for_direct_return_are_restored(
