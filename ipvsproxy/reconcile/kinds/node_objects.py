@@ -1,6 +1,6 @@
 """The kinds of objects that a node needs whatever Services exist: kernel settings, IPVS timeouts, the device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, Sysctl, Timeouts
@@ -28,21 +28,28 @@ class Sysctls(ReconciledKind):
         self.settings: Table[str, Sysctl, str] = Table(
             lambda _: NODE_OWNER, lambda desired, observed: not desired.is_met_by(observed), always, all_tables.unequal
         )
-        self._given_up: dict[str, tuple[Sysctl, str | None, str]] = {}
+        self._given_up: dict[str, tuple[Sysctl, Sequence[str | None], str]] = {}
         super().__init__(all_tables, self.settings)
 
     @property
     def given_up(self) -> Mapping[str, str]:
         """The settings that could not be written, each with the reason.
 
-        The desired and the observed value of these settings have not changed since.
+        The desired and the observed value of these settings have not changed since. A setting for tunnels also depends on the
+        tunnel device, which records the former value, so it is tried again when another setting for tunnels has changed.
         """
         table = self.settings
         return {
             path: reason
             for path, (desired, observed, reason) in self._given_up.items()
-            if path in table.pending and (desired, observed) == (table.desired[path], table.observed.get(path))
+            if path in table.pending and (desired, observed) == (table.desired[path], self._observed(desired))
         }
+
+    def _observed(self, setting: Sysctl) -> Sequence[str | None]:
+        """The observed values on which the writing of a setting depends."""
+        desired, observed = self.settings.desired, self.settings.observed
+        others = [path for path, one in desired.items() if one.for_tunnels] if setting.for_tunnels else []
+        return [observed.get(path) for path in (setting.path, *others)]
 
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in the settings of a reading."""
@@ -60,7 +67,7 @@ class Sysctls(ReconciledKind):
     def settle_failure(self, outcome: Outcome) -> bool:
         """Gives up the setting after a failed write."""
         item: Any = outcome.operation.item
-        self._given_up[item.path] = (item, self.settings.observed.get(item.path), outcome.error)
+        self._given_up[item.path] = (item, self._observed(item), outcome.error)
         return True
 
     def differences(self) -> Iterator[Difference]:

@@ -11,7 +11,7 @@ import pytest
 
 from ipvsproxy.model.kernel import FlowCleaning, Sysctl
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.plan import Operation, Verb, one_by_one
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, Skeleton, TakeMark, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
@@ -381,6 +381,21 @@ def test_a_setting_for_tunnels_waits_for_the_rules_that_drop_tunnels_of_stranger
         assert settings(tables) == ["other"], "the rules are not in force"
         tables.skeletons.confirm(Family.IPV4, rules.in_force)
         assert settings(tables) == expected
+
+
+def test_settings_for_tunnels_that_were_refused_without_the_tunnel_device_are_tried_again_when_it_appears() -> None:
+    device, filtering = Sysctl("tunl0", "0x81", for_tunnels=True), Sysctl("rp_filter", "0", for_tunnels=True)
+    other, tables = Sysctl("other", "1"), NodeTables(Drains())
+    guard = {ChainKey("mangle", "KUBE-IPVSPROXY-ARRIVAL"): (Rule(tunnel=True, target=Verdict.DROP),)}
+    rules = Skeleton(family=Family.IPV4, chains=guard, jumps=())
+    tables.put_skeleton(rules)
+    tables.skeletons.confirm(Family.IPV4, rules.in_force)
+    tables.put_node([Family.IPV4], [device, filtering, other], None)
+    for setting in (device, filtering, other):
+        tables.of_sysctls.settle_failure(Outcome(Operation(Verb.SET, setting), "no such device"))
+    assert not list(tables.of_sysctls.additions(Circumstances(tables)))
+    tables.sysctls.confirm("tunl0", "0x80")
+    assert [one.item for one in tables.of_sysctls.additions(Circumstances(tables))] == [device, filtering]
 
 
 def removals(tables: NodeTables) -> list[Operation]:
