@@ -76,10 +76,12 @@ class SysctlDriver:
                 self._write(setting.path, setting.value)
         except OSError as error:
             return Outcome(operation, error=f"{setting.path} = {setting.value}: {_explain(error)}", errno=error.errno or 0)
+        except ValueError as error:
+            return Outcome(operation, error=f"{setting.path}: the recorded value cannot be read: {error}", errno=errno.EINVAL)
         return Outcome(operation)
 
     def _read(self, path: str) -> str:
-        text = (self._root / path).read_text().strip()
+        text = (self._root / path).read_text(errors="replace").strip()  # an alias may have any bytes
         return hex(int(text, 16) & _UP_AND_NOARP) if _FLAGS_OF_DEVICE.fullmatch(path) else text
 
     def _write(self, path: str, value: str) -> None:

@@ -172,10 +172,25 @@ def test_a_program_that_listens_on_a_tunnel_device_does_not_change_what_is_resto
 ) -> None:
     flags = Sysctl("/sys/class/net/tunl0/flags", "0x81", for_tunnels=True)
     files = {TUNNEL_RECORD: "", flags.path: "0x180"}
-    monkeypatch.setattr(pathlib.Path, "read_text", lambda path: files[str(path)])
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda path, **_: files[str(path)])
     monkeypatch.setattr(sysctls, "_set_alias", lambda alias: files.update({TUNNEL_RECORD: alias}))
     monkeypatch.setattr(sysctls, "_set_flags", lambda _, value: files.update({flags.path: hex(value | 0x100)}))
     apply(root, Verb.SET, flags)
     assert flags.is_met_by(SysctlDriver(root).observe([flags.path])[flags.path])
     apply(root, Verb.REMOVE, flags)
     assert files == {TUNNEL_RECORD: "", flags.path: "0x180"}
+
+
+def test_an_alias_that_is_no_text_is_of_another_program(tunnel: pathlib.Path) -> None:
+    (tunnel / "ifalias").write_bytes(b"B\xfcro\n")
+    assert list(SysctlDriver(tunnel).observe(["ifalias"]).values()) == ["B\ufffdro"]
+    assert "the tunnel device has the alias of another program" in apply(tunnel, Verb.SET)
+    assert apply(tunnel, Verb.REMOVE) == ""
+
+
+def test_a_record_that_somebody_has_damaged_is_an_error(tunnel: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = Sysctl("/sys/class/net/tunl0/flags", "0x81", for_tunnels=True)
+    damaged = f"ipvsproxy found {flags.path}=up"
+    texts = {str(tunnel / "ifalias"): damaged, flags.path: "0x81"}
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda path, **_: texts[str(path)])
+    assert "the recorded value cannot be read" in apply(tunnel, Verb.REMOVE, flags)
