@@ -337,11 +337,11 @@ def _steady(
         "parts": parts or [name],
         "churn_s": churn_s,
         "changes": changes,
-        "recording": recording,
     }
-    measurements: list[Measurement] = [("steady", arguments)]
-    if recording:
-        measurements.append(("replay", {"recording": recording}))
+    recorded = {"recording": recording} if recording else {}
+    measurements: list[Measurement] = [("steady", arguments | recorded)]
+    if recorded:
+        measurements.append(("replay", recorded))
     return Case(name=name, measurements=measurements, rows=rows, quick=quick)
 
 

@@ -37,6 +37,15 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> types.Modu
     return module
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_each_recording_of_a_case_has_a_name(*, quick: bool) -> None:
+    """The folder of all recordings would be opened as a file."""
+    given = [arguments for case in cases.all_cases(quick=quick) for _, arguments in case.measurements]
+    names = [arguments["recording"] for arguments in given if "recording" in arguments]
+    assert names
+    assert all(names)
+
+
 def test_the_benchmark_measures_the_whole_program_without_a_kernel(tmp_path: pathlib.Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
