@@ -41,9 +41,10 @@ ON_DEMAND = (
     *"""
     nft_numgen nft_limit nft_log nft_queue nft_hash nft_redir nft_objref xt_multiport xt_statistic xt_limit xt_nat
     xt_REDIRECT xt_LOG xt_NFLOG xt_CT xt_tcpudp xt_connmark xt_physdev iptable_mangle ip6table_mangle iptable_raw ip6table_raw
+    xt_TCPMSS ipip ip6_tunnel
 """.split(),  # noqa: SIM905 - as above
 )
-"""What the kernel loads by itself when a test writes a rule that needs it: rules of neighbours, above all."""
+"""What is loaded when a test needs it: by the kernel for rules, above all those of neighbours, and by a test for tunnels."""
 
 TOOLS = (
     *"ip ipset ipvsadm nft conntrack sysctl mount umount sleep cat true sh bash".split(),  # noqa: SIM905 - as above
