@@ -134,6 +134,7 @@ class Pages:
             history=self._history,
             clock=sources.clock,
             wall_clock=wall_clock,
+            processor_clock=processor_clock,
         )
         self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
             "node": self._node,
