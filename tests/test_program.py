@@ -272,7 +272,6 @@ async def forward(port: int, reader: asyncio.StreamReader, writer: asyncio.Strea
     await asyncio.gather(copy(reader, to), copy(back, writer))
 
 
-@patience.THOROUGH  # takes a minute; tested on an in-memory kernel in tests/daemon/test_app.py
 @pytest.mark.parametrize("binding", ["addresses", "routes"])
 async def test_a_start_removes_a_service_address_that_hides_the_api_server(
     server: ApiServer, folder: pathlib.Path, tmp_path: pathlib.Path, binding: str

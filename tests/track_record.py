@@ -56,7 +56,7 @@ def unpack(commit: str) -> pathlib.Path:
 
 def run(row: Row, *, mended: bool) -> str:
     """Run the command of a row; returns what is wrong, or an empty text."""
-    environment = dict(os.environ)
+    environment = os.environ | {"IPVSPROXY_TEST_THOROUGH": "1"}  # a test that is skipped finds no fault
     if not mended:
         folder = str(unpack(row.commit))
         if re.search(r"(^| )scripts/", row.command):
