@@ -19,7 +19,7 @@ from ipvsproxy.reconcile.kinds.kind import DescribeRule, Difference, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict, Table
-from ipvsproxy.reconcile.virtual_servers import ownership, precedence
+from ipvsproxy.reconcile.virtual_servers import ownership
 
 COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.items() if object_class is not FlowCleaning))
 """The kinds of differences, as operations name them."""
@@ -247,7 +247,7 @@ class Survey:
 
     def _with_reasons(self, one: Conflict) -> Conflict:
         winner, *waiting = (self._tables.rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
-        return one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
+        return one._replace(reasons=tuple(ownership.reason(winner, other) for other in waiting))
 
     def is_desired_entry(self, entry: SetEntry) -> bool:
         """Whether a Service or the node desires this set entry."""

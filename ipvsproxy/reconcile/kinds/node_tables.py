@@ -2,7 +2,7 @@
 
 Rule 1: a Service's desired state replaces its former desired state as a whole.
 Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the set entry (see
-``precedence``).
+``ownership``).
 Rule 3: a rule is desired while the set that it names has an entry, or while a virtual server needs the rule: the rule is added
 before these objects and removed after them.
 """
@@ -33,14 +33,13 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.flows import Flows
 from ipvsproxy.reconcile.kinds.kind import ReconciledKind, Stage
 from ipvsproxy.reconcile.kinds.local_addresses import Addresses, Routes
-from ipvsproxy.reconcile.kinds.node_objects import Devices, IpvsTimeouts, Sysctls
+from ipvsproxy.reconcile.kinds.node_objects import Devices, IpvsTimeouts, Rules, Sysctls
 from ipvsproxy.reconcile.kinds.set_kinds import Entries, SetCopies, Sets
-from ipvsproxy.reconcile.kinds.skeletons import Rules
 from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts
 from ipvsproxy.reconcile.tables.table import Table, always, presence, replacing
-from ipvsproxy.reconcile.virtual_servers import ownership, precedence
+from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
@@ -188,12 +187,12 @@ class NodeTables:
             yield from self._desiring_entries(owner, state, state)
             self.scopes.note_change(owner.service)
 
-    def rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
+    def rank_of(self, key: VirtualServerKey, owner: Owner) -> ownership.Rank:
         """The rank of a Service for a virtual server. The Service with the lowest rank owns the virtual server."""
         entries = self._entries_by_service.get(owner.service)
         if entries is None:
             entries = self._entries_by_service[owner.service] = frozenset(self._states[owner.service].entries)
-        return precedence.rank(owner, entries, key)
+        return ownership.rank(owner, entries, key)
 
     def _rank_again(self, state: ServiceState) -> set[Owner]:
         """Compute the ranks for a Service's virtual servers again, because the role of the Service may have changed.

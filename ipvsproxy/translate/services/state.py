@@ -200,7 +200,7 @@ class Translation:
             self._add_flows(port, endpoints)
 
     # If a Service uses an address and port twice, the role that comes first counts. The cluster IP precedes a node port, and both
-    # precede other addresses, as between Services (see ``precedence``). Source ranges of a load balancer restrict the load
+    # precede other addresses, as between Services (see ``AddressRole``). Source ranges of a load balancer restrict the load
     # balancer's address in any role, as with kube-proxy.
 
     def _is_taken(self, port: ServicePort, address: Address, number: int) -> bool:

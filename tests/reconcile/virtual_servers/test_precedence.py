@@ -14,8 +14,8 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.survey import Survey
-from ipvsproxy.reconcile.virtual_servers import precedence
-from ipvsproxy.reconcile.virtual_servers.precedence import AddressRole
+from ipvsproxy.reconcile.virtual_servers import ownership
+from ipvsproxy.reconcile.virtual_servers.ownership import AddressRole
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
 from tests.reconcile.kinds.test_node_tables import entries, new_claims, put
@@ -46,19 +46,19 @@ def owner_of(tables: NodeTables) -> Owner:
     ],
 )
 def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind, role: AddressRole) -> None:
-    assert precedence.rank(OLD, by(OLD, kind).entries, KEY) == (role, OLD)
+    assert ownership.rank(OLD, by(OLD, kind).entries, KEY) == (role, OLD)
 
 
 def test_an_entry_with_an_address_in_a_set_of_sctp_node_ports_shows_the_role_of_a_node_port() -> None:
     key = builders.frontend("172.18.0.2", 30080, Protocol.SCTP)
     state = examples.state(OLD, key, entries=[examples.entry(SetKind.NODE_PORT_SCTP, key)])
-    assert precedence.rank(state.owner, state.entries, key).role is AddressRole.NODE_PORT
+    assert ownership.rank(state.owner, state.entries, key).role is AddressRole.NODE_PORT
 
 
 def test_an_entry_of_an_ipv6_cluster_ip_shows_the_role_of_a_cluster_ip() -> None:
     key = builders.frontend("fd00:10:96::a", 80)
     entry = SetEntry(IpSet(SetKind.CLUSTER_IP, Family.IPV6).name, parse_address("fd00:10:96::a"), Protocol.TCP, 80)
-    assert precedence.rank(OLD, [entry], key).role is AddressRole.CLUSTER_IP
+    assert ownership.rank(OLD, [entry], key).role is AddressRole.CLUSTER_IP
 
 
 @pytest.mark.parametrize("asked_for", OTHERS)
