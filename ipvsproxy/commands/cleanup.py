@@ -58,8 +58,7 @@ class Extent(NamedTuple):
         rules = dict.fromkeys(self.chains, ())
         skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
         todo = cleanup.plan(observed, skeletons, excluded, node_port_ranges)
-        # The rules of direct return, which drop tunnels of strangers, go after its settings.
-        todo = todo._replace(rules=(*view.without_direct_return(observed), *todo.rules))
+        todo = todo._replace(settings=view.without_direct_return(observed))
         return cleanup.only_own(todo, observed, self.sets) if self.only_own else todo
 
 
@@ -212,12 +211,20 @@ def clean(
     else:
         outcomes = node.kernel.apply((*todo.additions, *todo.virtual_servers))
         may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
-        outcomes += node.kernel.apply(todo.rules)
-        _clear(node, result, may_remove=True)
-        if may_remove_witnesses:
+        restored = node.kernel.apply(todo.settings)
+        outcomes += restored
+        may_remove_rules = view.knows_direct_return(observed) and not any(outcome.error for outcome in restored)
+        if may_remove_rules:
+            outcomes += node.kernel.apply(todo.rules)
+            _clear(node, result, may_remove=True)
+        else:
+            result.problems.append(
+                "rules and sets stay, because a tunnel device of direct return may still be up; run cleanup again"
+            )
+        if may_remove_witnesses and may_remove_rules:
             witnesses = [*todo.witnesses, *_removal_of_unlike(node, result)]
             outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(witnesses)]
-        elif todo.witnesses:
+        elif todo.witnesses and may_remove_rules:
             result.problems.append(
                 "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again"
             )

@@ -113,7 +113,7 @@ class Comparison:
         now = self._clock()
         self.interface_addresses = tuple(observed.interface_addresses or ())
         self.carried = observed.local.union(one.address for one in observed.interface_addresses or ())
-        self.view = self._translator.update_view(observed.interface_addresses or (), now)
+        self.view = at_once(self._translator.updating_view(observed.interface_addresses or (), now))
         for name in sorted(self._translator.unknown_schedulers):
             reason = await self.kernel.call(operator.methodcaller("why_missing", name))
             self._translator.note_scheduler(name, reason, now)

@@ -64,8 +64,6 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
         async with requirements.running_kernel(config.drivers, metrics.applied, late_rules.set, listen=True) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel, config.translation.detect_local)
-            if not config.takes_direct_return:
-                await kernel.call(requirements.end_direct_return)
             rules = await kernel.call(lambda node: node.leftover_rules)
             tables = leftover_removal.of_nftables(await kernel.call(lambda node: node.leftover_tables))
             await asyncio.to_thread(leftover_removal.announce, tables)
@@ -323,7 +321,10 @@ async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: M
         KernelError: the kernel could not answer at the moment.
     """
     scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.translation.scheduler))
-    return requirements.choices(config, programs, scheduler), why_not
+    chosen = requirements.choices(config, programs, scheduler)
+    if not config.takes_direct_return and not await kernel.call(requirements.end_direct_return):
+        chosen = chosen._replace(translation=dataclasses.replace(chosen.translation, guards_tunnels=True))
+    return chosen, why_not
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:

@@ -19,7 +19,7 @@ that the Node has not been registered yet, or has been deleted.
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, assert_never
 
@@ -45,6 +45,7 @@ from ipvsproxy.model.service import (
     ServiceName,
     Skipped,
 )
+from ipvsproxy.model.steps import each
 from ipvsproxy.store.guard import Doubt, Guard
 from ipvsproxy.store.node_addresses import NodeAddresses
 
@@ -261,11 +262,17 @@ class Store:
         for name in self._node_addresses.services_with(addresses):
             self._dirty.setdefault(name, now)
 
-    def touch_direct_return(self, nodes: Collection[str], now: float) -> None:
-        """Mark the Services that ask for direct return and have endpoints on one of these nodes for translation."""
-        for name in self._with_direct_return:
-            if any(one.node_name in nodes for item in self.slices_of(name) for one in item.conditions):
-                self._dirty.setdefault(name, now)
+    def touching_direct_return(self, nodes: Collection[str], now: float) -> Generator[None, None, None]:
+        """Marks the Services that ask for direct return and have endpoints on one of these nodes for translation, in steps.
+
+        A Service that changes between two steps is marked by its own change.
+        """
+
+        def touch(item: EndpointSlice) -> None:
+            if item.service and any(one.node_name in nodes for one in item.conditions):
+                self._dirty.setdefault(item.service, now)
+
+        yield from each(touch, itertools.chain.from_iterable(map(self.slices_of, tuple(self._with_direct_return))))
 
     def touch_all(self, now: float) -> None:
         """Mark every Service for translation."""

@@ -70,8 +70,8 @@ class Settings:
     refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``. ``hash_scheduler`` is a
     scheduler that sends a client to one endpoint for as long as the endpoints do not change. ``annotations`` are the annotations
     that this node obeys. ``missing_schedulers`` holds, for each scheduler that an annotation names and that cannot be used, the
-    reason. ``direct_return``: this node takes part in direct return. ``backend`` (never ``AUTO``) is the backend that holds the
-    rules.
+    reason. ``direct_return``: this node takes part in direct return. ``guards_tunnels``: it does not, but an earlier process may
+    have left a tunnel device up. ``backend`` (never ``AUTO``) is the backend that holds the rules.
     """
 
     scheduler: str = "rr"
@@ -95,6 +95,7 @@ class Settings:
     missing_schedulers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     binding: Binding = Binding.ADDRESSES
     direct_return: bool = False
+    guards_tunnels: bool = False
     backend: Backend = Backend.IPTABLES
 
     @property

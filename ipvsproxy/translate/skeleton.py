@@ -217,7 +217,7 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
 
 def _guards_tunnels(settings: Settings, view: NodeView) -> bool:
     """Whether the tunnel devices are ours, so that rules drop tunnels of strangers even if no set has an entry."""
-    return settings.direct_return and not view.shared_tunnel
+    return (settings.direct_return or settings.guards_tunnels) and not view.shared_tunnel
 
 
 def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
@@ -227,11 +227,13 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
     packet to this node can put an arbitrary inner packet into it. If another program uses the tunnel device, no rule may drop the
     packets of this program. Tunnels of pods, tunnels of other hosts, and tunnels of other programs between nodes are let through.
     """
-    if view.shared_tunnel or not (settings.direct_return or occupied & {SetKind.NODES, SetKind.TUNNEL}):
+    occupied = occupied & {SetKind.NODES, SetKind.TUNNEL}
+    if view.shared_tunnel or not (occupied or _guards_tunnels(settings, view)):
         return
     if SetKind.NODES in occupied:
         yield Rule(tunnel=True, set=match(SetKind.NODES, family, (Side.SOURCE,)), target=Verdict.RETURN)
-    yield Rule(tunnel=True, to_this_host=True, target=Verdict.DROP)
+    if occupied or settings.direct_return:  # otherwise the Nodes are not known, and only our device is guarded
+        yield Rule(tunnel=True, to_this_host=True, target=Verdict.DROP)
     tunnel = InterfaceMatch(TUNNEL_DEVICES[family])
     if SetKind.TUNNEL in occupied:
         yield Rule(interface=tunnel, target=TakeMark(match(SetKind.TUNNEL, family, TO_PORT)))

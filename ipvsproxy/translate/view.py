@@ -82,7 +82,7 @@ def view_node(
         former_api_servers=frozenset(former_api_servers),
         other_nodes=other_nodes or {},
         tunnel_ends=tunnel_ends or {},
-        shared_tunnel=shared_tunnel(carried_here) if settings.direct_return else "",
+        shared_tunnel=shared_tunnel(carried_here) if settings.direct_return or settings.guards_tunnels else "",
     )
 
 
@@ -104,6 +104,13 @@ def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
     if addresses is None or shared_tunnel(addresses):
         return ()
     return tuple(Operation(Verb.REMOVE, one) for one in direct_return_sysctls(frozenset(Family)) if one.path in record)
+
+
+def knows_direct_return(observed: Observation) -> bool:
+    """Whether a reading shows all that ``without_direct_return`` needs, so that none of its removals can be missing."""
+    if observed.sysctls is None:
+        return False
+    return observed.interface_addresses is not None or not parse_record(observed.sysctls.get(TUNNEL_RECORD, ""))
 
 
 def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:

@@ -97,7 +97,6 @@ class Meter:
             (decode.ListReader, "feed", "decode"),
             (decode.ListReader, "finish", "decode"),
             (objects.Store, "deliver", "store"),
-            (translator.Translator, "update_view", "view"),
             (translator.Translator, "put_skeletons", "rules"),
             (node_kernel.NodeKernel, "observe", "read"),
             (node_kernel.NodeKernel, "apply", "apply"),
@@ -105,6 +104,7 @@ class Meter:
         ):
             setattr(owner, function, self._timed(getattr(owner, function), name))
         for owner, function, name in (
+            (engine.Engine, "_update_view", "view"),
             (engine.Engine, "_translate_all", "translate and desire"),
             (engine.Engine, "_plan", "plan"),
             (engine.Engine, "_settle", "settle"),

@@ -563,3 +563,21 @@ def test_a_tunnel_device_that_direct_return_has_not_brought_up_is_left_alone(ker
     kernel.sysctls |= {device_flags(Family.IPV4): "0x81", TUNNEL_RECORD: "the tunnel of another program"}
     clean(kernel)
     assert kernel.sysctls[device_flags(Family.IPV4)] == "0x81"
+
+
+def test_rules_and_sets_stay_until_the_tunnel_device_that_they_guard_is_down() -> None:
+    kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
+    guard = {skeleton.SCOPE_CHAINS[0]: (Rule(tunnel=True, target=Verdict.DROP),)}
+    kernel.sysctls |= {path: "0x81", TUNNEL_RECORD: render_record({path: "0x80"})}
+    kernel.chains[Family.IPV4] |= guard
+    stays = "rules and sets stay, because a tunnel device of direct return may still be up; run cleanup again"
+    kernel.fail(lambda operation: isinstance(operation.item, Sysctl))
+    result = clean(kernel)
+    assert (result.problems, len(result.failures)) == ([stays], 1)
+    for unread in ("sysctls", "interface_addresses"):
+        kernel.unreadable = {unread}
+        assert clean(kernel).problems == [f"{unread} cannot be read", stays]
+    assert (kernel.sysctls[path], kernel.chains[Family.IPV4]) == ("0x81", guard)
+    kernel.unreadable = set()
+    assert clean(kernel).is_fine
+    assert (kernel.sysctls[path], kernel.chains[Family.IPV4]) == ("0x80", {})

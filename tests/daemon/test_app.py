@@ -37,8 +37,9 @@ from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
-from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.rules import Backend, InterfaceMatch, Rule, Verdict
 from ipvsproxy.translate.settings import LocalMode
+from ipvsproxy.translate.skeleton import SCOPE_CHAINS
 from tests.config import loading
 from tests.support import api_server, builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -210,6 +211,18 @@ def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
     assert replaced == ([("no scheduler nosuch", "rr")] if is_replaced else [])
     message = "no scheduler nosuch; rr is used instead"
     assert made[0].notices == ([health.Notice("SchedulerMissing", message)] if is_replaced else [])
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_tunnel_device_that_a_former_process_may_have_left_up_is_guarded_by_rules(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, is_restored: bool
+) -> None:
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    monkeypatch.setattr(requirements, "end_direct_return", lambda _: is_restored)
+    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    assert run(configured(f"--manifests={tmp_path}")) == 0
+    drop = Rule(interface=InterfaceMatch("tunl0"), target=Verdict.DROP)
+    assert kernel.chains[Family.IPV4].get(SCOPE_CHAINS[0]) == (None if is_restored else (drop,))
 
 
 @pytest.mark.usefixtures("kernel")

@@ -26,6 +26,7 @@ from ipvsproxy.model.service import (
     ServiceName,
     Skipped,
 )
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.store.guard import CONFIRMED_AFTER_S, LEAST, Guard
 from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
 from tests.support import builders, memory_node
@@ -604,7 +605,7 @@ def test_a_change_of_tunnel_ends_marks_only_services_with_direct_return_and_endp
 
     def touched(*nodes: str) -> set[str]:
         store.take()
-        store.touch_direct_return(nodes, 7)
+        at_once(store.touching_direct_return(nodes, 7))
         return {name.name for name in store.take().services}
 
     for name in ("shop", "web"):
@@ -615,6 +616,24 @@ def test_a_change_of_tunnel_ends_marks_only_services_with_direct_return_and_endp
     assert touched(OTHER.name) == {"web"}
     store.deliver([gone(builders.service("web"))], 9)
     assert touched(OTHER.name) == set()
+
+
+def test_services_with_direct_return_are_marked_in_steps_between_which_others_may_come_and_go(store: Store) -> None:
+    asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
+
+    def put(number: int) -> None:
+        deliver(store, builders.endpoint_slice(builders.endpoint("10.244.1.5", OTHER.name), service=f"s{number}"))
+        deliver(store, builders.with_options(builders.service(f"s{number}"), annotations=asking))
+
+    for number in range(2 * ITEMS_AT_ONCE):
+        put(number)
+    store.take()
+    for step, _ in enumerate(store.touching_direct_return([OTHER.name], 7), 1):
+        assert len(store.take().services) == ITEMS_AT_ONCE
+        put(2 * ITEMS_AT_ONCE + step)
+        store.deliver([gone(builders.service(f"s{step}"))], 8)
+        assert len(store.take().services) == 2
+    assert step == 2
 
 
 def test_ends_and_sources_of_tunnels_are_computed_once_for_each_change_of_a_node(store: Store) -> None:

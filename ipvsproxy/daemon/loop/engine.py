@@ -172,7 +172,7 @@ class Engine:
         # The unreadable parts of the kernel state are still programmed, but none of their objects is removed, and they are read
         # again soon.
         await self._reader.observe()
-        self._translator.update_view(self._reader.addresses, self.clock())
+        await self._update_view(self.clock())
         await self._learn_schedulers(self.clock())
         report = _NOTHING
         names = [name for name in FIRST_SERVICES if name in self.store.services]
@@ -253,7 +253,7 @@ class Engine:
             if not is_read:
                 self._translator.postpone_loss(observed)
         self._reader.syncing()
-        node_view = self._translator.update_view(self._reader.addresses, observed)
+        node_view = await self._update_view(observed)
         await self._learn_schedulers(observed)
         changes = self.store.take()
         translated = observed
@@ -371,6 +371,9 @@ class Engine:
         counts = await self.kernel.call(lambda kernel: kernel.connections(due))
         await self._note_connections(counts, self.clock())
         return True
+
+    async def _update_view(self, now: float) -> view.NodeView:
+        return await in_slices(self._translator.updating_view(self._reader.addresses, now), self.clock)
 
     async def _translate_all(self, names: Iterable[ServiceName]) -> None:
         await in_slices(self._translator.putting(names), self.clock)

@@ -50,9 +50,9 @@ class _SkeletonInputs(NamedTuple):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Translator:
-    """Passes the desired state to a reconciler. No Service has a desired state before the first call of ``update_view``.
+    """Passes the desired state to a reconciler. No Service has a desired state before the first call of ``updating_view``.
 
-    Call the methods in this order: ``put_node``, ``update_view``, ``putting`` for the Services that have changed in the store,
+    Call the methods in this order: ``put_node``, ``updating_view``, ``putting`` for the Services that have changed in the store,
     and ``put_skeletons``, because rules depend on the desired state of the Services.
 
     ``settings`` are the operator's settings for Services and rules.
@@ -121,7 +121,7 @@ class Translator:
         self._lingering = self._lingering.postponed(now)
 
     def adopt(self, settings: Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
-        """Use other settings, beginning with the next ``put_node`` and ``update_view``."""
+        """Use other settings, beginning with the next ``put_node`` and ``updating_view``."""
         self.settings = settings
         self._known_schedulers.clear()
         self.sysctls = sysctls
@@ -135,8 +135,8 @@ class Translator:
         sysctls = [one for one in self.sysctls if not (one.for_tunnels and self._shared_tunnel)]
         self.reconciler.put_node(self.settings.families, sysctls, self.timeouts)
 
-    def update_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
-        """Create the view of the node from these addresses of its interfaces.
+    def updating_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> Generator[None, None, view.NodeView]:
+        """Creates the view of the node from these addresses of its interfaces, in steps. Returns the view.
 
         If the view differs from the last view, all Services in the store are marked as changed at ``now``. Node ports keep lost
         addresses for a while.
@@ -178,7 +178,7 @@ class Translator:
             self._view = before = dataclasses.replace(before, other_nodes=other_nodes)
         if before is not None and before.tunnel_ends != tunnel_ends:
             changed = {name for name, _ in before.tunnel_ends.items() ^ tunnel_ends.items()}
-            self.store.touch_direct_return(changed, now)
+            yield from self.store.touching_direct_return(changed, now)
             self._view = dataclasses.replace(before, tunnel_ends=tunnel_ends)
         if node_view != self._view:
             if self._view is not None:

@@ -78,24 +78,29 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
     return [outcome.error or str(outcome.operation) for outcome in outcomes]
 
 
-def end_direct_return(kernel: Kernel) -> None:
-    """Restore what an earlier process has changed for direct return. If that cannot be read, the start continues without it."""
+def end_direct_return(kernel: Kernel) -> bool:
+    """Restore what an earlier process has changed for direct return. If that cannot be read, the start continues without it.
+
+    Returns false if a tunnel device may still be up, so that rules must guard it.
+    """
     try:
         if not parse_record(SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, "")):
-            return
+            return True
     except KernelError as error:
         log.error("kernel_setting_not_restored", path=TUNNEL_RECORD, error=str(error))
-        return
+        return False
     observed = kernel.observe((), (), [TUNNEL_RECORD])
     if not (todo := without_direct_return(observed)):
         reason = "; ".join(observed.errors) or "another program has an address on a tunnel device"
         log.error("kernel_setting_not_restored", path=TUNNEL_RECORD, error=reason)
-    for outcome in kernel.apply(todo):
+    outcomes = kernel.apply(todo)
+    for outcome in outcomes:
         path = outcome.operation.item.key
         if outcome.error:
             log.error("kernel_setting_not_restored", path=path, error=outcome.error)
         else:
             log.info("kernel_setting_restored", path=path, hint="this node has no direct return any more")
+    return bool(outcomes) and not any(outcome.error for outcome in outcomes)
 
 
 def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:

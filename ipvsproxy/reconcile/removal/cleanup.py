@@ -3,7 +3,8 @@
 A cleanup may also be limited to the objects that kube-proxy does not know, or to the objects that hide the API server.
 
 Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. Then the rules are removed, then
-the sets that the rules name, then the device, and then local routes.
+the sets that the rules name, then the device, and then local routes. Settings that let packets in by tunnel are restored before
+the rules that drop the tunnels of strangers go.
 Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Otherwise no later run would recognise the
 virtual server as ours.
 """
@@ -30,18 +31,19 @@ class Cleanup(NamedTuple):
     """The operations of a cleanup. ``witnesses`` must not be removed before all our virtual servers have been removed.
 
     ``additions`` come first: these are addresses that stay in use but are only local by a route. ``witnesses`` are also removed
-    only after ``additions``.
+    only after ``additions``. ``rules`` and ``witnesses`` must not be removed before ``settings`` have been restored.
     """
 
     virtual_servers: tuple[Operation, ...]
     rules: tuple[Operation, ...]
     witnesses: tuple[Operation, ...]
     additions: tuple[Operation, ...] = ()
+    settings: tuple[Operation, ...] = ()
 
     @property
     def operations(self) -> tuple[Operation, ...]:
         """All operations."""
-        return (*self.additions, *self.virtual_servers, *self.rules, *self.witnesses)
+        return (*self.additions, *self.virtual_servers, *self.settings, *self.rules, *self.witnesses)
 
 
 def plan(
@@ -77,9 +79,8 @@ def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -
     served = {key.address for key in observed.virtual_servers or ()}
     bound = tuple(sorted(served & (observed.routes or frozenset()) - (observed.addresses or frozenset())))
     device = () if observed.device else (Operation(Verb.ADD, Device(DEVICE)),)
-    return Cleanup(
+    return todo._replace(
         virtual_servers=tuple(one for one in todo.virtual_servers if isinstance(one.item.key, FirewallMark)),
-        rules=todo.rules,
         witnesses=tuple(filter(goes, todo.witnesses)),
         additions=(*device, Operation(Verb.ADD, BoundAddresses(bound))) if bound else (),
     )

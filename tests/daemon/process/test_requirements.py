@@ -226,15 +226,15 @@ def test_settings_stay_while_another_program_may_have_a_tunnel_device_which_is_r
     kernel = memory_node.new_kernel()
     monkeypatch.setattr(SysctlDriver, "observe", lambda *_: kernel.sysctls)
     kernel.sysctls[TUNNEL_RECORD] = "uplink"
-    requirements.end_direct_return(kernel)
+    assert requirements.end_direct_return(kernel)
     assert capsys.readouterr().out == "", "the alias is of another program"
     kernel.sysctls[TUNNEL_RECORD] = render_record({"net/ipv4/vs/sloppy_tcp": "0"})
     kernel.unreadable.add("interface_addresses")
-    requirements.end_direct_return(kernel)
+    assert not requirements.end_direct_return(kernel)
     assert "interface_addresses cannot be read" in capsys.readouterr().out
     kernel.unreadable.clear()
     kernel.host_addresses.append(InterfaceAddress("tunl0", parse_address("10.244.1.0"), 32))
-    requirements.end_direct_return(kernel)
+    assert not requirements.end_direct_return(kernel)
     assert "another program has an address on a tunnel device" in capsys.readouterr().out
     assert kernel.applied == []
 
@@ -246,15 +246,15 @@ def test_settings_that_a_former_process_has_changed_for_direct_return_are_restor
     kernel.sysctls |= {"net/ipv4/vs/sloppy_tcp": "1", "net/ipv4/conf/all/rp_filter": "0"}
     kernel.sysctls[TUNNEL_RECORD] = render_record({"net/ipv4/vs/sloppy_tcp": "0", "net/ipv4/conf/all/rp_filter": "2"})
     monkeypatch.setattr(SysctlDriver, "observe", lambda *_: {})
-    requirements.end_direct_return(kernel)
+    assert requirements.end_direct_return(kernel)
     assert kernel.applied == [], "there is no record"
     monkeypatch.setattr(SysctlDriver, "observe", _cannot_be_read)
-    requirements.end_direct_return(kernel)
+    assert not requirements.end_direct_return(kernel)
     assert kernel.applied == [], "the record cannot be read"
     assert "kernel_setting_not_restored" in capsys.readouterr().out
     monkeypatch.setattr(SysctlDriver, "observe", lambda *_: kernel.sysctls)
     kernel.fail(lambda operation: operation.item.key == "net/ipv4/vs/sloppy_tcp")
-    requirements.end_direct_return(kernel)
+    assert not requirements.end_direct_return(kernel)
     assert kernel.sysctls["net/ipv4/conf/all/rp_filter"] == "2"
     assert kernel.sysctls[TUNNEL_RECORD] == render_record({"net/ipv4/vs/sloppy_tcp": "0"})
     shown = capsys.readouterr().out

@@ -9,7 +9,7 @@ from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import TUNNELLED
-from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.rules import Backend, InterfaceMatch, Rule, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
@@ -18,7 +18,7 @@ from ipvsproxy.translate import trace
 from ipvsproxy.translate.settings import TUNNEL_DEVICES, Settings
 from ipvsproxy.translate.skeleton import DIRECT_CHAINS, SCOPE_CHAINS, SCOPE_JUMPS, build_skeleton
 from ipvsproxy.translate.trace import TracedClient
-from ipvsproxy.translate.view import NodeView, shared_tunnel
+from ipvsproxy.translate.view import NodeView, shared_tunnel, view_node
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
 from tests.translate.reading import members, state_of, texts
@@ -170,6 +170,17 @@ def test_tunnels_of_strangers_are_dropped_before_any_node_is_annotated(family: F
     dropped = f"-p {outer} -m addrtype --dst-type LOCAL -j DROP"
     assert {dropped, f"-i {TUNNEL_DEVICES[family]} -j DROP"} <= set(texts(skeleton, *SCOPE_CHAINS[0]))
     assert set(SCOPE_JUMPS) <= set(skeleton.jumps)
+
+
+@pytest.mark.parametrize("device", ["tunl0", "eth0"])
+def test_without_direct_return_rules_guard_only_a_tunnel_device_that_an_earlier_process_may_have_left_up(device: str) -> None:
+    left = Settings(guards_tunnels=True)
+    view = view_node(left, builders.THIS_NODE, None, [InterfaceAddress(device, parse_address("10.0.0.1"), 32)], ())
+    chains = build_skeleton(Family.IPV4, left, view, frozenset(), ()).chains
+    assert chains.get(SCOPE_CHAINS[0]) == (
+        (Rule(interface=InterfaceMatch("tunl0"), target=Verdict.DROP),) if device == "eth0" else None
+    )
+    assert SCOPE_CHAINS[0] not in build_skeleton(Family.IPV4, Settings(), view, frozenset(), ()).chains
 
 
 def test_a_pod_that_reaches_itself_is_masqueraded_whatever_its_mark() -> None:
