@@ -4,6 +4,7 @@ Services, EndpointSlices and the Node have only the fields that a node's proxy n
 """
 
 import enum
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ import msgspec
 from ipvsproxy.model.annotations import NO_ANNOTATIONS, ServiceAnnotations
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import RealServerKey, pieces
+
+MOST_SKIPPED = 20
+"""The most skipped parts of one object that are reported one by one."""
 
 
 class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -44,6 +48,18 @@ class Skipped(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.field}: {self.reason}" if self.field else self.reason
+
+
+def bounded(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
+    """The first ``MOST_SKIPPED`` skipped parts, and one more that gives the number of all further parts.
+
+    This additional part counts as invalid if any of the further parts is invalid.
+    """
+    rest = skipped[MOST_SKIPPED:]
+    if not rest:
+        return tuple(skipped)
+    more = Skipped(rest[0].field, f"{rest[0].reason}; {len(rest)} such parts from here on", any(one.invalid for one in rest))
+    return (*skipped[:MOST_SKIPPED], more)
 
 
 class ServiceType(enum.StrEnum):

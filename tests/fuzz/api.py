@@ -3,7 +3,19 @@
 import json
 from collections.abc import Iterable
 
-from ipvsproxy.model.service import Endpoint, EndpointSlice, Event, Node, ObjectKind, Put, Rejected, Service, Skipped
+from ipvsproxy.model.annotations import Annotation
+from ipvsproxy.model.service import (
+    MOST_SKIPPED,
+    Endpoint,
+    EndpointSlice,
+    Event,
+    Node,
+    ObjectKind,
+    Put,
+    Rejected,
+    Service,
+    Skipped,
+)
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode, fields, parse
 from ipvsproxy.translate.services import state
@@ -12,6 +24,9 @@ from tests.fuzz import documents
 from tests.fuzz.chooser import Chooser
 from tests.support import builders
 
+MOST_REASONS = 2 * (MOST_SKIPPED + 1) + len(Annotation) + 4
+"""For one Service: of its parsing, of refused addresses and of annotations; of external IPs that are off, of two families that
+are not served, and of weights."""
 LONGEST_REASON = 600
 """In characters, so that an object cannot fill the log."""
 _KINDS = tuple(ObjectKind)
@@ -53,6 +68,7 @@ def check(events: list[Event]) -> None:
     for event in events:
         match event:
             case Put(object=item):
+                assert len(item.skipped) <= MOST_SKIPPED + 1
                 _check_skipped(item.skipped)
                 _check_object(item)
             case Rejected(reason=reason):
@@ -61,6 +77,7 @@ def check(events: list[Event]) -> None:
                 pass
     for name, service in store.services.items():
         translated = state.translate(service, store.slices_of(name), _VIEW, _SETTINGS)
+        assert len(translated.rare.skipped) <= MOST_REASONS
         _check_skipped(translated.rare.skipped)
 
 
@@ -80,7 +97,6 @@ def _check_object(item: Service | EndpointSlice | Node) -> None:
 
 
 def _check_skipped(skipped: tuple[Skipped, ...]) -> None:
-    assert len(skipped) <= fields.MOST_SKIPPED + 2
     for one in skipped:
         _check_reason(str(one))
 

@@ -1,9 +1,10 @@
-"""The texts of Services and reasons in log lines, the endpoints of an EndpointSlice, and the order of owners."""
+"""The texts of Services and reasons in log lines, the number of reasons, the endpoints of a slice, and the order of owners."""
 
 import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
+    MOST_SKIPPED,
     NODE_OWNER,
     EndpointSlice,
     EndpointSliceName,
@@ -11,6 +12,7 @@ from ipvsproxy.model.service import (
     Owner,
     ServiceName,
     Skipped,
+    bounded,
 )
 from tests.support import builders
 
@@ -30,6 +32,26 @@ NAME = ServiceName("shop", "web")
 )
 def test_names_and_reasons_have_the_text_that_log_lines_show(item: object, text: str) -> None:
     assert str(item) == text
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_SKIPPED])
+def test_skipped_parts_up_to_the_limit_are_listed_individually(count: int) -> None:
+    parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(count)]
+    assert bounded(parts) == tuple(parts)
+
+
+@pytest.mark.parametrize("beyond", [1, 1000])
+def test_skipped_parts_beyond_the_limit_are_only_counted(beyond: int) -> None:
+    parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(MOST_SKIPPED + beyond)]
+    *first, last = bounded(parts)
+    assert first == parts[:MOST_SKIPPED]
+    assert last == Skipped("parts[20]", f"is wrong; {beyond} such parts from here on")
+
+
+def test_a_summary_of_skipped_parts_counts_as_invalid_if_any_of_the_parts_is_invalid() -> None:
+    parts_shown = bounded([Skipped("labels", "not ours", invalid=False)] * 21)
+    assert not parts_shown[-1].invalid
+    assert bounded([*parts_shown[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
 
 
 def test_names_of_different_kinds_are_never_equal() -> None:

@@ -251,11 +251,12 @@ class Translator:
         A part counts as refused if it was skipped in translation and not in parsing.
         """
         before = self._refused.pop(name, ())
-        if service is None or desired is None or service.not_served or len(desired.rare.skipped) == len(service.skipped):
+        if service is None or desired is None or service.not_served:
             return
-        refused = self._refused[name] = desired.rare.skipped[len(service.skipped) :]
-        if refused != before:
-            self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
+        if refused := tuple(one for one in desired.rare.skipped if one not in service.skipped):
+            self._refused[name] = refused
+            if refused != before:
+                self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
 
     def put_skeletons(self, *, settled: bool = False) -> None:
         """Passes on the rules that are needed now, both for the desired objects and for objects that still have to be removed.

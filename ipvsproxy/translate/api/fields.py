@@ -33,8 +33,6 @@ from ipvsproxy.translate.api import schema
 
 HIGHEST_PORT = 65535
 PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
-MOST_SKIPPED = 20
-"""The most skipped parts of one object that are reported one by one."""
 
 _SHOWN = 64
 """The most characters of an invalid value that a reason repeats: reasons end in log lines."""
@@ -69,18 +67,6 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
 def shown(text: str | None) -> str:
     """An invalid value in the form in which a reason repeats it: in quotation marks, and shortened to ``_SHOWN`` characters."""
     return repr(str(text)[:_SHOWN])
-
-
-def bounded(skipped: list[Skipped]) -> tuple[Skipped, ...]:
-    """The first ``MOST_SKIPPED`` skipped parts, and one more that gives the number of all further parts.
-
-    This additional part counts as invalid if any of the further parts is invalid.
-    """
-    rest = skipped[MOST_SKIPPED:]
-    if not rest:
-        return tuple(skipped)
-    more = Skipped(rest[0].field, f"{rest[0].reason}; {len(rest)} such parts from here on", any(one.invalid for one in rest))
-    return (*skipped[:MOST_SKIPPED], more)
 
 
 def seconds(text: str | None) -> float:

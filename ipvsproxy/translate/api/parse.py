@@ -25,6 +25,7 @@ from ipvsproxy.model.service import (
     ServicePort,
     ServiceType,
     Skipped,
+    bounded,
 )
 from ipvsproxy.translate.api import fields, schema
 
@@ -92,7 +93,7 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
         external_traffic_local=external_local,
         health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
         not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
-        skipped=fields.bounded(skipped) if skipped else (),
+        skipped=bounded(skipped) if skipped else (),
         annotations=chosen,
     )
     return Service(
@@ -240,7 +241,7 @@ def parse_node(raw: schema.NodeJson, name: str) -> Node:
         pod_networks=fields.networks("spec.podCIDRs", pod_cidrs, skipped),
         takes_direct_return=bool(metadata.annotations and metadata.annotations.direct_return == "true"),
         leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
-        skipped=fields.bounded(skipped),
+        skipped=bounded(skipped),
     )
 
 
@@ -296,7 +297,7 @@ def parse_endpoint_slice(
         addresses=addresses,
         conditions=conditions,
         trigger_s=fields.seconds(given.trigger_time),
-        skipped=fields.bounded(skipped) if skipped else (),
+        skipped=bounded(skipped) if skipped else (),
     )
 
 

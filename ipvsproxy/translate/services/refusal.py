@@ -22,7 +22,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ipvsproxy.model.net import Address, Network
-from ipvsproxy.model.service import Service, ServiceName, Skipped
+from ipvsproxy.model.service import Service, ServiceName, Skipped, bounded
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
 
@@ -42,7 +42,7 @@ _OWN_POD = "lies in the range of this node's pods"
 
 
 def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service, tuple[Skipped, ...]]:
-    """The Service without its refused addresses, and the reason for each refused address."""
+    """The Service without its refused addresses, and the reasons, of a bounded number."""
     if service.name == KUBERNETES:
         return service, ()
     options, allowed = service.options, settings.allowed_addresses
@@ -69,7 +69,8 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
         ("spec.externalIPs", options.external_addresses, externals),
         ("status.loadBalancer", options.load_balancer_addresses, externals),
     )
-    return without, tuple(Skipped(field, f"{one} {why[one]}") for field, those, why in fields for one in those if one in why)
+    refused = [Skipped(field, f"{one} {why[one]}") for field, those, why in fields for one in those if one in why]
+    return without, bounded(refused)
 
 
 def ways_out(service: Service, address: Address) -> str:

@@ -9,7 +9,7 @@ from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import one_by_one
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.service import ApiObject, ApiServersFound, Node
+from ipvsproxy.model.service import ApiObject, ApiServersFound, Node, Skipped
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.settings import Settings, device_flags, direct_return_sysctls
@@ -62,6 +62,20 @@ async def test_an_external_address_of_the_api_server_that_this_process_uses_is_n
         assert KEY not in node.kernel.virtual_servers
         assert parse_address(API_SERVER) not in node.kernel.addresses
         assert builders.frontend("10.96.0.10", 80) in node.kernel.virtual_servers
+
+
+@in_virtual_time
+async def test_a_refused_address_is_logged_beside_an_invalid_value_that_the_service_has_twice() -> None:
+    node = MemoryNode()
+    invalid = Skipped("spec.externalIPs", "'x' is not an IP address")
+    web = builders.service("web", external=("224.0.0.1",))
+    web = msgspec.structs.replace(web, options=msgspec.structs.replace(web.options, skipped=(invalid, invalid)))
+    async with node.running():
+        with structlog.testing.capture_logs() as logs:
+            node.begin_with(web, builders.node())
+            await node.quiet()
+    reasons = {line["reason"] for line in logs if line["event"] == "part_not_used"}
+    assert reasons == {invalid.reason, "224.0.0.1 is an unspecified, multicast or link-local address"}
 
 
 OTHER = parse_address("192.168.0.11")

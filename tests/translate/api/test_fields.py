@@ -1,4 +1,4 @@
-"""The texts of addresses, networks, times and annotations, and the limit on the number of skipped parts.
+"""The texts of addresses, networks, times and annotations.
 
 What annotations mean on a node is tested elsewhere: ``test_treatment.py``.
 """
@@ -28,29 +28,9 @@ def test_networks_are_parsed_in_order_without_duplicates_and_invalid_networks_ar
     assert skipped == [Skipped("spec.some", "'10.0.0.0' is not a CIDR range such as 10.0.0.0/8")]
 
 
-@pytest.mark.parametrize("count", [0, 1, fields.MOST_SKIPPED])
-def test_skipped_parts_up_to_the_limit_are_listed_individually(count: int) -> None:
-    parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(count)]
-    assert fields.bounded(parts) == tuple(parts)
-
-
-@pytest.mark.parametrize("beyond", [1, 1000])
-def test_skipped_parts_beyond_the_limit_are_only_counted(beyond: int) -> None:
-    parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(fields.MOST_SKIPPED + beyond)]
-    *first, last = fields.bounded(parts)
-    assert first == parts[: fields.MOST_SKIPPED]
-    assert last == Skipped("parts[20]", f"is wrong; {beyond} such parts from here on")
-
-
 @pytest.mark.parametrize(("text", "shown"), [("x", "'x'"), ("x" * 65, f"'{'x' * 64}'"), ("a\nb", r"'a\nb'"), (None, "'None'")])
 def test_an_invalid_value_is_shown_in_shortened_form(text: str | None, shown: str) -> None:
     assert fields.shown(text) == shown
-
-
-def test_a_summary_of_skipped_parts_counts_as_invalid_if_any_of_the_parts_is_invalid() -> None:
-    parts_shown = fields.bounded([Skipped("labels", "not ours", invalid=False)] * 21)
-    assert not parts_shown[-1].invalid
-    assert fields.bounded([*parts_shown[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
 
 
 @pytest.mark.parametrize(

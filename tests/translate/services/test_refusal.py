@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.model.net import Protocol, parse_address
-from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.service import MOST_SKIPPED, Service, ServiceName
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.services import refusal
 from ipvsproxy.translate.services.state import translate
@@ -36,6 +36,15 @@ def test_an_address_of_another_node_is_served_unless_the_operator_wants_it_refus
     assert state.addresses == (parse_address("10.96.0.10"), parse_address("192.168.0.12"))
     allowing = dataclasses.replace(refusing, allowed_addresses=builders.networks("192.168.0.0/24"))
     assert other in translate(service("10.96.0.10", "192.168.0.11"), [], view, allowing).addresses
+
+
+def test_the_number_of_reasons_is_bounded_however_many_addresses_are_refused() -> None:
+    refused = [f"224.0.0.{number}" for number in range(MOST_SKIPPED + 5)]
+    state = translate(service("10.96.0.10", *refused, "203.0.113.5"), [], node_view(), SETTINGS)
+    reasons = [f"spec.externalIPs: {address} is an unspecified, multicast or link-local address" for address in refused]
+    summary = f"{reasons[MOST_SKIPPED]}; 5 such parts from here on"
+    assert [str(one) for one in state.rare.skipped] == [*reasons[:MOST_SKIPPED], summary]
+    assert state.addresses == (parse_address("10.96.0.10"), parse_address("203.0.113.5")), "all of them are refused"
 
 
 def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Service:
