@@ -120,7 +120,7 @@ class Content:
 
     def _unknown(self, path: str, key: yaml.ScalarNode, prefix: str) -> None:
         names = {name.removeprefix(prefix) for name in (*_FIELDS, *_SECTIONS) if name.startswith(prefix)}
-        source = self._source(path if len(path) <= 80 else f"{path[:77]}...", key)  # noqa: PLR2004 - one line
+        source = self._source(path, key)
         text = f"unknown field, not used{suggestion(key.value, [name for name in names if '.' not in name])}"
         if path.startswith(f"{OWN_SECTION}."):
             self.problems.append(Problem(source, text.replace(", not used", ""), path))
@@ -140,7 +140,9 @@ class Content:
             self.given[option.key] = Given(value, source)
 
     def _source(self, name: str, node: yaml.Node) -> ValuePlace:
-        return ValuePlace(name, self.path, node.start_mark.line + 1)
+        # A key of the file may hold any text; the place is shown in one line.
+        is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - as in quoted
+        return ValuePlace(name if is_plain else quoted(name), self.path, node.start_mark.line + 1)
 
 
 def read(data: bytes, path: str) -> Content:

@@ -133,6 +133,17 @@ def test_unknown_field_is_ignored_with_a_notice() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"), [("a\\nb", r"'ipvs.a\nb'"), ("a" * 76, f"'ipvs.{'a' * 72}...'"), ("a" * 75, f"ipvs.{'a' * 75}")]
+)
+def test_a_notice_shows_any_unknown_field_on_one_line(key: str, shown: str) -> None:
+    config = from_file(f'ipvs:\n  "{key}": 1\n  "{key}": 2\n')
+    assert [str(notice) for notice in config.notices] == [
+        f"/etc/kube-proxy.conf:6: {shown}: is repeated here; the earlier value is not used",
+        f"/etc/kube-proxy.conf:6: {shown}: unknown field, not used",
+    ]
+
+
 def test_the_last_of_two_equal_fields_applies_with_a_notice() -> None:
     config = from_file("oomScoreAdj: 1\noomScoreAdj: 2\n")
     assert config.oom_score_adj == 2

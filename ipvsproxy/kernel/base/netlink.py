@@ -385,7 +385,7 @@ def parsing(action: str) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, ValueError, struct.error) as error:
+    except (LookupError, ValueError, struct.error) as error:
         raise KernelError(action=action, detail="the kernel's answer cannot be parsed") from error
 
 
