@@ -7,7 +7,6 @@ Rule 3: a series that an alert may use exists from the start of the process, wit
 """
 
 import asyncio
-import bisect
 import collections
 import errno
 import importlib.metadata
@@ -16,11 +15,11 @@ import platform
 import time
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector, metrics_core
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector, metrics_core
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
@@ -111,87 +110,19 @@ def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[
     return _labelled(metric, {family.label: values[family] for family in families})
 
 
-class Recorded:
-    """The values of the metrics that are recorded when an event happens.
-
-    Label values are given in the order in which the metric's declaration lists the labels.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._values: dict[str, Counter | Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for metric in series.RECORDED:
-            if metric.type is Type.HISTOGRAM:
-                self._histograms[metric.name] = Histogram(metric, self._registry)
-            elif not metric.is_late:
-                self._of(metric)
-            for labels in metric.at_zero:
-                self.show(metric, *labels)
-
-    def _of(self, metric: Metric, *labels: str) -> Counter | Gauge:
-        """A counter or a gauge; if label values are given, the series with these label values."""
-        if metric.name not in self._values:
-            make = Counter if metric.type is Type.COUNTER else Gauge
-            self._values[metric.name] = make(metric.name, metric.meaning, metric.labels, registry=self._registry)
-        made = self._values[metric.name]
-        return made.labels(*labels) if labels else made
-
-    def show(self, metric: Metric, *labels: str) -> None:
-        """Make a series visible, with the value zero, before its first value is recorded."""
-        if metric.type is Type.HISTOGRAM:
-            self._histograms[metric.name].show(*labels)
-        else:
-            self._of(metric, *labels)
-
-    def add(self, metric: Metric, *labels: str, count: float = 1) -> None:
-        """Add to a counter or a gauge."""
-        self._of(metric, *labels).inc(count)
-
-    def set(self, metric: Metric, *labels: str, value: float) -> None:
-        """Set a gauge."""
-        gauge = self._of(metric, *labels)
-        if isinstance(gauge, Gauge):
-            gauge.set(value)
-
-    def observe(self, metric: Metric, *labels: str, value: float) -> None:
-        """Count one observation in a histogram."""
-        self._histograms[metric.name].observe(value, *labels)
+_CLASSES: Mapping[Type, Callable[..., Any]] = {Type.COUNTER: Counter, Type.GAUGE: Gauge, Type.HISTOGRAM: Histogram}
 
 
-class Histogram(Collector):
-    """A histogram whose bucket bounds are written in Go's notation.
-
-    Each combination of label values may be written by only one thread; any thread may read it.
+def _as_in_go(family: metrics_core.Metric) -> metrics_core.Metric:
+    """A metric whose bucket bounds are written in Go's notation.
 
     Dashboards and recording rules refer to buckets by text, and kube-proxy's text ``le="1"`` differs from prometheus_client's
     ``le="1.0"``.
     """
-
-    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
-        self._metric = metric
-        self._texts = (*(f"{bound:g}" for bound in metric.bounds), "+Inf")
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
-        registry.register(self)
-
-    def show(self, *labels: str) -> None:
-        """Make a series visible, with the value zero, before its first observation."""
-        self._counts.setdefault(labels, [0] * len(self._texts))
-        self._sums.setdefault(labels, 0.0)
-
-    def observe(self, value: float, *labels: str) -> None:
-        """Count one observation."""
-        self.show(*labels)
-        self._counts[labels][bisect.bisect_left(self._metric.bounds, value)] += 1
-        self._sums[labels] += value
-
-    def collect(self) -> Iterator[metrics_core.Metric]:
-        """The metric for the registry; its series are in the order in which they first appeared."""
-        family = HistogramMetricFamily(self._metric.name, self._metric.meaning, labels=self._metric.labels)
-        for labels, counts in list(self._counts.items()):
-            family.add_metric(labels, list(zip(self._texts, itertools.accumulate(counts), strict=True)), self._sums[labels])
-        yield family
+    for number, sample in enumerate(family.samples if family.type == Type.HISTOGRAM.value else ()):
+        if bound := sample.labels.get("le"):
+            family.samples[number] = sample._replace(labels={**sample.labels, "le": bound.removesuffix(".0")})
+    return family
 
 
 class Families(Collector):
@@ -224,11 +155,16 @@ class Metrics:
         self._sources: Sources | None = None
         self._counted = Families()
         self._traffic: Traffic | None = None
-        self._values = Recorded(self._registry)
+        self._made: dict[str, Any] = {}
+        for metric in series.RECORDED:
+            if not metric.is_late:
+                self._value(metric)
+            for labels in metric.at_zero:
+                self._value(metric, *labels)
         for driver in DriverName:
-            self._values.show(series.APPLY_DURATION, driver)
-        self._values.set(series.CONFIG_IN_FORCE, value=1)
-        self._values.set(series.BUILD_INFO, importlib.metadata.version("ipvsproxy"), platform.python_version(), value=1)
+            self._value(series.APPLY_DURATION, driver)
+        self._value(series.CONFIG_IN_FORCE).set(1)
+        self._value(series.BUILD_INFO, importlib.metadata.version("ipvsproxy"), platform.python_version()).set(1)
         self._registry.register(self._counted)
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -240,12 +176,25 @@ class Metrics:
         self._sources = sources
         for family in self._families:
             for metric in series.EACH_FAMILY:
-                self._values.show(metric, family.label)
+                self._value(metric, family.label)
             for policy in series.POLICIES:
-                self._values.show(series.NO_LOCAL_ENDPOINTS, policy, family.label)
+                self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label)
         self.queued(self._clock())
 
     # Recording.
+
+    def _value(self, metric: Metric, *labels: str) -> Any:
+        """The metric's object of prometheus_client; if label values are given, the series with these label values.
+
+        Label values are given in the order in which the metric's declaration lists the labels. A series is visible, with the
+        value zero, as soon as this method was called for it.
+        """
+        if metric.name not in self._made:
+            buckets = {"buckets": metric.bounds} if metric.type is Type.HISTOGRAM else {}
+            make = _CLASSES[metric.type]
+            self._made[metric.name] = make(metric.name, metric.meaning, metric.labels, registry=self._registry, **buckets)
+        made = self._made[metric.name]
+        return made.labels(*labels) if labels else made
 
     def queued(self, now: float) -> None:
         """A change waits for the next sync; ``now`` is a time of ``clock``."""
@@ -253,32 +202,32 @@ class Metrics:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""
-        values, changes = self._values, summary.changes
+        changes = summary.changes
         now_s = self._wall_clock()
         for family in self._families:
-            values.observe(series.SYNC_DURATION, family.label, value=summary.duration_s)
+            self._value(series.SYNC_DURATION, family.label).observe(summary.duration_s)
             if family not in summary.lacking:
-                values.set(series.LAST_SYNC, family.label, value=now_s)
+                self._value(series.LAST_SYNC, family.label).set(now_s)
         for trigger in changes.triggers:
             waited_s = max(0.0, now_s - trigger.began_s)
-            values.observe(series.PROGRAMMING_DURATION, trigger.family.label, value=waited_s)
-        values.add(series.SERVICE_CHANGES, count=changes.counts.get(ObjectKind.SERVICE, 0))
-        values.add(series.ENDPOINT_CHANGES, count=changes.counts.get(ObjectKind.ENDPOINT_SLICE, 0))
+            self._value(series.PROGRAMMING_DURATION, trigger.family.label).observe(waited_s)
+        self._value(series.SERVICE_CHANGES).inc(changes.counts.get(ObjectKind.SERVICE, 0))
+        self._value(series.ENDPOINT_CHANGES).inc(changes.counts.get(ObjectKind.ENDPOINT_SLICE, 0))
         self._count_without_local(changes.services, summary.states)
         if changes.services:
-            values.observe(series.PHASE_DURATION, "waiting", value=summary.waited_s)
+            self._value(series.PHASE_DURATION, "waiting").observe(summary.waited_s)
         for phase, duration_s in zip(
             series.PHASES[1:], (summary.observed_s, summary.translated_s, summary.applied_s), strict=True
         ):
-            values.observe(series.PHASE_DURATION, phase, value=duration_s)
+            self._value(series.PHASE_DURATION, phase).observe(duration_s)
         for outcome, counts in (("done", summary.report.done), ("failed", summary.report.failed)):
             for (verb, kind), count in counts.items():
-                values.add(series.OPERATIONS, verb, kind, outcome, count=count)
-        values.add(series.SURPRISES, count=summary.report.surprises)
+                self._value(series.OPERATIONS, verb, kind, outcome).inc(count)
+        self._value(series.SURPRISES).inc(summary.report.surprises)
         for complaint in changes.complaints:
             for skipped in complaint.skipped:
                 if skipped.invalid:
-                    values.add(series.INVALID_OBJECTS, complaint.kind.value, "part" if skipped.field else "object")
+                    self._value(series.INVALID_OBJECTS, complaint.kind.value, "part" if skipped.field else "object").inc()
 
     def _count_without_local(self, names: Collection[ServiceName], states: Mapping[ServiceName, ServiceState]) -> None:
         for name in names:
@@ -291,28 +240,28 @@ class Metrics:
                         series.POLICIES, (state.rare.without_local_internal, state.rare.without_local_external), strict=True
                     )
                     for policy, family in ((policy, family) for policy, families in lacking for family in families):
-                        self._values.add(series.NO_LOCAL_ENDPOINTS, policy, family.label, count=change)
+                        self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label).inc(change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
         """A kernel driver has applied operations. This method is called in the thread of the kernel driver."""
         driver = KINDS[type(outcomes[0].operation.item)].driver
-        self._values.observe(series.APPLY_DURATION, driver, value=duration_s)
+        self._value(series.APPLY_DURATION, driver).observe(duration_s)
         if driver in series.NETLINK_DRIVERS:
-            self._values.add(series.NETLINK_BATCHES, driver)
+            self._value(series.NETLINK_BATCHES, driver).inc()
             for outcome in outcomes:
                 if outcome.error:
-                    self._values.add(series.NETLINK_ERRORS, driver, errno.errorcode.get(outcome.errno, "other"))
+                    self._value(series.NETLINK_ERRORS, driver, errno.errorcode.get(outcome.errno, "other")).inc()
         for outcome in outcomes:
             if outcome.error and isinstance(outcome.operation.item, Skeleton):
-                self._values.add(series.RESTORE_FAILURES, outcome.operation.item.family.label)
+                self._value(series.RESTORE_FAILURES, outcome.operation.item.family.label).inc()
         cleaned = set()
         for outcome in outcomes if driver is DriverName.CONNTRACK else ():
             item = outcome.operation.item
             if isinstance(item, FlowCleaning):
-                self._values.add(series.DELETED_FLOWS, item.flow.family.label, count=outcome.removed)
+                self._value(series.DELETED_FLOWS, item.flow.family.label).inc(outcome.removed)
                 cleaned.add(item.flow.family)
         for family in cleaned:
-            self._values.observe(series.CONNTRACK_DURATION, family.label, value=duration_s)
+            self._value(series.CONNTRACK_DURATION, family.label).observe(duration_s)
 
     def would_differ(self, differences: Mapping[str, int]) -> None:
         """A dry run has read the kernel, and compared it with the desired state.
@@ -320,33 +269,33 @@ class Metrics:
         ``differences`` gives the number of differing objects by kind.
         """
         for kind, count in differences.items():
-            self._values.set(series.DRY_RUN_DIFFERENCES, kind, value=count)
-        self._values.set(series.DRY_RUN_LAST_LOOK, value=self._wall_clock())
+            self._value(series.DRY_RUN_DIFFERENCES, kind).set(count)
+        self._value(series.DRY_RUN_LAST_LOOK).set(self._wall_clock())
 
     def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
         """A list or watch was started again."""
-        self._values.add(series.WATCH_RESTARTS, kind.value, trouble.value)
+        self._value(series.WATCH_RESTARTS, kind.value, trouble.value).inc()
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
         """A request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` if there was no answer."""
-        self._values.add(series.REQUESTS, code, host, method)
-        self._values.observe(series.REQUEST_DURATION, host, method, value=duration_s)
+        self._value(series.REQUESTS, code, host, method).inc()
+        self._value(series.REQUEST_DURATION, host, method).observe(duration_s)
 
     def announced(self, outcome: str) -> None:
         """A Kubernetes event was ``posted``, ``failed`` to be written, or was ``dropped``."""
-        self._values.add(series.EVENTS, outcome)
+        self._value(series.EVENTS, outcome).inc()
 
     def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - its only argument
         """The configuration file was read again."""
-        self._values.set(series.CONFIG_IN_FORCE, value=is_in_force)
+        self._value(series.CONFIG_IN_FORCE).set(is_in_force)
 
     def healthz(self, status: int) -> None:
         """``/healthz`` was answered."""
-        self._values.add(series.HEALTHZ, str(status))
+        self._value(series.HEALTHZ, str(status)).inc()
 
     def livez(self, status: int) -> None:
         """``/livez`` was answered."""
-        self._values.add(series.LIVEZ, str(status))
+        self._value(series.LIVEZ, str(status)).inc()
 
     # The page.
 
@@ -368,14 +317,14 @@ class Metrics:
         at_s = self._wall_clock() - (self._clock() - self._queued_s)
         self._queued_s = None
         for family in self._families:
-            self._values.set(series.LAST_QUEUED, family.label, value=at_s)
+            self._value(series.LAST_QUEUED, family.label).set(at_s)
 
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
         await asyncio.sleep(0)  # Taking the snapshot of the tables is a separate step; the event loop runs before and after it.
         steps = gauges(self._sources, self._families) if self._sources else ()
         self._counted.families = [one for one in await in_slices(_gathering(steps), self._clock) if one]
-        families = (Families([family]) for family in self._registry.collect())
+        families = (Families([_as_in_go(family)]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         # The metrics page is rendered in the event loop, where other waiting tasks can run after each step. If the page were
         # rendered in another thread, Python would take longer to switch to the event loop.

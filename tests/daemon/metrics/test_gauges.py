@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry
-
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
 from ipvsproxy.daemon.metrics import metrics, series
 from ipvsproxy.daemon.metrics.figures import OBJECTS_AT_ONCE, Sources
-from ipvsproxy.daemon.metrics.metrics import Histogram
-from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
@@ -230,33 +226,6 @@ def test_counting_many_objects_for_a_scrape_lets_other_tasks_run_in_between() ->
     )
     sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
     assert sum(one is None for one in metrics.gauges(sources, BOTH)) == 3 + 3
-
-
-def _histogram(*bounds: float) -> tuple[Histogram, CollectorRegistry]:
-    registry = CollectorRegistry()
-    return Histogram(Metric("took", Type.HISTOGRAM, "How long it took.", ("family",), bounds), registry), registry
-
-
-def _shown(registry: CollectorRegistry) -> list[tuple[str, str, float]]:
-    samples = [one for metric in registry.collect() for one in metric.samples]
-    return [(one.labels["family"], one.labels.get("le", one.name), one.value) for one in samples]
-
-
-def test_an_observation_is_counted_in_every_bucket_whose_bound_is_not_lower() -> None:
-    measured, registry = _histogram(0.5, 1, 2)
-    for value in (0.5, 0.6, 1.0, 3.0):
-        measured.observe(value, "IPv4")
-    buckets = [("0.5", 1), ("1", 3), ("2", 3), ("+Inf", 4), ("took_count", 4), ("took_sum", 5.1)]
-    assert _shown(registry) == [("IPv4", name, value) for name, value in buckets]
-
-
-def test_show_creates_a_series_before_its_first_observation_and_does_not_reset_it() -> None:
-    measured, registry = _histogram(1)
-    measured.show("IPv6")
-    assert _shown(registry)[:2] == [("IPv6", "1", 0), ("IPv6", "+Inf", 0)]
-    measured.observe(1, "IPv6")
-    measured.show("IPv6")
-    assert _shown(registry)[:2] == [("IPv6", "1", 1), ("IPv6", "+Inf", 1)]
 
 
 def test_the_bucket_bounds_are_those_of_kube_proxy() -> None:
