@@ -1,8 +1,8 @@
 """The address and the credentials of the API server.
 
 The credentials come from a kubeconfig, ``--master``, or the service account of the pod. The library kubernetes-asyncio reads
-them. If the kubeconfig names a credential plugin, the plugin's answer is first put into the kubeconfig. Messages of the library
-and of the YAML parser are not shown if they might contain secrets.
+them. If the kubeconfig names a credential plugin, this module runs the plugin, and passes the plugin's answer to the library.
+Messages of the library and of the YAML parser are not shown if they might contain secrets.
 
 Only one process of a credential plugin runs at a time. The plugin runs for a limited time, and no process of its process group
 remains afterwards. The protocol of credential plugins is described on the page "Authenticating", section "client-go credential
@@ -225,9 +225,7 @@ class Credentials:
 
 async def _load_kubeconfig(path: pathlib.Path, configuration: Configuration, plugins: PluginRunner | None) -> None:
     try:
-        content = _content(path)
-        await _put_answer(content, plugins)
-        await _loader(path, content).load_and_set(configuration)
+        await _Loader(path, _content(path), plugins).load_and_set(configuration)
     except OSError as error:
         file = error.filename or "credentials"
         raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'cannot be read'}") from error
@@ -255,40 +253,26 @@ def _content(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def _loader(path: pathlib.Path, content: dict[str, Any]) -> KubeConfigLoader:
-    return KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
+class _Loader(KubeConfigLoader):
+    """The library's loader, which asks a credential plugin only through ``plugins``, or not at all if this is None."""
 
+    def __init__(self, path: pathlib.Path, content: dict[str, Any], plugins: PluginRunner | None) -> None:
+        super().__init__(config_dict=content, config_base_path=str(path.absolute().parent))
+        self._plugins = plugins
 
-async def _put_answer(content: dict[str, Any], plugins: PluginRunner | None) -> None:
-    """Replace the plugin entry of the current user by the plugin's answer; if ``plugins`` is None, only remove the entry."""
-    user = _current_user(content)
-    if "exec" not in user or "auth-provider" in user:  # as in the library, which prefers the auth provider
-        return
-    plugin = msgspec.convert(user.pop("exec"), Plugin)
-    if plugins is None:
-        return
-    status = await plugins.ask(plugin)
-    if status.token:
-        user.pop("tokenFile", None)
-        user["token"] = status.token
-    if status.client_certificate_data:
-        user["client-certificate-data"] = base64.b64encode(status.client_certificate_data.encode()).decode()
-        user["client-key-data"] = base64.b64encode(status.client_key_data.encode()).decode()
-
-
-def _current_user(content: dict[str, Any]) -> dict[str, Any]:
-    """The user of the current context; empty if there is no such user, which the library reports."""
-    context = _named(content, "contexts", content.get("current-context")).get("context")
-    user = _named(content, "users", context.get("user") if isinstance(context, dict) else None).get("user")
-    return user if isinstance(user, dict) else {}
-
-
-def _named(content: dict[str, Any], section: str, name: object) -> dict[str, Any]:
-    entries = content.get(section)
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("name") == name:
-            return entry
-    return {}
+    async def load_from_exec_plugin(self) -> bool:
+        """Overrides the method of the library: puts the plugin's answer into the user, from which the library then takes it."""
+        user: dict[str, Any] = self._user.value if self._user else {}
+        plugin = msgspec.convert(user["exec"], Plugin)
+        if self._plugins:
+            status = await self._plugins.ask(plugin)
+            if status.token:
+                user.pop("tokenFile", None)
+                user["token"] = status.token
+            if status.client_certificate_data:
+                user["client-certificate-data"] = base64.b64encode(status.client_certificate_data.encode()).decode()
+                user["client-key-data"] = base64.b64encode(status.client_key_data.encode()).decode()
+        return False
 
 
 def _load_service_account(directory: pathlib.Path, configuration: Configuration) -> None:
