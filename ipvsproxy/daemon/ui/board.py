@@ -1,8 +1,8 @@
 """The table of all Services: updated with each change, searched, sorted and divided into pages.
 
 Rule 1: the table is built in steps when a viewer opens the web page, and discarded when no viewer looks at the page any more.
-Rule 2: after a change, only the rows of the changed Services are built again. The result of a search is computed once, and is
-also updated with each change.
+Rule 2: after a change, only the rows of the changed Services are built again. The names in the order of a search are kept until a
+change may have changed them.
 
 A search looks for a part of the name, the beginning of an address of a Service or endpoint (``10.244.1.`` finds the pods of a
 node), a port or node port, or an address with a port as ``ipvsadm -Ln`` prints them: ``address:port``.
@@ -27,7 +27,7 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
 SEARCHES = 16
-"""The number of searches, and of sorted tables, that are kept."""
+"""The number of searches whose results are kept."""
 ROWS_AT_ONCE = 100
 SORTED_AT_ONCE = 2000
 """The number of names that are sorted without a pause, in two milliseconds."""
@@ -142,7 +142,6 @@ class Board:
         self._dirty: dict[ServiceName, bool] = {}
         """The rows to make again, and whether the Service itself may have changed, whose addresses and ports are not remembered.
         """
-        self._matching: dict[Query, set[ServiceName]] = {}
         self._sorted: dict[tuple[Query, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
         """The revision of the last Service that came or went."""
@@ -178,8 +177,6 @@ class Board:
             if self._rows.pop(name, None) is None:
                 return False
             self._names = revision
-            for matching in self._matching.values():
-                matching.discard(name)
             return True
         slices, state = self._store.slices_of(name), self._survey.states.get(name)
         endpoints = count_endpoints(slices, state, self._survey.draining_of, keys_of(self._survey, name, outside=False))
@@ -190,8 +187,6 @@ class Board:
         elif not is_changed and (known.endpoints, known.problems) == (endpoints, problems):
             return False
         self._rows[service.name] = BoardRow(endpoints, problems)
-        for query, matching in self._matching.items():
-            (matching.add if query.matches(service, slices, has_problems=bool(problems)) else matching.discard)(name)
         return True
 
     def finding(self, selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
@@ -200,14 +195,11 @@ class Board:
         stamp = self._stamp(selection)
         known = self._sorted.pop(key, None)
         if known is None or known[0] != stamp:
-            names: Collection[ServiceName] = self._rows
-            if selection.query != Query():
-                if selection.query not in self._matching:
-                    yield from self._searching(selection.query)
-                names = self._matching.get(selection.query, ())
-            known = stamp, (yield from self._sorting(list(names), selection))
+            matching = yield from self._searching(selection.query)
+            known = stamp, (yield from self._sorting(matching, selection))
         self._sorted[key] = known
-        _forget_oldest(self._sorted)
+        if len(self._sorted) > SEARCHES:
+            del self._sorted[next(iter(self._sorted))]
         return known[1]
 
     def _stamp(self, selection: Selection) -> tuple[int, int]:
@@ -218,18 +210,17 @@ class Board:
             return self._names, 0
         return self._revision, 0
 
-    def _searching(self, query: Query) -> Iterator[None]:
-        matching = set[ServiceName]()
-        # Rows may be added or removed during a pause. ``_refresh`` updates only known searches, so this search is stored before
-        # the first pause.
-        self._matching[query] = matching
-        _forget_oldest(self._matching)
-        for number, name in enumerate(list(self._rows), 1):
-            service, row = self._store.services.get(name), self._rows.get(name)
-            if service and query.matches(service, self._store.slices_of(name), has_problems=bool(row and row.problems)):
-                matching.add(name)
-            if number % ROWS_AT_ONCE == 0:
-                yield
+    def _searching(self, query: Query) -> Generator[None, None, list[ServiceName]]:
+        matching = list(self._rows)
+        if query != Query():
+            names, matching = matching, []
+            for number, name in enumerate(names, 1):
+                service, row = self._store.services.get(name), self._rows.get(name)
+                if service and query.matches(service, self._store.slices_of(name), has_problems=bool(row and row.problems)):
+                    matching.append(name)
+                if number % ROWS_AT_ONCE == 0:
+                    yield
+        return matching
 
     def _sorting(self, names: Sequence[ServiceName], selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
         rank = self._rank(selection.sort)
@@ -287,11 +278,6 @@ class Board:
             "inactiveConnections": active.inactive if active else None,
             "history": {"connectionsPerSecond": connections, "bytesPerSecond": traffic},
         }
-
-
-def _forget_oldest(kept: dict[Any, Any]) -> None:
-    if len(kept) > SEARCHES:
-        del kept[next(iter(kept))]
 
 
 class Troubles:

@@ -89,7 +89,6 @@ def test_only_a_bounded_number_of_search_results_is_kept() -> None:
     list(table.refreshing())
     for number in range(3 * board.SEARCHES):
         list(table.finding(Selection(query=board.parse_query(f"s{number}"))))
-    assert len(table._matching) <= board.SEARCHES
     assert len(table._sorted) <= board.SEARCHES
 
 
