@@ -12,12 +12,13 @@ import structlog
 
 from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
+from ipvsproxy.daemon.base.timing import until_readable
 from ipvsproxy.daemon.events import Announcer, Recorder
 from ipvsproxy.daemon.http import paths
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.paths import MetricsPaths
-from ipvsproxy.daemon.loop import journal, leftover_removal, notifications
+from ipvsproxy.daemon.loop import journal, leftover_removal
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftover_removal import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
@@ -35,6 +36,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
+from ipvsproxy.kernel.network import notify
+from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -149,8 +152,8 @@ class _Node:
         )
         work = (
             # Notifications about interfaces and rules are enabled before the first reading, so that no change is missed.
-            notifications.follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),
-            notifications.follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
+            follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),
+            follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
             # the iptables programs that read the rules run while the first lists are being received
             kernel.call(lambda node: node.read_rules(tuple(self.programs))),
             self.source.run(self._deliver),
@@ -337,6 +340,36 @@ async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[F
     else:
         if count:
             log.info("sets_inherited", entries=count, hint="these entries tell which virtual servers are ours")
+
+
+async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
+    """Make the engine read the kernel when another program changes addresses, interfaces or our local routes.
+
+    ``own_ports`` are the netlink port ids of the sockets with which this process changes addresses and routes; more ports may be
+    added while this function runs. ``route_protocol`` is the protocol number of our local routes.
+
+    Raises:
+        KernelError: the kernel does not send notifications, or has stopped sending notifications.
+    """
+    with notify.ChangeListener(own_ports=own_ports, route_protocol=route_protocol) as listener:
+        while True:
+            await until_readable(listener.fileno())
+            for change in listener.read():
+                (engine.kernel_changed if change is notify.Change.OURS else engine.interfaces_changed)()
+
+
+async def follow_rules(engine: Engine, changes: NftChanges | None) -> None:
+    """Make the engine read rules and sets when another program changes our nftables table.
+
+    Ends when the notification socket is lost; ``changes`` is None if the backend has no notifications.
+    """
+    if changes is None:
+        return
+    while (watched := changes.fileno()) is not None:
+        await until_readable(watched)
+        if changes.read():
+            engine.rules_changed()
+    log.warning("nftables_notifications_lost", error=changes.reason, hint="polls compare the generation of nf_tables instead")
 
 
 async def _pass_on_late_rules(late_rules: asyncio.Event, engine: Engine) -> None:

@@ -8,7 +8,7 @@ import pathlib
 import struct
 from typing import Self
 
-from ipvsproxy.daemon.base.timing import comes_within
+from ipvsproxy.daemon.base.timing import comes_within, until_readable
 
 # linux/inotify.h
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
@@ -59,14 +59,8 @@ class DirectoryChanges:
             self._open()
             await asyncio.sleep(self._poll_s)
             return
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._descriptor, readable.set)
-        try:
-            while not readable.is_set() and self._poll() == self._polled:
-                await comes_within(self._poll_s, readable.wait())
-        finally:
-            loop.remove_reader(self._descriptor)
+        while self._poll() == self._polled and not await comes_within(self._poll_s, until_readable(self._descriptor)):
+            pass
         before, self._polled = self._polled, self._poll()
         if self._read_events() & END or self._polled[:2] != before[:2]:  # The path now leads to another directory.
             self._close()

@@ -1,4 +1,4 @@
-"""Rate limits, delays before another attempt, and pauses of long work that let other tasks run."""
+"""Rate limits, delays before another attempt, waiting, and pauses of long work that let other tasks run."""
 
 import asyncio
 import random
@@ -91,6 +91,16 @@ async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool
     except TimeoutError:
         return False
     return True
+
+
+async def until_readable(descriptor: int) -> None:
+    """Wait until a file descriptor has something to read."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 SLICE_S = 0.002

@@ -9,7 +9,7 @@ from typing import Self
 
 import pytest
 
-from ipvsproxy.daemon.loop import notifications
+from ipvsproxy.daemon import app
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import notify
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
@@ -85,7 +85,7 @@ async def test_a_change_by_another_program_causes_the_loop_to_read_the_kernel(
     listener: Listener, change: notify.Change, expected: str
 ) -> None:
     engine = Calls()
-    following = asyncio.create_task(notifications.follow_interfaces(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # doubles
+    following = asyncio.create_task(app.follow_interfaces(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # doubles
     listener.changes = [change]
     listener.wake()
     await engine.arrived.wait()
@@ -100,5 +100,5 @@ async def test_a_broken_netlink_listener_ends_the_process(listener: Listener) ->
     listener.is_broken = True
     listener.wake()
     with pytest.raises(KernelError, match="listen for changes"):
-        await notifications.follow_interfaces(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # doubles
+        await app.follow_interfaces(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # doubles
     assert listener.is_closed

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.loop import notifications
+from ipvsproxy.daemon import app
 from ipvsproxy.kernel.nftables.changes import NftChanges
 
 
@@ -63,7 +63,7 @@ def pipe() -> Iterator[Pipe]:
 
 @contextlib.asynccontextmanager
 async def following(engine: Engine, changes: Pipe | None) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(notifications.follow_rules(cast(Any, engine), cast(NftChanges, changes)))
+    task = asyncio.create_task(app.follow_rules(cast(Any, engine), cast(NftChanges, changes)))
     await turns()
     yield task
     task.cancel()
