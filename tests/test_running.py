@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -20,6 +21,7 @@ import yaml
 
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, TUNNEL_MODULES
 from tests.support import patience
 from tests.support.program import STARTER, SYNCED_WITHIN_S, Program
 
@@ -208,6 +210,40 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_and_after_the_program
     assert run(*routes) == ""
     assert "kube-ipvs0" not in run("ip", "link", "show")
     assert "KUBE-" not in run("ipset", "list", "-name") + run("iptables-save")
+
+
+DIRECT_RETURN = ("net/ipv4/conf/all/rp_filter", "net/ipv4/vs/sloppy_tcp")
+OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs none /sys && exec "$@"', "sh")
+"""With ``/sys`` of the namespace of the test, as in a pod in the host network."""
+
+
+def direct_return() -> list[str]:
+    """The kernel settings of direct return, and the tunnel devices that are up."""
+    links = run("ip", "-json", "link", "show")
+    up = [one["ifname"] for one in json.loads(links) if "UP" in one["flags"] and one["ifname"] in TUNNEL_DEVICES.values()]
+    return [pathlib.Path("/proc/sys", path).read_text().strip() for path in DIRECT_RETURN] + sorted(up)
+
+
+def test_the_cleanup_job_succeeds_only_after_a_start_without_direct_return_has_restored_settings(folder: pathlib.Path) -> None:
+    if subprocess.run(["modprobe", "--all", *TUNNEL_MODULES.values()], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel has no tunnels: the modules ipip and ip6_tunnel")
+    clean = (*OWN_SYS, *UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "cleanup", "--only=own")
+    prepare = (*OWN_SYS, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
+    pathlib.Path("/proc/sys", DIRECT_RETURN[0]).write_text("2")
+    pathlib.Path("/proc/sys", DIRECT_RETURN[1]).write_text("0")
+    on = "--ipvs-direct-return=on"
+    run(*prepare, on)
+    with Started(folder, *FLAGS, on, by=(*OWN_SYS, *UNPRIVILEGED)) as program:
+        program.wait_until(
+            lambda: direct_return() == ["0", "1", *sorted(TUNNEL_DEVICES.values())], "direct return", SYNCED_WITHIN_S
+        )
+        assert program.stop() == 0
+    failed = run(*clean, status=1)
+    assert all(f"failed: {path} = " in failed for path in DIRECT_RETURN)
+    assert direct_return() == ["0", "1"], "the Job takes the tunnel devices down, and cannot write kernel settings"
+    assert "event=kernel_setting_restored path=net/ipv4/vs/sloppy_tcp" in run(*prepare)
+    assert direct_return() == ["2", "0"]
+    run(*clean)
 
 
 def test_init_only_reports_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
