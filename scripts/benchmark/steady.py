@@ -13,6 +13,7 @@ from unittest import mock
 
 from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.metrics import traffic
+from ipvsproxy.translate.view import GRACE_S
 from scripts.benchmark import api, connections, feeder, meter, pretence, program, workload
 from scripts.benchmark import recording as recordings
 from scripts.benchmark.figures import distribution
@@ -194,6 +195,9 @@ class _Steady:
                 took_s.append(connected.took_s)
                 self._meter.step()
         self._meter.times = True
+        # The client's address leaves the node with the client, and after the grace period all Services are translated once more.
+        await asyncio.sleep(GRACE_S)
+        await self._running.synced()
         return {**distribution(latencies_s), "connect_ms": statistics.median(took_s) * 1e3}
 
     async def rolling(self) -> Figures:

@@ -101,7 +101,7 @@ def test_virtual_servers_added_by_ipvsadm_are_observed(driver: ipvs.IpvsDriver) 
     assert driver.foreign == 0
     assert changes(driver) == {}
     with contextlib.closing(ipvs.IpvsDriver()) as another:
-        assert changes(another) == observed
+        assert another.observe() == observed
 
 
 @pytest.mark.kernel
@@ -176,7 +176,7 @@ def test_a_tunnelled_real_server_of_the_other_ip_family_is_observed_and_removed(
 @pytest.mark.kernel
 def test_the_first_listing_of_all_virtual_servers_returns_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
-    (observed,) = changes(driver).values()
+    (observed,) = driver.observe().values()
     assert observed is not None
     assert observed.settings.timeout_s == 10800
 
