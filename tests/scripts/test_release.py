@@ -207,7 +207,7 @@ def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_
     (folder / "scripts/image").write_text('#!/bin/sh\necho "$@" >>../calls\n')
     script = loaded(folder)
     one = script.Release(VERSION, git(folder, "rev-parse", "HEAD"), 1_800_000_000, output, pathlib.Path(sys.executable))
-    digest = script.build_image(one, ["amd64", "arm64"])
+    digest = script.build_image(one, ["amd64", "arm64"], ["--volume=/mirror:/run/mirror"])
     inside = script.read_tar(output / f"ipvsproxy-{VERSION}-image.tar")
     (index,) = json.loads(inside["index.json"])["manifests"]
     assert index["digest"] == digest
@@ -217,7 +217,9 @@ def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_
     assert described == dict(zip(("amd64", "arm64"), expected, strict=True))
     assert {f"blobs/sha256/{each.removeprefix('sha256:')}" for each in expected} <= inside.keys()
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert [call.partition("--arch ")[2] for call in calls] == [f"{name} --timestamp 1800000000" for name in ("amd64", "arm64")]
+    assert [call.partition("--arch ")[2] for call in calls] == [
+        f"{name} --timestamp 1800000000 --volume=/mirror:/run/mirror" for name in ("amd64", "arm64")
+    ]
 
     script.pack_manifests(one, "registry.example.com", digest)
     with tarfile.open(output / f"ipvsproxy-{VERSION}-manifests.tar.gz") as tar:

@@ -4,13 +4,15 @@ import shutil
 import subprocess
 
 import pytest
+from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel import rivals
-from ipvsproxy.kernel.base import modules
+from ipvsproxy.kernel.base import modules, netlink
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.rules import BaseChain, NftTable
-from tests.support import neighbours
+from tests.support import fake_netlink, neighbours
 
 real = pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
 
@@ -44,6 +46,16 @@ def read() -> dict[str, NftTable]:
 def test_a_chain_with_policy_drop_refuses_packets_that_no_rule_accepts(definition: str, *, is_closed: bool) -> None:
     load(f"table inet firewall {{ chain other {{ }}\n chain one {{ {definition}\n }}\n }}\n")
     assert read()["inet firewall"].closed == (("one",) if is_closed else ())
+
+
+def test_a_table_without_a_header_is_an_answer_that_cannot_be_parsed() -> None:
+    def answer(sent: bytes) -> list[fake_netlink.Answer]:
+        sequence = fake_netlink.sequences(sent)[-1]
+        return [fake_netlink.message(sequence, b""), fake_netlink.done(sequence)]
+
+    channel = netlink.Channel(NETLINK_NETFILTER, lambda _: fake_netlink.FakeSocket(answer), lambda _: None)
+    with pytest.raises(KernelError, match="cannot be parsed"):
+        nft_tables.names(channel)
 
 
 @real
