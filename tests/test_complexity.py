@@ -461,7 +461,7 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
         survey, name = served.engine.survey, events[0].key
         assert isinstance(name, ServiceName)
         with steps.counting("explain"):
-            list(survey.differences(lambda *_: ""))
+            list(survey.differences())
             view = served.watcher.summaries[-1].view
             explainer = Explainer(survey=survey, store=served.store, translation=served.settings, view=view, counts={})
             explainer.service(name, {item.key for item in survey.states[name].served} & survey.virtual_servers.keys())
@@ -478,8 +478,8 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
         with steps.counting("heal"):
             served.engine.kernel_changed()
             await served.quiet(memory_node.DRIFT_CHECK_INTERVAL_S)
-            list(survey.differences(lambda *_: ""))
-        assert not list(survey.differences(lambda *_: ""))
+            list(survey.differences())
+        assert not list(survey.differences())
         with steps.counting("remove"):
             served.deliver([Gone(ObjectKind.SERVICE, key) for key in keys[ObjectKind.SERVICE]])
             await served.quiet(2)

@@ -30,7 +30,6 @@ from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.node_kernel import NodeKernel
@@ -135,7 +134,7 @@ class Comparison:
 
     def differences(self) -> list[Difference]:
         """The differences between desired and observed state, as of the last ``read``."""
-        return list(self.survey.differences(iptables_syntax.render))
+        return list(self.survey.differences())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

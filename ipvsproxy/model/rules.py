@@ -1,13 +1,14 @@
-"""Packet-filter rules as data: the matches and the target of each rule, without the syntax of any particular program.
+"""Packet-filter rules as data: the matches and the target of each rule.
 
-A backend in ``kernel/`` writes and reads rules. All other packages only compare these values. Rules that another proxy has left
-behind, and the tables of other programs, are represented as data as well.
+A backend in ``kernel/`` writes and reads rules. An observed rule is a text: the one that ``iptables-save`` prints and that our
+rules in nf_tables carry. Two rules are equal if their texts are equal. Rules that another proxy has left behind, and the tables
+of other programs, are represented as data as well.
 """
 
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.net import Address, Family, Network, Protocol
@@ -163,17 +164,73 @@ class Rule:
     to_virtual_server: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class UnknownRule:
-    """A rule that another program added to one of our chains and that a ``Rule`` cannot describe.
-
-    ``text`` is the rule as the backend prints it.
-    """
-
-    text: str
+_REJECT: Mapping[Family, str] = {Family.IPV4: "icmp-port-unreachable", Family.IPV6: "icmp6-port-unreachable"}
+_TUNNELS: Mapping[Family, str] = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}
+"""The protocols of tunnels by the names of /etc/protocols; without that file, iptables prints their numbers."""
 
 
-ObservedRule = Rule | UnknownRule
+def render(rule: Rule, family: Family) -> str:
+    """The rule without ``-A CHAIN``, as ``iptables-save`` 1.8 prints it in both variants, and ``iptables-restore`` accepts it."""
+    comment = rule.comment.replace("'", "\\'")
+    parts = (
+        rule.source and f"-s {rule.source}",
+        rule.not_source and f"! -s {rule.not_source}",
+        rule.interface and f"-i {_interface(rule.interface)}",
+        rule.not_interface and f"! -i {_interface(rule.not_interface)}",
+        rule.protocol and f"-p {rule.protocol.label}",
+        rule.tunnel and f"-p {_TUNNELS[family]}",
+        rule.comment and f'-m comment --comment "{comment}"',
+        rule.mark is not None and f"-m mark --mark {rule.mark:#x}/{rule.mark:#x}",
+        rule.not_mark is not None and f"-m mark ! --mark {rule.not_mark:#x}/{rule.not_mark:#x}",
+        rule.any_mark is not None and f"-m mark ! --mark 0x0/{rule.any_mark:#x}",
+        rule.no_mark is not None and f"-m mark --mark 0x0/{rule.no_mark:#x}",
+        rule.original_destination and f"-m conntrack --ctorigdst {rule.original_destination}",
+        rule.connection_states and f"-m conntrack --ctstate {','.join(state.value for state in rule.connection_states)}",
+        rule.set and f"-m set --match-set {_set(rule.set)}",
+        rule.syn and "-m tcp --tcp-flags SYN,RST SYN",
+        rule.not_from_bridge_port and "-m physdev ! --physdev-is-in",
+        rule.from_this_host and "-m addrtype --src-type LOCAL",
+        rule.from_elsewhere and "-m addrtype ! --src-type LOCAL",
+        rule.to_this_host and "-m addrtype --dst-type LOCAL",
+        rule.virtual_server and _virtual_server(rule.virtual_server),
+        rule.to_virtual_server and "--vdir ORIGINAL",
+        f"-j {_target(rule.target, family)}",
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _set(match: SetMatch) -> str:
+    return f"{match.set} {','.join(side.value for side in match.sides)}"
+
+
+def _interface(match: InterfaceMatch) -> str:
+    return f"{match.name}+" if match.is_prefix else match.name
+
+
+def _virtual_server(key: VirtualServerKey) -> str:
+    return f"-m ipvs --vproto {key.protocol:d} --vaddr {key.address} --vport {key.port}"
+
+
+def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for each kind of target
+    match target:
+        case Verdict.REJECT:
+            return f"REJECT --reject-with {_REJECT[family]}"
+        case Verdict():
+            return str(target.value)
+        case JumpTo(chain):
+            return chain
+        case Masquerade(fully_random):
+            return "MASQUERADE --random-fully" if fully_random else "MASQUERADE"
+        case SetMark(bits):
+            return f"MARK --set-xmark {bits:#x}/{bits:#x}"
+        case InvertMark(bits):
+            return f"MARK --set-xmark {bits:#x}/0x0"
+        case TakeMark(match):
+            return f"SET --map-set {_set(match)} --map-mark"
+        case LimitSegments(size):
+            return f"TCPMSS --set-mss {size}"
+        case never:
+            assert_never(never)
 
 
 class ChainKey(NamedTuple):
@@ -201,6 +258,11 @@ class Jump(NamedTuple):
         return f"{self.table}/{self.source} -> {self.target}"
 
 
+def render_jump(jump: Jump) -> str:
+    """The jump without ``-A CHAIN``, in the form that ``render`` writes."""
+    return f'-m comment --comment "{jump.comment}" -j {jump.target}'
+
+
 MARKING_TABLE = "mangle"
 """The table of rules that give packets a mark. A kernel may lack it: every Service can be reached without these rules."""
 
@@ -225,7 +287,8 @@ class Skeleton:
     @property
     def in_force(self) -> "ObservedSkeleton":
         """The observed state after this skeleton has been written."""
-        return ObservedSkeleton(family=self.family, chains=self.chains, jumps=frozenset(self.jumps))
+        chains = {key: tuple(render(rule, self.family) for rule in rules) for key, rules in self.chains.items()}
+        return ObservedSkeleton(family=self.family, chains=chains, jumps=frozenset(self.jumps))
 
     def __str__(self) -> str:
         return f"{self.family.label} rules"
@@ -245,14 +308,14 @@ class ObservedSkeleton:
     """
 
     family: Family
-    chains: Mapping[ChainKey, tuple[ObservedRule, ...]]
+    chains: Mapping[ChainKey, tuple[str, ...]]
     jumps: frozenset[Jump]
-    strange_rules: Mapping[ChainKey, tuple[UnknownRule, ...]] = dataclasses.field(default_factory=dict)
+    strange_rules: Mapping[ChainKey, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     hidden: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
     idle_jumps: Mapping[Jump, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        chains = {key: tuple(sorted(rules, key=repr)) if _only_drops(rules) else rules for key, rules in self.chains.items()}
+        chains = {key: tuple(sorted(rules)) if _only_drops(rules) else rules for key, rules in self.chains.items()}
         object.__setattr__(self, "chains", chains)
 
     def without(self, table: str) -> "ObservedSkeleton":
@@ -265,8 +328,8 @@ class ObservedSkeleton:
         )
 
 
-def _only_drops(rules: Sequence[ObservedRule]) -> bool:
-    return len(rules) > 1 and all(isinstance(rule, Rule) and rule.target is Verdict.DROP for rule in rules)
+def _only_drops(rules: Sequence[str]) -> bool:
+    return len(rules) > 1 and all(rule.endswith("-j DROP") for rule in rules)
 
 
 class Reference(NamedTuple):

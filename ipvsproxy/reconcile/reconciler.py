@@ -253,7 +253,7 @@ class Reconciler:
         observed = self._tables.skeletons.observed.get(item.family)
         if observed is None or observed.hidden:
             return True  # the observed rules are not known
-        desired = item.chains
+        desired = item.in_force.chains
         return any(not set(rules) <= set(desired.get(chain, ())) for chain, rules in observed.chains.items())
 
     def settling(self, outcomes: Sequence[Outcome], now: float) -> Generator[None, None, Report]:

@@ -15,7 +15,7 @@ from ipvsproxy.model.service import Owner, Service, ServiceName, ServicePort
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.kinds.kind import DescribeRule, Difference, Stage
+from ipvsproxy.reconcile.kinds.kind import Difference, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict, Table
@@ -297,9 +297,8 @@ class Survey:
         """The stage of an operation in a plan."""
         return self._tables.stage(operation)
 
-    def differences(self, describe_rule: DescribeRule) -> Iterator[Difference]:
+    def differences(self) -> Iterator[Difference]:
         """All differences between the desired and the observed state, in the order of the tables."""
-        self._tables.of_rules.describe_rule = describe_rule
         return itertools.chain.from_iterable(kind.differences() for kind in self._tables.kinds)
 
     def statistics(self, now: float) -> Statistics:

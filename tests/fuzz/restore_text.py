@@ -2,7 +2,7 @@
 
 import re
 
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
+from ipvsproxy.model.rules import render_jump
 from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.translate import nat, skeleton
 
@@ -32,7 +32,7 @@ _RULE = re.compile(
 )
 _DECLARATION = re.compile(rf":(?:{_CHAINS}) - \[0:0\]")
 _DELETION = re.compile(rf"-X (?:{_CHAINS})")
-_JUMPS = frozenset(f"-{verb} {jump.source} {iptables_syntax.render_jump(jump)}" for jump in skeleton.JUMPS for verb in "ID")
+_JUMPS = frozenset(f"-{verb} {jump.source} {render_jump(jump)}" for jump in skeleton.JUMPS for verb in "ID")
 
 
 def _is_rule(line: str) -> bool:

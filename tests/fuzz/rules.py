@@ -4,6 +4,8 @@ For any objects, each line for ``iptables-restore`` has a known shape, each set 
 each virtual and real server can be encoded.
 """
 
+import dataclasses
+import itertools
 import json
 
 from ipvsproxy.config import load
@@ -17,7 +19,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
-from ipvsproxy.model.sets import SetEntry
+from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers
@@ -62,6 +64,10 @@ def rules(data: bytes) -> None:
         )
         restore_text.check(iptables_syntax.render_restore(built, supported))
         restore_text.check(iptables_syntax.render_removal(built, supported))
+        native = dataclasses.replace(settings, backend=Backend.NFTABLES)
+        written = skeleton.build_skeleton(family, native, node_view, frozenset(SetKind), reconciler.survey.refused())
+        # The nftables driver tells rules apart by their texts.
+        assert all(one != other for rules in written.chains.values() for one, other in itertools.pairwise(rules))
 
 
 def _config(chooser: Chooser) -> Config | None:

@@ -137,7 +137,7 @@ def test_changes_by_other_programs_are_drift_and_are_repaired_with_either_bindin
     node.observe()
     kinds = {Binding.ADDRESSES: "address", Binding.ROUTES: "route"}
     assert dict(node.reconciler.take_drift_news().drifted) == dict.fromkeys(kinds.values(), 1)
-    found = {(one.kind, one.name, one.desired, one.observed) for one in node.reconciler.survey.differences(lambda *_: "")}
+    found = {(one.kind, one.name, one.desired, one.observed) for one in node.reconciler.survey.differences()}
     assert found == {
         (kinds[binding], "10.96.0.1", "present", MISSING),
         (kinds[OTHER[binding]], "10.96.7.7", STALE, "present"),

@@ -156,7 +156,7 @@ def test_rules_are_added_before_every_service_has_been_put_unless_this_would_rem
     desired_state = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP, RETURN), OTHER_CHAIN: (DROP,)}, jumps=())
     reconciler.put_skeleton(desired_state)
     if observed is not None:
-        image = ObservedSkeleton(family=Family.IPV4, chains=observed, jumps=frozenset())
+        image = Skeleton(family=Family.IPV4, chains=observed, jumps=()).in_force
         reconciler._tables.skeletons.notice(Family.IPV4, image)
     planned = at_once(reconciler.planning(0, only_additions=True)).operations
     assert planned == ([Operation(Verb.SET, desired_state)] if is_planned else [])

@@ -217,7 +217,7 @@ def test_a_reading_in_parts_counts_drift_once_and_keeps_unknown_objects_until_th
 
 def test_timeouts_that_another_program_has_set_are_reported_as_a_difference(node: simulation.SimulatedNode) -> None:
     node.reconciler.note_timeouts(Timeouts(1, 2, 3))
-    differences = node.reconciler.survey.differences(lambda rule, _: str(rule))
+    differences = node.reconciler.survey.differences()
     assert [(one.kind, one.name) for one in differences] == [("timeouts", "tcp"), ("timeouts", "tcp_fin"), ("timeouts", "udp")]
 
 

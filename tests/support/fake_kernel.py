@@ -31,7 +31,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, without_method
-from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
+from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, Rule, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetType
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
@@ -101,7 +101,7 @@ class FakeKernel:
         self.addresses: set[Address] = set()
         self.routes: set[Address] = set()
         self.host_addresses: list[InterfaceAddress] = []
-        self.chains: dict[Family, dict[ChainKey, tuple[ObservedRule, ...]]] = {family: {} for family in Family}
+        self.chains: dict[Family, dict[ChainKey, tuple[Rule, ...]]] = {family: {} for family in Family}
         self.jumps: dict[Family, set[Jump]] = {family: set() for family in Family}
         self.families: tuple[Family, ...] = tuple(Family)
         self.sysctls: dict[str, str] = {}
@@ -148,7 +148,7 @@ class FakeKernel:
             "routes": frozenset(self.routes),
             "interface_addresses": tuple(self.host_addresses),
             "skeletons": {
-                family: ObservedSkeleton(family=family, chains=dict(self.chains[family]), jumps=frozenset(self.jumps[family]))
+                family: Skeleton(family=family, chains=self.chains[family], jumps=tuple(self.jumps[family])).in_force
                 for family in families
                 if family in self.families
             },
@@ -401,12 +401,12 @@ class FakeKernel:
             for target in sorted(targets | {jump.target for jump in jumps}):
                 if ChainKey(table, target) not in chains:
                     raise fake_sets.Refusal(0, f"iptables-restore: Couldn't load target `{target}'")
-            self.chains[family] |= {key: item.in_force.chains[key] for key in chains}
+            self.chains[family] |= {key: item.chains[key] for key in chains}
             self.jumps[family] |= jumps
 
     def _is_referenced(self, ip_set: IpSet) -> bool:
         all_rules = (rule for chains in self.chains.values() for rules in chains.values() for rule in rules)
-        return any(isinstance(rule, Rule) and rule.set and rule.set.set == ip_set.name for rule in all_rules)
+        return any(rule.set and rule.set.set == ip_set.name for rule in all_rules)
 
     def _check_references(self, family: Family, names: Iterable[str]) -> None:
         for name in sorted(names):

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family, host_port
-from ipvsproxy.model.rules import Backend, Skeleton
+from ipvsproxy.model.rules import Backend, Skeleton, render_jump
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import (
@@ -116,11 +115,11 @@ def _rule_rows(
 def _skeleton_rows(skeleton: Skeleton, backend: Backend) -> Iterator[tuple[str, list[str]]]:
     label = "v4" if skeleton.family is Family.IPV4 else "v6"
     for key, rules in skeleton.in_force.chains.items():
-        texts = [f"-A {key.chain} {iptables_syntax.render(rule, skeleton.family)}" for rule in rules]
+        texts = [f"-A {key.chain} {rule}" for rule in rules]
         if texts:
             yield f"{label}/{key.table}/{key.chain}", texts
     jumps: dict[str, list[str]] = {}
     for jump in skeleton.jumps:
-        text = f"-j {jump.target}" if backend is Backend.NFTABLES else iptables_syntax.render_jump(jump)
+        text = f"-j {jump.target}" if backend is Backend.NFTABLES else render_jump(jump)
         jumps.setdefault(f"{label}/{jump.table}/{jump.source}", []).insert(0, f"-A {jump.source} {text}")
     yield from jumps.items()

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
+from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, render
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import ServiceState
@@ -58,9 +57,9 @@ def outline(skeleton: Skeleton, table: str, chain: str) -> list[tuple[str, str]]
 
 
 def _target(rule: Rule, family: Family) -> str:
-    return iptables_syntax.render(Rule(target=rule.target), family).removeprefix("-j ")
+    return render(Rule(target=rule.target), family).removeprefix("-j ")
 
 
 def texts(skeleton: Skeleton, table: str, chain: str) -> Iterable[str]:
     """The rules of a chain as iptables-save prints them."""
-    return [iptables_syntax.render(rule, skeleton.family) for rule in skeleton.in_force.chains[ChainKey(table, chain)]]
+    return skeleton.in_force.chains[ChainKey(table, chain)]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, TUNNELLED, RealServerKey, Thresholds, without_method
+from ipvsproxy.model.rules import render
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.state import Clients, ClusterScope, Frontend, Role
@@ -218,7 +218,7 @@ class Explainer:
             "marked": way.is_marked,
             "dropped": way.is_dropped,
             "rules": [
-                f"-t {applied.chain.table} -A {applied.chain.chain} {iptables_syntax.render(applied.rule, key.address.family)}"
+                f"-t {applied.chain.table} -A {applied.chain.chain} {render(applied.rule, key.address.family)}"
                 for applied in way.applied_rules
             ],
             "sets": [applied.rule.set.set for applied in way.applied_rules if applied.rule.set],

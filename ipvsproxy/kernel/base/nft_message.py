@@ -17,8 +17,10 @@ TABLE = "ipvsproxy"
 """Our table, of the family inet. No other table is ever changed, except those that kube-proxy has left behind."""
 ELEMENTS_LIMIT = 60_000
 """The most bytes of elements in one message; the kernel's limit is 65,535."""
-TEXT_LIMIT = 250
-"""The longest text that a rule may carry; the kernel's limit is 256 bytes, with a header and the NUL."""
+TEXT_LIMIT = 240
+"""The longest text that a rule may carry; the kernel's limit is 256 bytes, with two headers, the NUL and the fingerprint."""
+FINGERPRINT_SIZE = 8
+"""The bytes of a rule's fingerprint."""
 COMMENT_LIMIT = 128
 """The longest comment that ``nft`` takes, with the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl).
 
@@ -54,7 +56,7 @@ _APPEND = 0x800
 INET = 1  # NFPROTO_INET
 _DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: how programs print it
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, the same number for tables and elements: programs print this text as a comment
-_LONG_TEXT = 0x69  # a type of our own: programs ignore types of user data that they do not know
+_LONG_TEXT, _FINGERPRINT = 0x69, 0x6A  # types of our own: programs ignore types of user data that they do not know
 NFTA_LIST_ELEM = 1
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2, 1, 2
@@ -157,13 +159,19 @@ def flushing(name: str) -> Message:
     return Message(NFT_MSG_DELRULE, 0, string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name))
 
 
-def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
-    """Appends a rule to a chain.
+def rule(name: str, expressions: Sequence[bytes], carried: str, fingerprint: bytes = b"") -> Message:
+    """Appends a rule to a chain. The rule carries a text, and a fingerprint of ``FINGERPRINT_SIZE`` bytes or none.
 
     If the text of the rule is short enough for a comment, programs such as nft print it as the rule's comment.
     """
-    payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
-    payload += attribute(NFTA_RULE_USERDATA, _user_data(carried))
+    marked = bytes((_FINGERPRINT, len(fingerprint))) + fingerprint if fingerprint else b""
+    return rule_again(name, b"".join(expressions), _user_data(carried) + marked)
+
+
+def rule_again(name: str, expressions: bytes, user_data: bytes) -> Message:
+    """Appends a rule with these expressions and this user data to a chain."""
+    payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, expressions)
+    payload += attribute(NFTA_RULE_USERDATA, user_data)
     return Message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)
 
 
@@ -180,12 +188,21 @@ def read(part: netlink.Reply) -> message.Attributes:
 
 def text_of(user_data: bytes) -> str:
     """The text in the user data of a rule, a table or an element; empty if there is no such text."""
+    return _value(user_data, _COMMENT, _LONG_TEXT).split(b"\0", 1)[0].decode(errors="replace")
+
+
+def fingerprint_of(user_data: bytes) -> bytes:
+    """The fingerprint in the user data of a rule; empty if there is none."""
+    return _value(user_data, _FINGERPRINT)
+
+
+def _value(user_data: bytes, *kinds: int) -> bytes:
     while len(user_data) > 2:  # noqa: PLR2004 - the lengths of type and length
         kind, length = user_data[:2]
-        if kind in (_COMMENT, _LONG_TEXT):
-            return user_data[2 : 2 + length].split(b"\0", 1)[0].decode(errors="replace")
+        if kind in kinds:
+            return user_data[2 : 2 + length]
         user_data = user_data[2 + length :]
-    return ""
+    return b""
 
 
 class SetShape(NamedTuple):

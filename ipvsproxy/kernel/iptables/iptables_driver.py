@@ -198,11 +198,11 @@ class IptablesDriver:
         moved = self._moved(family, listing := self._known(family, self._listed) or self._list(family))
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
-        chains = {key: tuple(iptables_syntax.parse(text, family) for text in texts) for key, texts in listing.chains.items()}
+        chains = dict(listing.chains)
         put = self._last_skeletons.get(family)
         hidden_jumps: frozenset[Jump] = frozenset()
         if put and listing.hidden:
-            chains |= {key: rules for key, rules in put.chains.items() if key.table in listing.hidden}
+            chains |= {key: rules for key, rules in put.in_force.chains.items() if key.table in listing.hidden}
             hidden_jumps = frozenset(jump for jump in put.jumps if jump.table in listing.hidden)
         # A jump that exists twice counts as absent: the next write removes all copies but one.
         single = {jump for jump, count in listing.jumps.items() if count == 1}

@@ -7,11 +7,11 @@ rule's comment.
 """
 
 import errno
-import functools
+import hashlib
+import itertools
 import os
 import pathlib
-import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
@@ -21,14 +21,13 @@ from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Hook, Message, SetShape
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.nft_tables import Chain
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict, render
 
 _READ = "read the table inet ipvsproxy"
 _IN_DORMANT_TABLE = "the table inet ipvsproxy is dormant"
@@ -58,11 +57,18 @@ _Expressions = list[tuple[str, Mapping[tuple[int, ...], bytes]]]
 
 
 class _Printed(NamedTuple):
-    """One rule as read from the kernel: the text that the rule carries, its expressions, and its number in the table."""
+    """One rule as read from the kernel: its text, its expressions, and its number in the table.
+
+    ``fingerprint`` is that of the expressions that were written with the text. ``raw`` and ``user_data`` are the attributes with
+    the expressions, and with text and fingerprint.
+    """
 
     text: str
     expressions: _Expressions
     handle: int
+    fingerprint: bytes
+    raw: bytes
+    user_data: bytes
 
 
 class TableListing(NamedTuple):
@@ -168,14 +174,10 @@ class NftRulesDriver:
     def observed(self, family: Family, listing: TableListing) -> ObservedSkeleton:
         """The rules of an IP family, taken from ``listing``."""
         names = {key: nft_rule.chain_name(family, *key) for key in self._chains}
-        chains = {
-            key: _rules(listing.rules.get(name, ()), family, key.table, name)
-            for key, name in names.items()
-            if name in listing.hooks
-        }
+        chains = {key: tuple(_texts(listing.rules.get(name, ()), name)) for key, name in names.items() if name in listing.hooks}
         jumps: list[Jump] = []
         idle_jumps: dict[Jump, str] = {}
-        strange_rules: dict[ChainKey, tuple[UnknownRule, ...]] = {}
+        strange_rules: dict[ChainKey, tuple[str, ...]] = {}
         for base in self._bases():
             present, others = self._split(base, family, listing)
             if self._meets_packets(base, family, listing):
@@ -188,24 +190,19 @@ class NftRulesDriver:
             family=family, chains=chains, jumps=frozenset(jumps), strange_rules=strange_rules, idle_jumps=idle_jumps
         )
 
-    def meets_packets_as_written(self, family: Family, listing: TableListing) -> bool:
-        """Whether each existing base chain of a family receives packets, and contains only our jumps."""
-        there = [base for base in self._bases() if nft_rule.chain_name(family, *base) in listing.hooks]
-        return all(self._meets_packets(base, family, listing) and not self._split(base, family, listing)[1] for base in there)
-
     def _meets_packets(self, base: ChainKey, family: Family, listing: TableListing) -> bool:
         return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
 
-    def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[UnknownRule]]:
+    def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[str]]:
         """Our jumps in a base chain, and all other rules in the chain, including the second copy of a jump."""
         absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
         present: list[Jump] = []
-        others: list[UnknownRule] = []
+        others: list[str] = []
         name = nft_rule.chain_name(family, *base)
         for printed in listing.rules.get(name, ()):
             jump = next((one for one, expressions in absent.items() if expressions == printed.expressions), None)
             if jump is None:
-                others.append(UnknownRule(_describe(printed, name)))
+                others.append(_describe(printed, name))
             else:
                 present.append(jump)
                 del absent[jump]
@@ -234,6 +231,24 @@ class NftRulesDriver:
             return self._put(skeleton, listing)
         present = [name for name in self._names(skeleton.family) if name in listing.hooks]
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
+
+    def rewriting(self, family: Family, listing: TableListing) -> list[Message]:
+        """The messages that append the present rules of an IP family to their chains again, after these were emptied.
+
+        Raises:
+            ValueError: a rule is not ours, or a base chain has been changed. Writing the rules without this rule or chain might
+            accept packets that are to be dropped.
+        """
+        observed = self.observed(family, listing)
+        ours = (listing.rules.get(nft_rule.chain_name(family, *key), ()) for key in self._chains)
+        are_known = all(is_as_written for printed in ours for _, is_as_written in _runs(printed))
+        if not are_known or observed.strange_rules or observed.idle_jumps:
+            raise ValueError(f"an unknown rule among the {family.label} rules, or a chain in another place")
+        return [
+            nft.rule_again(name, nft_rule.sent_again(one.raw), one.user_data)
+            for name in self._names(family)
+            for one in listing.rules.get(name, ())
+        ]
 
     def flushing(self, families: Collection[Family], listing: TableListing) -> list[Message]:
         """The messages that remove all rules of these IP families from the existing chains."""
@@ -271,10 +286,10 @@ class NftRulesDriver:
             *(nft.chain(name) for name in chains),
             *(nft.chain(name, hook) for name, hook in hooks.items()),
             *(
-                nft.rule(name, expressions, iptables_syntax.render(rule, family))
+                one
                 for name, (key, rules) in chains.items()
                 for rule in rules
-                for expressions in nft_rule.expand(rule, family, key.table)
+                for one in _encode(rule, name, nft_rule.expand(rule, family, key.table), family)
             ),
             *(
                 nft.rule(
@@ -318,10 +333,15 @@ class NftRulesDriver:
             hooks = {one.name: _as_open(one) for one in chains if one.table == nft.TABLE}
             for found in map(nft.read, self._channel.dump(nft.rules_query(), _READ)):
                 if found.text(nft.NFTA_RULE_TABLE) == nft.TABLE:
+                    expressions = found.payload(nft.NFTA_RULE_EXPRESSIONS, b"")
+                    user_data = found.payload(nft.NFTA_RULE_USERDATA, b"")
                     printed = _Printed(
-                        nft.text_of(found.payload(nft.NFTA_RULE_USERDATA, b"")),
-                        nft_rule.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b"")),
+                        nft.text_of(user_data),
+                        nft_rule.expressions(expressions),
                         found.number(nft.NFTA_RULE_HANDLE),
+                        nft.fingerprint_of(user_data),
+                        expressions,
+                        user_data,
                     )
                     rules.setdefault(found.text(nft.NFTA_RULE_CHAIN), []).append(printed)
         return TableListing(None, bool(flags & nft.IS_DORMANT), hooks, rules)
@@ -343,37 +363,38 @@ def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
     return nft_rule.expressions(b"".join(expressions))
 
 
-def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) -> tuple[ObservedRule, ...]:
-    """The rules of one of our chains.
+def _fingerprint(rules: Iterable[_Expressions]) -> bytes:
+    """Identifies the expressions of the rules of nf_tables that together stand for one rule."""
+    described = [[(name, sorted(values.items())) for name, values in expressions] for expressions in rules]
+    return hashlib.blake2b(repr(described).encode(), digest_size=nft.FINGERPRINT_SIZE).digest()
 
-    If the expressions of a rule do not match the rule's text, the rule becomes an ``UnknownRule``.
+
+def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], family: Family) -> Iterator[Message]:
+    """The messages that append the rules of nf_tables which together stand for one rule to a chain."""
+    fingerprint = _fingerprint(map(_as_printed, expanded))
+    return (nft.rule(name, expressions, render(rule, family), fingerprint) for expressions in expanded)
+
+
+def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
+    """The rules of one of our chains, in runs that stand for one rule of ours, and whether a run is as we wrote it.
+
+    The rules of nf_tables that together stand for one rule share its text and fingerprint. If one of them is missing or changed,
+    none of them counts as the rule.
     """
-    # One ``Rule`` may become several rules of nf_tables with the same text: if one of them is missing, the remaining ones become
-    # ``UnknownRule``.
-    expected = functools.cache(lambda text: _expected(text, family, table))
-    rules: list[ObservedRule] = []
-    position = 0
-    while position < len(printed):
-        rule, expressions = expected(printed[position].text)
-        following = [one.expressions for one in printed[position : position + len(expressions)]]
-        if isinstance(rule, Rule) and following != expressions:
-            rule = UnknownRule(f"{printed[position].text} (changed)")
-        elif not printed[position].text:
-            rule = UnknownRule(f"a rule without a text of ours: {_describe(printed[position], chain)}")
-        rules.append(rule)
-        position += len(expressions) if isinstance(rule, Rule) else 1
-    return tuple(rules)
+    for (_, fingerprint), run in itertools.groupby(printed, lambda one: (one.text, one.fingerprint)):
+        alike = list(run)
+        yield alike, bool(fingerprint) and fingerprint == _fingerprint(one.expressions for one in alike)
 
 
-def _expected(text: str, family: Family, table: str) -> tuple[ObservedRule, Sequence[_Expressions]]:
-    """The rule of a text, and the expressions of its rules in nf_tables; an ``UnknownRule`` if nf_tables cannot have the rule."""
-    rule = iptables_syntax.parse(text, family) if text else UnknownRule("")
-    if not isinstance(rule, Rule):
-        return rule, ()
-    try:
-        return rule, [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
-    except (ValueError, LookupError, struct.error):  # the text does not fit the fields of the set, or a number is too large
-        return UnknownRule(f"{text} (changed)"), ()
+def _texts(printed: Sequence[_Printed], chain: str) -> Iterator[str]:
+    """The texts of the rules of one of our chains, with a remark if a rule is not ours or not as we wrote it."""
+    for run, is_as_written in _runs(printed):
+        if is_as_written:
+            yield run[0].text
+        elif run[0].text:
+            yield from [f"{run[0].text} (changed)"] * len(run)
+        else:
+            yield from (f"a rule without a text of ours: {_describe(one, chain)}" for one in run)
 
 
 _TRIED = Rule(target=Verdict.ACCEPT)

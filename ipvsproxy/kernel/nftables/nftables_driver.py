@@ -21,9 +21,8 @@ from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver, TableListing
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
-from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey, Jump, Rule, Skeleton
+from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries
 
 
@@ -112,29 +111,12 @@ class NftDriver:
         written: list[Message] = []
         for family in {ip_set.family for ip_set in unlike}:
             asked = [one for one in operations if isinstance(one.item, Skeleton) and one.item.family is family]
-            for rules in asked or self._as_they_are(family, listing):
+            for rules in asked:
                 written += self.rules.messages(rules, listing)
+            if not asked:
+                written += self.rules.rewriting(family, listing)
         flushed = self.rules.flushing({ip_set.family for ip_set in unlike}, listing)
         return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
-
-    def _as_they_are(self, family: Family, listing: TableListing) -> list[Operation]:
-        """The operation that writes the present rules of an IP family again; empty if the family has no rules.
-
-        Raises:
-            ValueError: a rule is not ours, or a base chain has been changed. Writing the rules without this rule or chain might
-            accept packets that are to be dropped.
-        """
-        observed = self.rules.observed(family, listing)
-        chains = {
-            key: rules
-            for key, found in observed.chains.items()
-            if len(rules := tuple(rule for rule in found if isinstance(rule, Rule))) == len(found)
-        }
-        if len(chains) < len(observed.chains) or not self.rules.meets_packets_as_written(family, listing):
-            raise ValueError(f"an unknown rule among the {family.label} rules, or a chain in another place")
-        if not chains:
-            return []
-        return [Operation(Verb.SET, Skeleton(family=family, chains=chains, jumps=tuple(sorted(observed.jumps))))]
 
     def _apply_as_one(self, operations: Sequence[Operation]) -> bool:
         """Apply all operations in one transaction. Returns true if all operations have been applied."""

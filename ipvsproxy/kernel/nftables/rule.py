@@ -421,6 +421,23 @@ def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]
     return found
 
 
+def sent_again(data: bytes) -> bytes:
+    """The expressions of a rule that was read, as they can be sent: without the flags that the kernel shows of an ``exthdr``.
+
+    The kernel refuses these flags in an expression that writes (``nft_exthdr_tcp_set_init`` in net/netfilter/nft_exthdr.c).
+    """
+    sent: list[bytes] = []
+    for _, start, end in message.walk(data, 0, len(data)):
+        found = message.Attributes(data, start, end)
+        name, content = found.text(nft.NFTA_EXPR_NAME), found.payload(nft.NFTA_EXPR_DATA, b"")
+        if name == "exthdr":
+            parts = message.walk(content, 0, len(content))
+            content = b"".join(content[first - 4 : (last + 3) & ~3] for number, first, last in parts if number != _EXTHDR_FLAGS)
+        sent.append(_expression(name, content))
+    return b"".join(sent)
+
+
+_EXTHDR_FLAGS = 5
 _NESTS = {("cmp", (3,)), ("bitwise", (4,)), ("bitwise", (5,)), ("immediate", (2,)), ("immediate", (2, nft.NFTA_DATA_VERDICT))}
 _IGNORED = {("nat", (4,)), ("nat", (7,)), ("lookup", (4,))}
 

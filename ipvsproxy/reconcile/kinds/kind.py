@@ -22,13 +22,11 @@ that must already exist in the kernel.
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model import kind
-from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
-from ipvsproxy.model.rules import ObservedRule
 from ipvsproxy.model.service import NODE_OWNER, Owner
 from ipvsproxy.model.sets import IP_SETS, SetEntry
 from ipvsproxy.model.state import Observation
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
 MISSING = "missing"
 STALE = "nothing"
 """The desired value of an observed object of ours that serves no Service."""
-
-DescribeRule = Callable[[ObservedRule, Family], str]
-"""Writes a rule as the operator's tools print it."""
 
 
 class Stage(enum.IntEnum):

@@ -8,14 +8,13 @@ from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, Sysctl, Timeouts
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import MARKING_TABLE, ObservedRule, ObservedSkeleton, Skeleton, Verdict
+from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton, Verdict
 from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.kinds.kind import (
     MISSING,
     STALE,
     Circumstances,
-    DescribeRule,
     Difference,
     PresenceKind,
     ReconciledKind,
@@ -147,7 +146,6 @@ class Rules(ReconciledKind):
 
     def __init__(self, all_tables: "NodeTables") -> None:
         """Rules are never removed."""
-        self.describe_rule: DescribeRule = lambda rule, _: str(rule)
         self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(
             lambda _: NODE_OWNER, lambda desired, observed: desired.in_force != observed, always, all_tables.unequal
         )
@@ -194,15 +192,15 @@ class Rules(ReconciledKind):
             if observed_rules is None:
                 yield self.difference(f"{label} chain {key}", counted(len(rules), "rule"), MISSING)
             elif observed_rules != rules:
-                number, *both = _first_difference(rules, observed_rules)
-                described, found = (self.describe_rule(rule, desired.family) if rule else "no rule" for rule in both)
-                yield self.difference(f"{label} chain {key} rule {number}", described, found)
+                pairs = enumerate(itertools.zip_longest(rules, observed_rules, fillvalue="no rule"), 1)
+                number, both = next((number, both) for number, both in pairs if both[0] != both[1])
+                yield self.difference(f"{label} chain {key} rule {number}", *both)
         for jump in desired.jumps:
             if jump not in observed.jumps:
                 why_idle = observed.idle_jumps.get(jump)
                 yield self.difference(f"{label} jump {jump}", "present", f"not in force: {why_idle}" if why_idle else MISSING)
         for key, strange in observed.strange_rules.items():
-            described = "; ".join(self.describe_rule(rule, desired.family) for rule in strange[:STRANGE_SHOWN])
+            described = "; ".join(strange[:STRANGE_SHOWN])
             more = f"; and {len(strange) - STRANGE_SHOWN} more" if len(strange) > STRANGE_SHOWN else ""
             removed = "which run removes" if len(strange) == 1 else "all of which run removes"
             yield self.difference(f"{label} chain {key}", "only jumps of ours", f"{described}{more}, {removed}")
@@ -212,14 +210,3 @@ class Rules(ReconciledKind):
 
 def _guards_tunnels(skeleton: Skeleton) -> bool:
     return any(rule.tunnel and rule.target is Verdict.DROP for rule in itertools.chain.from_iterable(skeleton.chains.values()))
-
-
-def _first_difference(
-    desired: Sequence[ObservedRule], observed: Sequence[ObservedRule]
-) -> tuple[int, ObservedRule | None, ObservedRule | None]:
-    """The number of the first rule that differs (from 1), with the desired and the observed rule.
-
-    The desired or the observed rule may be absent.
-    """
-    pairs = enumerate(itertools.zip_longest(desired, observed), 1)
-    return next((number, one, other) for number, (one, other) in pairs if one != other)

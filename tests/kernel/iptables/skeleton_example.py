@@ -2,7 +2,7 @@
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, Rule, SetMark, SetMatch, Side, Skeleton
+from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, Rule, SetMark, SetMatch, Side, Skeleton, render
 
 SERVICES = ChainKey("nat", "KUBE-SERVICES")
 MARK = ChainKey("nat", "KUBE-MARK-MASQ")
@@ -20,5 +20,5 @@ SKELETON = Skeleton(
     jumps=(OUTPUT, PREROUTING, INPUT),
 )
 NOTHING = iptables_syntax.Listing(chains={}, jumps={}, foreign_jumps={})
-TEXTS = {key: tuple(iptables_syntax.render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
+TEXTS = {key: tuple(render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
 IN_FORCE = iptables_syntax.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, foreign_jumps={})

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.iptables_driver import Refusal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ObservedSkeleton
+from ipvsproxy.model.rules import ObservedSkeleton, render_jump
 from tests.kernel.iptables.skeleton_example import FILTER, IN_FORCE, MARK, NOTHING, SKELETON
 
 
@@ -112,7 +112,7 @@ def test_a_table_that_iptables_cannot_list_is_written_and_the_written_rules_coun
     assert driver.observe(Family.IPV4) == ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset())
     assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
     shown = "".join(
-        f"*filter\n:{FILTER.chain} - [0:0]\n-A {jump.source} {iptables_syntax.render_jump(jump)}\nCOMMIT\n"
+        f"*filter\n:{FILTER.chain} - [0:0]\n-A {jump.source} {render_jump(jump)}\nCOMMIT\n"
         for jump in SKELETON.jumps
         if jump.table == "filter"
     )
@@ -137,10 +137,10 @@ def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_one_is_removed(pr
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     make_program(programs, "iptables-restore", f"cat >> {programs}/written")
-    first, *rest = (f"-A {jump.source} {iptables_syntax.render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
+    first, *rest = (f"-A {jump.source} {render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
     (programs / "saved").write_text("\n".join(["*nat", first, first, *rest, "COMMIT", ""]))
     driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
-    (twice,) = (jump for jump in SKELETON.jumps if first == f"-A {jump.source} {iptables_syntax.render_jump(jump)}")
+    (twice,) = (jump for jump in SKELETON.jumps if first == f"-A {jump.source} {render_jump(jump)}")
     assert twice not in driver.observe(Family.IPV4).jumps
     driver.apply([Operation(Verb.SET, SKELETON)])
     written = (programs / "written").read_text().splitlines()

@@ -13,7 +13,6 @@ import pytest
 
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
@@ -31,6 +30,7 @@ from ipvsproxy.model.rules import (
     Side,
     Skeleton,
     Verdict,
+    render_jump,
 )
 
 SERVICES = ChainKey("nat", "KUBE-SERVICES")
@@ -277,7 +277,7 @@ def test_both_families_are_usable_and_the_trial_write_leaves_no_rules(family: Fa
 
 def move_behind(jump: Jump, rule: str) -> None:
     """Remove a jump and append it again, after a rule of another program."""
-    ours = iptables_syntax.render_jump(jump)
+    ours = render_jump(jump)
     sent = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
     lines = f"*{jump.table}\n{''.join(sent)}"
     done = subprocess.run(
@@ -299,7 +299,7 @@ def test_a_jump_moved_behind_a_foreign_rule_is_moved_back_to_the_top_but_only_a_
         assert jump not in driver.observe(Family.IPV4).jumps
         change(driver, Verb.SET, skeleton)
         rules = [rule for rule in built_in_rules("iptables") if rule.startswith(f"-A {jump.source} ")]
-        assert rules.index(f"-A {jump.source} {iptables_syntax.render_jump(jump)}") < rules.index(f"-A {jump.source} {strange}")
+        assert rules.index(f"-A {jump.source} {render_jump(jump)}") < rules.index(f"-A {jump.source} {strange}")
         assert jump in driver.observe(Family.IPV4).jumps
     move_behind(jump, strange)
     assert jump in driver.observe(Family.IPV4).jumps, "somebody wants it so"

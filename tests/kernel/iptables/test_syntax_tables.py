@@ -6,8 +6,7 @@ import pathlib
 import pytest
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
-from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey, Jump, UnknownRule
+from ipvsproxy.model.rules import ChainKey, Jump
 from tests.kernel.iptables.skeleton_example import IN_FORCE, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/expected"
@@ -155,10 +154,3 @@ def test_parsing_recorded_rules_gives_the_same_rules_as_were_recorded(profile: s
         }
         assert dict.fromkeys(jumps, 1) == listing.jumps
         assert not listing.foreign_jumps
-        unknown = [
-            text
-            for texts in listing.chains.values()
-            for text in texts
-            if isinstance(iptables_syntax.parse(text, Family.IPV4 if family == "v4" else Family.IPV6), UnknownRule)
-        ]
-        assert unknown == []

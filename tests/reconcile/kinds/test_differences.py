@@ -1,22 +1,21 @@
 """The owners of kernel objects, and descriptions of differences. Tests on a whole node: ``tests/commands/test_verify.py``."""
 
+import dataclasses
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
-from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.kernel import BoundAddresses, Flow, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import KINDS, Item
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
-from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import survey
-from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate.services import state
 from tests.reconcile import examples, simulation
@@ -77,15 +76,10 @@ def web(*endpoints: str) -> simulation.SimulatedNode:
     return node
 
 
-def differences(reconciler: Reconciler) -> Iterator[Difference]:
-    """All differences, with rules as iptables prints them."""
-    return reconciler.survey.differences(iptables_syntax.render)
-
-
 def lines(node: simulation.SimulatedNode) -> list[str]:
     """The differences of the kernel in its present state."""
     node.observe()
-    return [str(one) for one in differences(node.reconciler)]
+    return [str(one) for one in node.reconciler.survey.differences()]
 
 
 def test_a_node_in_its_desired_state_has_no_differences() -> None:
@@ -153,7 +147,7 @@ def test_each_real_server_that_differs_is_reported_in_one_line() -> None:
 def test_an_undesired_udp_real_server_is_reported_as_to_be_removed_at_once(reconciler: Reconciler) -> None:
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
     list(reconciler._tables.virtual_servers.observing({KEY: examples.observed(weights)}))
-    assert [str(one) for one in differences(reconciler) if one.kind.endswith("server")] == [
+    assert [str(one) for one in reconciler.survey.differences() if one.kind.endswith("server")] == [
         "real_server UDP 10.96.0.10:53 -> 10.9.9.9:53 of default/dns: desired nothing, observed weight 0"
     ]
 
@@ -169,12 +163,12 @@ def test_missing_and_undesired_addresses_are_reported_as_differences(reconciler:
     table = reconciler._tables.addresses
     nobodys = parse_address("10.96.9.9")
     list(table.observing({nobodys: True}))
-    assert {one.name for one in differences(reconciler) if one.kind == "address"} == {
+    assert {one.name for one in reconciler.survey.differences() if one.kind == "address"} == {
         str(KEY.address),
         str(nobodys),
     }
     list(table.observing({KEY.address: True}))
-    assert [one for one in differences(reconciler) if one.kind == "address"] == []
+    assert [one for one in reconciler.survey.differences() if one.kind == "address"] == []
 
 
 def test_timeouts_without_a_desired_value_count_as_equal(reconciler: Reconciler) -> None:
@@ -189,7 +183,7 @@ def test_timeouts_without_a_desired_value_count_as_equal(reconciler: Reconciler)
 
 
 def timeouts(reconciler: Reconciler) -> list[str]:
-    return [str(one) for one in differences(reconciler) if one.kind == "timeouts"]
+    return [str(one) for one in reconciler.survey.differences() if one.kind == "timeouts"]
 
 
 CHAIN = ChainKey("nat", "KUBE-MARK-MASQ")
@@ -232,7 +226,7 @@ def test_a_jump_in_a_dormant_table_is_reported_as_not_in_force_and_not_as_missin
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=(JUMP, other)))
     image = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), idle_jumps={JUMP: "the table is dormant"})
     tables.skeletons.confirm(Family.IPV4, image)
-    assert [str(one) for one in differences(reconciler) if one.kind == "rules"] == [
+    assert [str(one) for one in reconciler.survey.differences() if one.kind == "rules"] == [
         f"rules IPv4 jump {JUMP}: desired present, observed not in force: the table is dormant",
         f"rules IPv4 jump {other}: desired present, observed missing",
     ]
@@ -243,7 +237,7 @@ def test_a_rule_of_another_program_between_our_jumps_is_not_reported_as_a_missin
     chains = {CHAIN: (DROP,)}
 
     def found(count: int) -> list[str]:
-        strange = tuple(UnknownRule(f"accept {number}") for number in range(count))
+        strange = tuple(f"accept {number}" for number in range(count))
         return rules(reconciler, chains, chains, JUMP, present=[JUMP], strange_rules={key: strange})
 
     begin, end = "rules IPv4 chain filter/INPUT: desired only jumps of ours, observed accept 0", "all of which run removes"
@@ -259,16 +253,17 @@ def rules(
     found: Mapping[ChainKey, tuple[Rule, ...]] | None,
     *jumps: Jump,
     present: Iterable[Jump] = (),
-    strange_rules: Mapping[ChainKey, tuple[UnknownRule, ...]] = types.MappingProxyType({}),
+    strange_rules: Mapping[ChainKey, tuple[str, ...]] = types.MappingProxyType({}),
 ) -> list[str]:
     """The differences of rules; if ``found`` is None, the rules have not been observed."""
     tables = reconciler._tables
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains=desired, jumps=jumps))
     image = None
     if found is not None:
-        image = ObservedSkeleton(family=Family.IPV4, chains=found, jumps=frozenset(present), strange_rules=dict(strange_rules))
+        in_force = Skeleton(family=Family.IPV4, chains=found, jumps=tuple(present)).in_force
+        image = dataclasses.replace(in_force, strange_rules=dict(strange_rules))
     tables.skeletons.confirm(Family.IPV4, image)
-    return [str(one) for one in differences(reconciler) if one.kind == "rules"]
+    return [str(one) for one in reconciler.survey.differences() if one.kind == "rules"]
 
 
 def test_tracked_flows_are_never_reported_as_differences() -> None:
