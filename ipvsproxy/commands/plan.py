@@ -3,10 +3,8 @@
 Therefore the operations and their order are exactly those of ``run``: the same code decides them.
 """
 
-import asyncio
 import dataclasses
 import itertools
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -15,7 +13,7 @@ from ipvsproxy.commands.inspection import CommandAnswer, Document, Inspected, Un
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.reader import ReadableKernel
-from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.loop.summary import Watcher
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
@@ -75,24 +73,6 @@ class PlanningKernel:
         return any(new not in (0, old) for new, old in zip(desired, observed, strict=True))
 
 
-class _FirstSync:
-    """Waits until the first sync of the reconcile loop has ended."""
-
-    def __init__(self) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def queued(self, now: float) -> None:
-        """As ``summary.Watcher``."""
-
-    def syncing(self, now: float) -> None:
-        """As ``summary.Watcher``."""
-
-    def synced(self, summary: SyncSummary) -> None:  # noqa: ARG002 - the result of the sync does not matter
-        """As ``summary.Watcher``."""
-        if not self.over.done():
-            self.over.set_result(None)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """The operations that ``run`` would apply, and the desired and observed state after these operations."""
@@ -102,28 +82,15 @@ class Planned:
 
 
 async def plan(node: Inspected) -> Planned:
-    """Run the reconcile loop on a kernel that records operations, until everything would be programmed.
+    """Run the first sync of the reconcile loop on a kernel that records operations.
 
     Raises:
         UnknownStateError: the kernel could not be read.
     """
     kernel = await node.kernel.call(PlanningKernel)
-    watcher = _FirstSync()
-    settings = dataclasses.replace(node.choices.settings, audit_interval_s=math.inf)  # so the kernel is read only once
-    engine = Engine(
-        choices=node.choices._replace(settings=settings),
-        store=node.store,
-        kernel=node.kernel.standing_in(kernel),
-        watcher=watcher,
-    )
-    loop = asyncio.create_task(engine.run())
-    try:
-        await asyncio.wait({loop, watcher.over}, return_when=asyncio.FIRST_COMPLETED)
-        if loop.done():
-            loop.result()
-    finally:
-        loop.cancel()
-        await asyncio.gather(loop, return_exceptions=True)
+    standing_in = node.kernel.standing_in(kernel)
+    engine = Engine(choices=node.choices, store=node.store, kernel=standing_in, watcher=Watcher())
+    await engine.start()
     return Planned(operations=kernel.operations, survey=engine.survey)
 
 

@@ -21,7 +21,7 @@ from ipvsproxy.daemon.http.paths import MetricsPaths
 from ipvsproxy.daemon.loop import journal, leftover_removal
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftover_removal import Leftovers
-from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
@@ -84,7 +84,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
 
 
 @dataclasses.dataclass(eq=False)
-class _Node:
+class _Node(Watcher):
     """The parts of a serving process and the connections between them."""
 
     config: Config
@@ -173,7 +173,7 @@ class _Node:
         servers = (*paths.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
-    # Methods that the event loop calls, as the protocol Watcher describes.
+    # Methods that the event loop calls, as ``Watcher`` describes.
 
     def queued(self, now: float) -> None:
         """A change is waiting for the next sync."""

@@ -34,7 +34,7 @@ class Sync(NamedTuple):
     summary: SyncSummary
 
 
-class Watching:
+class Watching(Watcher):
     """The program's own observer of syncs, which also keeps a list of the syncs."""
 
     def __init__(self, watcher: Watcher, api: MemoryApi) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from typing import Any
 
 from ipvsproxy.config.settings import Choices, EngineSettings
+from ipvsproxy.daemon.loop import summary as summaries
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.loop.summary import SyncSummary
@@ -70,7 +71,7 @@ class InlineExecutor(concurrent.futures.Executor):
         return future
 
 
-class Watcher:
+class Watcher(summaries.Watcher):
     """The notifications of the loop. ``queued_s`` and ``syncing_s`` are the times at which the loop sent these notifications."""
 
     def __init__(self) -> None:

@@ -145,8 +145,7 @@ class Engine:
     async def run(self) -> None:
         """Run syncs until this task is cancelled."""
         with garbage.postponed():
-            await self._wait_for_lists()
-            await self._start()
+            await self.start()
         with garbage.in_short_rounds(self.clock) as thaw_if_due:
             while True:
                 await self._sync(await self._pause())
@@ -161,8 +160,9 @@ class Engine:
                 log.info("waiting_for_first_lists", missing=[kind.value for kind in logged])
             await self._wake.wait()
 
-    async def _start(self) -> None:
-        """Read the kernel, program the first Services, and then all others."""
+    async def start(self) -> None:
+        """Wait for the first lists, read the kernel, and make the first sync: program the first Services, and then all others."""
+        await self._wait_for_lists()
         began = self.clock()
         await self._adopt_choices()
         self._demand_primary_family()

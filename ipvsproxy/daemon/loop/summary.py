@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Family
@@ -63,8 +62,8 @@ class SyncSummary:
         return self.observed_s + self.translated_s + self.applied_s
 
 
-class Watcher(Protocol):
-    """An object that the event loop notifies about syncs: metrics, health, health-check listeners."""
+class Watcher:
+    """An object that the event loop notifies about syncs. This base class ignores all notifications."""
 
     def queued(self, now: float) -> None:
         """A change waits for the next sync."""
