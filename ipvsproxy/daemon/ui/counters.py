@@ -18,6 +18,7 @@ somebody looks at the page.
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import struct
 import time
@@ -301,33 +302,25 @@ class Opened:
         return self._rates.get((key, real_server))
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class CounterFollower:
     """Reads counters regularly and keeps the rates.
 
-    Times are times of ``clock``, which is monotonic; ``wall_clock`` gives seconds since the epoch.
+    Times are times of ``clock``, which is monotonic; ``wall_clock`` gives seconds since the epoch, and ``processor_clock``
+    measures the processor time of the calling thread.
     """
 
-    def __init__(
-        self,
-        *,
-        sampler: Sampler,
-        survey: Survey,
-        viewers: Viewers,
-        history: History,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        processor_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
-        """``processor_clock`` measures the processor time of the calling thread."""
+    sampler: Sampler
+    survey: Survey
+    viewers: Viewers
+    history: History
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    processor_clock: Callable[[], float] = time.thread_time
+
+    def __post_init__(self) -> None:
         self.rates = ServiceRates()
         self.active: Mapping[ServiceName, ConnectionCounts] = {}
-        self._sampler = sampler
-        self._survey = survey
-        self._viewers = viewers
-        self._history = history
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._processor_clock = processor_clock
         self._wake = asyncio.Event()
         self._sampled_s: float | None = None
         self._cost_s = 0.0
@@ -341,26 +334,26 @@ class CounterFollower:
 
     def synced(self) -> None:
         """A sync has ended: read the counters of the node, unless they were read a moment ago."""
-        if self._sampled_s is None or self._clock() - self._sampled_s >= QUIET_S:
+        if self._sampled_s is None or self.clock() - self._sampled_s >= QUIET_S:
             self._wake.set()
 
     def show(self, names: Collection[ServiceName]) -> None:
         """These Services are on the page that a viewer sees."""
-        now = self._clock()
+        now = self.clock()
         self._shown.update(dict.fromkeys(names, now))
 
     async def run(self) -> None:
         """Read counters until this task is cancelled."""
         while True:
-            is_watched = self._viewers.have_looked(self._clock())
+            is_watched = self.viewers.have_looked(self.clock())
             if not is_watched:
                 self._forget()
             due_s = self._due_s()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due_s - self._clock()) if is_watched else None):
+                async with asyncio.timeout(max(0.0, due_s - self.clock()) if is_watched else None):
                     await self._wake.wait()
             self._wake.clear()
-            if self._clock() >= self._due_s():
+            if self.clock() >= self._due_s():
                 await self.sample()
 
     def _due_s(self) -> float:
@@ -374,19 +367,19 @@ class CounterFollower:
 
     async def sample(self) -> None:
         """Make the readings that are due now. Counters that cannot be read count as unknown until the next reading."""
-        now = self._sampled_s = self._clock()
-        is_watched = self._viewers.have_looked(now)
+        now = self._sampled_s = self.clock()
+        is_watched = self.viewers.have_looked(now)
         try:
-            call = self._sampler.kernel.call(lambda reader: (reader.totals(), reader.open_connections(is_wanted=is_watched)))
-            self._history.add(*await call, now, self._wall_clock())
+            call = self.sampler.kernel.call(lambda reader: (reader.totals(), reader.open_connections(is_wanted=is_watched)))
+            self.history.add(*await call, now, self.wall_clock())
             if is_watched:
-                sample = await self._sampler.read()
-                taking = self.rates.taking(sample.counters, sample.began_s, self._survey.virtual_servers)
-                _, took_s = await in_slices(timed(taking, self._processor_clock), self._clock)
+                sample = await self.sampler.read()
+                taking = self.rates.taking(sample.counters, sample.began_s, self.survey.virtual_servers)
+                _, took_s = await in_slices(timed(taking, self.processor_clock), self.clock)
                 self._cost_s = sample.cost_s + took_s
                 await self._read_shown(now)
         except KernelError as error:
-            self._history.add(None, None, now, self._wall_clock())
+            self.history.add(None, None, now, self.wall_clock())
             if self._is_readable:
                 log.warning("page_counters_unreadable", error=str(error))
             self._is_readable = False
@@ -399,7 +392,7 @@ class CounterFollower:
         keys: list[VirtualServerKey] = []
         owners: dict[VirtualServerKey, ServiceName] = {}
         for name in self._shown:
-            own = keys_of(self._survey, name)
+            own = keys_of(self.survey, name)
             if len(keys) + len(own) <= SERVERS_OF_PAGES:
                 keys += own
                 owners.update(dict.fromkeys(own, name))
@@ -414,7 +407,7 @@ class CounterFollower:
         wanted, traffic = list(keys), dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]()
         for first in range(0, len(wanted), SERVERS_AT_ONCE):
             some = wanted[first : first + SERVERS_AT_ONCE]
-            (part, took_s) = await self._sampler.kernel.call(lambda reader: self._sampler.timed(lambda: reader.endpoints(some)))  # noqa: B023 - done before the next
+            (part, took_s) = await self.sampler.kernel.call(lambda reader: self.sampler.timed(lambda: reader.endpoints(some)))  # noqa: B023 - done before the next
             self._cost_s += took_s
             traffic.update(part)
         return traffic
@@ -429,10 +422,10 @@ class CounterFollower:
         self._opened[name] = opened
         if len(self._opened) > OPENED:
             del self._opened[next(iter(self._opened))]
-        now = self._clock()
+        now = self.clock()
         if opened.read_s is None or now - opened.read_s >= SAMPLE_S:
-            keys = keys_of(self._survey, name)[:SERVERS_OF_SERVICE]
-            await in_slices(opened.taking(await self._read_endpoints(keys), now), self._clock)
+            keys = keys_of(self.survey, name)[:SERVERS_OF_SERVICE]
+            await in_slices(opened.taking(await self._read_endpoints(keys), now), self.clock)
         return opened
 
 

@@ -4,8 +4,8 @@ Rule: this module makes no decisions. Reasons come from ``explain`` and ``trace`
 state come from the survey.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ipvsproxy.model import steps
@@ -53,37 +53,23 @@ ENDPOINTS_AT_ONCE = 50
 """The number of endpoints that are described without a pause, in less than a millisecond."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explainer:
     """Describes Services and virtual servers.
 
-    ``view`` is the view of this node from which the desired state in the survey was made.
+    ``view`` is the view of this node from which the desired state in the survey was made. ``is_carried`` is a function that says
+    whether the node has an address. ``rates`` gives additional fields for a real server. ``targets`` are the pods behind the
+    endpoints of the described Services, as far as they are known.
     """
 
-    def __init__(
-        self,
-        *,
-        survey: Survey,
-        store: Store,
-        translation: Settings,
-        view: NodeView,
-        counts: Counts,
-        is_carried: Callable[[Address], bool] = lambda _: True,
-        rates: Callable[[VirtualServerKey, RealServerKey], Document] = lambda _key, _real_server: {},
-        targets: Targets = MappingProxyType({}),
-    ) -> None:
-        """``is_carried`` is a function that says whether the node has an address.
-
-        ``rates`` gives additional fields for a real server. ``targets`` are the pods behind the endpoints of the described
-        Services, as far as they are known.
-        """
-        self._survey = survey
-        self._store = store
-        self._translation = translation
-        self._view = view
-        self._counts = counts
-        self._is_carried = is_carried
-        self._rates = rates
-        self._targets = targets
+    survey: Survey
+    store: Store
+    translation: Settings
+    view: NodeView
+    counts: Counts
+    is_carried: Callable[[Address], bool] = lambda _: True
+    rates: Callable[[VirtualServerKey, RealServerKey], Document] = lambda _key, _real_server: {}
+    targets: Targets = dataclasses.field(default_factory=dict)
 
     def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
         """Describes a known Service that has been translated, with only those of its virtual servers that are in ``keys``."""
@@ -91,8 +77,8 @@ class Explainer:
 
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
         """Like ``service``, but with pauses."""
-        service, slices = self._store.services[name], self._store.slices_of(name)
-        explained = yield from explain.explaining(service, slices, self._view, self._translation)
+        service, slices = self.store.services[name], self.store.slices_of(name)
+        explained = yield from explain.explaining(service, slices, self.view, self.translation)
         yield
         document: Document = {
             "service": str(name),
@@ -120,7 +106,7 @@ class Explainer:
         return document
 
     def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
-        unserved = explain.unserved_slices(service, slices, self._translation)
+        unserved = explain.unserved_slices(service, slices, self.translation)
         return [{"slice": str(item.name), "code": why.code, "reason": why.reason} for item, why in unserved]
 
     def _describing_port(
@@ -144,7 +130,7 @@ class Explainer:
             if scope := (yield from self._scope(indexed, use, clients)):
                 port[name] = scope
         for frontend in frontends:
-            if frontend.virtual_server.key in self._survey.virtual_servers:  # the virtual server may be removed during a pause
+            if frontend.virtual_server.key in self.survey.virtual_servers:  # the virtual server may be removed during a pause
                 port["virtualServers"].append(described := self._frontend(indexed, frontend))
                 described["kernel"] = yield from self._kernel(frontend.virtual_server.key, frontend.virtual_server)
             yield
@@ -162,7 +148,7 @@ class Explainer:
         name, rare = explained.service.name, explained.desired.rare
         scopes = {(one.family, one.protocol, one.port, one.clients): one for one in rare.scopes}
         marked = (
-            one for one in rare.scopes if self._survey.scope(MarkedPort(name, one.protocol, one.port, one.clients), one.family)
+            one for one in rare.scopes if self.survey.scope(MarkedPort(name, one.protocol, one.port, one.clients), one.family)
         )
         return _Indexed(
             service=explained.service,
@@ -177,25 +163,25 @@ class Explainer:
         scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port, clients))
         if scope is None:
             return None
-        key = self._survey.scope(MarkedPort(indexed.service.name, scope.protocol, scope.port, clients), scope.family)
+        key = self.survey.scope(MarkedPort(indexed.service.name, scope.protocol, scope.port, clients), scope.family)
         return {
             "virtualServer": str(key) if key else None,
             "addresses": [str(one) for one in scope.virtual_servers],
             **_choices(scope.settings, scope.thresholds),
-            "kernel": (yield from self._kernel(key, self._survey.sides(key).desired)) if key else None,
+            "kernel": (yield from self._kernel(key, self.survey.sides(key).desired)) if key else None,
         }
 
     def _frontend(self, indexed: _Indexed, frontend: Frontend) -> Document:
         desired = frontend.virtual_server
-        key, owner = desired.key, self._survey.states[indexed.service.name].owner
-        conflict = self._survey.conflict(key)
+        key, owner = desired.key, self.survey.states[indexed.service.name].owner
+        conflict = self.survey.conflict(key)
         is_restricted = frontend.role is Role.LOAD_BALANCER_IP and bool(indexed.service.options.source_ranges)
         return {
             "virtualServer": str(key),
             "role": frontend.role.value,
             "traffic": "internal" if frontend.role is Role.CLUSTER_IP else "external",
-            "held": self._survey.has(owner, key),
-            "owner": str(self._survey.virtual_servers[key].owner),
+            "held": self.survey.has(owner, key),
+            "owner": str(self.survey.virtual_servers[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],
             "reasons": list(conflict.reasons) if conflict else [],
             **_choices(desired.settings, desired.thresholds),
@@ -209,9 +195,9 @@ class Explainer:
         }
 
     def _masquerade(self, client: trace.TracedClient, key: VirtualServerKey, *, has_scopes: bool) -> Document:
-        connection = trace.connection_of(client, key, self._translation, self._view)
-        rules = self._survey.rules(key.address.family)
-        way = trace.follow(rules, self._survey.is_desired_entry, connection, has_scopes=has_scopes)
+        connection = trace.connection_of(client, key, self.translation, self.view)
+        rules = self.survey.rules(key.address.family)
+        way = trace.follow(rules, self.survey.is_desired_entry, connection, has_scopes=has_scopes)
         return {
             "from": client.value,
             "masqueraded": way.is_masqueraded,
@@ -226,19 +212,19 @@ class Explainer:
 
     def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Generator[None, None, Document | None]:
         """The observed virtual server, described with pauses; None if it does not exist in the kernel."""
-        observed = self._survey.sides(key).observed
+        observed = self.survey.sides(key).observed
         if observed is None:
             return None
-        counts = self._counts.get(key) or {}
+        counts = self.counts.get(key) or {}
         real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
         weights = desired.weights if desired else observed.real_servers
-        owned = self._survey.sides(key).desired
+        owned = self.survey.sides(key).desired
         described: list[Document] = []
         for number, (one, weight) in enumerate(list(observed.real_servers.items()), 1):
             described.append(
                 _real_server(one, weight, counts.get(one), weights)
                 | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
-                | self._rates(key, one)
+                | self.rates(key, one)
                 | {"target": self._target(owned.owner.service, one) if owned else None}
             )
             if number % ENDPOINTS_AT_ONCE == 0:
@@ -254,12 +240,12 @@ class Explainer:
 
     def _target(self, service: ServiceName, key: RealServerKey) -> str | None:
         """The name of the pod behind an endpoint; None if the name is not known."""
-        target = self._targets.get((service, key))
+        target = self.targets.get((service, key))
         return target.name or None if target else None
 
     def unclaimed(self, key: VirtualServerKey) -> Document:
         """A virtual server that no Service desires."""
-        is_foreign = self._survey.sides(key).is_foreign
+        is_foreign = self.survey.sides(key).is_foreign
         return {
             "virtualServer": str(key),
             "foreign": is_foreign,
@@ -270,10 +256,10 @@ class Explainer:
         }
 
     def _when(self, key: VirtualServerKey) -> str:
-        return "" if self._is_carried(key.address) else f", {GRACE_S:.0f} s after the node lost its address"
+        return "" if self.is_carried(key.address) else f", {GRACE_S:.0f} s after the node lost its address"
 
     def _witness(self, key: VirtualServerKey) -> str:
-        match self._survey.witness(key):
+        match self.survey.witness(key):
             case SetEntry() as entry:
                 return entry.set
             case BoundAddresses():

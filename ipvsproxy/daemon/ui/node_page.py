@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import importlib.metadata
 import itertools
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Numbers, Sources
 from ipvsproxy.daemon.ui import endpoint_changes
 from ipvsproxy.daemon.ui.endpoint_changes import Document
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters
@@ -132,21 +135,6 @@ RECENT_S = 120.0
 _KINDS = {kind.name: kind for kind in KINDS.values()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """The facts about the node that do not change while the process runs.
-
-    ``variants`` returns what currently holds the rules of each served IP family: a variant of iptables, or nftables.
-    """
-
-    version: str
-    node_name: str
-    started_s: float
-    release: str
-    source: str
-    variants: Callable[[], Mapping[Family, str]]
-
-
 def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:
     """The result of a sync as a document."""
     return {
@@ -164,74 +152,83 @@ def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:
     }
 
 
-def describe(
-    *,
-    identity: Identity,
-    sources: Sources,
-    zone: str,
-    scheduler: str,
-    statistics: Statistics,
-    numbers: Numbers,
-    events: "EventLog",
-    history: History,
-    since_s: float,
-) -> dict[str, Any]:
-    """The document for ``node.json``, with the points of the history after a given time."""
-    status = sources.status
-    now_s = status.wall_clock()
-    reasons = list(_reasons(sources, statistics, events.failed))[:REASONS]
-    last = history.last if history.last and now_s - history.last.at_s < RECENT_S else None
-    return {
-        "version": identity.version,
-        "node": identity.node_name,
-        "zone": zone,
-        "now": now_s,
-        "startedAt": identity.started_s,
-        "inForce": not reasons,
-        "reasons": reasons,
-        "healthy": status.is_healthy,
-        "eligible": status.is_eligible,
-        "oldestChangeAgeSeconds": status.oldest_change_age_s,
-        "services": len(sources.store.services),
-        "virtualServers": sum(numbers.virtual_servers.values()),
-        "realServers": sum(numbers.real_servers.values()),
-        "pending": _counted(statistics.pending),
-        "drifted": _counted(statistics.drifted),
-        "failed": events.failed,
-        "draining": statistics.drains,
-        "waitingRemovals": statistics.waiting_removals,
-        "conflicts": statistics.conflicts,
-        "syncs": list(events.syncs),
-        "source": identity.source,
-        "watches": [
-            {
-                "kind": kind.value,
-                "connected": watch.is_open,
-                "stale": watch.is_stale,
-                "contactAgeSeconds": watch.contact_age_s,
-            }
-            for kind, watch in sources.watch_states().items()
-        ],
-        "kernel": {
-            "release": identity.release,
-            "scheduler": scheduler,
-            "families": [
+@dataclasses.dataclass(eq=False, kw_only=True)
+class NodePage:
+    """The node as a document, with its events and its history.
+
+    ``source`` says where Services come from; ``programs`` returns the programs that currently write the rules, by IP family.
+    """
+
+    sources: Sources
+    node_name: str
+    source: str
+    programs: Callable[[], Mapping[Family, Program]]
+    started_s: float
+
+    def __post_init__(self) -> None:
+        self.version = importlib.metadata.version("ipvsproxy")
+        self.history = History()
+        self.events = EventLog()
+
+    def describe(self, statistics: Statistics, numbers: Numbers, *, zone: str, scheduler: str, since_s: float) -> Document:
+        """The document for ``node.json``, with the points of the history after a given time."""
+        status = self.sources.status
+        now_s = status.wall_clock()
+        reasons = list(_reasons(self.sources, statistics, self.events.failed))[:REASONS]
+        last = self.history.last
+        if last and now_s - last.at_s >= RECENT_S:
+            last = None
+        return {
+            "version": self.version,
+            "node": self.node_name,
+            "zone": zone,
+            "now": now_s,
+            "startedAt": self.started_s,
+            "inForce": not reasons,
+            "reasons": reasons,
+            "healthy": status.is_healthy,
+            "eligible": status.is_eligible,
+            "oldestChangeAgeSeconds": status.oldest_change_age_s,
+            "services": len(self.sources.store.services),
+            "virtualServers": sum(numbers.virtual_servers.values()),
+            "realServers": sum(numbers.real_servers.values()),
+            "pending": _counted(statistics.pending),
+            "drifted": _counted(statistics.drifted),
+            "failed": self.events.failed,
+            "draining": statistics.drains,
+            "waitingRemovals": statistics.waiting_removals,
+            "conflicts": statistics.conflicts,
+            "syncs": list(self.events.syncs),
+            "source": self.source,
+            "watches": [
                 {
-                    "family": family.label,
-                    "iptables": variant,
-                    "healthy": family in status.updated and not status.is_late(family),
-                    "updatedAt": status.updated.get(family),
+                    "kind": kind.value,
+                    "connected": watch.is_open,
+                    "stale": watch.is_stale,
+                    "contactAgeSeconds": watch.contact_age_s,
                 }
-                for family, variant in identity.variants().items()
+                for kind, watch in self.sources.watch_states().items()
             ],
-        },
-        "connectionsPerSecond": last.connections if last else None,
-        "packetsPerSecond": _sum(last.packets_in, last.packets_out) if last else None,
-        "bytesPerSecond": _sum(last.bytes_in, last.bytes_out) if last else None,
-        "activeConnections": last.active if last else None,
-        "inactiveConnections": last.inactive if last else None,
-        "history": {"columns": COLUMNS, "points": [_point(point) for point in history.since(since_s)]},
-    }
+            "kernel": {
+                "release": platform.release(),
+                "scheduler": scheduler,
+                "families": [
+                    {
+                        "family": family.label,
+                        "iptables": "nft" if program.variant == "nf_tables" else program.variant,
+                        "healthy": family in status.updated and not status.is_late(family),
+                        "updatedAt": status.updated.get(family),
+                    }
+                    for family, program in self.programs().items()
+                ],
+            },
+            "connectionsPerSecond": last.connections if last else None,
+            "packetsPerSecond": _sum(last.packets_in, last.packets_out) if last else None,
+            "bytesPerSecond": _sum(last.bytes_in, last.bytes_out) if last else None,
+            "activeConnections": last.active if last else None,
+            "inactiveConnections": last.inactive if last else None,
+            "history": {"columns": COLUMNS, "points": [_point(point) for point in self.history.since(since_s)]},
+        }
 
 
 def _point(point: Point) -> list[float | None]:

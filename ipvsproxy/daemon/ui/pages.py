@@ -7,10 +7,9 @@ Rule 3: a browser may load nothing from other sites, and no other site may read 
 """
 
 import asyncio
-import importlib.metadata
+import dataclasses
 import importlib.resources
 import math
-import platform
 import re
 import socket
 import time
@@ -30,7 +29,7 @@ from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.names import Names, ReadTargets
-from ipvsproxy.daemon.ui.node_page import EventLog, History
+from ipvsproxy.daemon.ui.node_page import NodePage
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.model.net import Family, parse_address
@@ -78,66 +77,58 @@ class RefusedError(Exception):
         super().__init__(sentence)
 
 
+@dataclasses.dataclass(eq=False)
 class Pages:
     """Answers every request below ``/ui/``.
 
     The caller must report each sync to this object; ``run`` reads the counters regularly.
+
+    ``source`` and ``translation`` say where Services come from and how they are translated. ``programs`` returns the programs
+    that currently write the rules, by IP family. ``targets`` is a function that reads the pods of a Service. ``processor_clock``
+    measures the processor time of the calling thread.
     """
 
-    def __init__(
-        self,
-        sources: Sources,
-        sampler: Sampler,
-        *,
-        node_name: str,
-        translation: Callable[[], Settings],
-        source: str,
-        programs: Callable[[], Mapping[Family, Program]],
-        targets: ReadTargets,
-        wall_clock: Callable[[], float] = time.time,
-        processor_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
-        """``source`` and ``translation`` say where Services come from and how they are translated.
+    sources: Sources
+    sampler: Sampler
+    _: dataclasses.KW_ONLY
+    node_name: str
+    translation: Callable[[], Settings]
+    source: str
+    programs: Callable[[], Mapping[Family, Program]]
+    targets: ReadTargets
+    wall_clock: Callable[[], float] = time.time
+    processor_clock: Callable[[], float] = time.thread_time
 
-        ``programs`` returns the programs that currently write the rules, by IP family. ``targets`` is a function that reads the
-        pods of a Service. ``processor_clock`` measures the processor time of the calling thread.
-        """
-        self._processor_clock = processor_clock
-        self._sources = sources
-        self._clock = sources.clock
-        self._translation = translation
-        self._wall_clock = wall_clock
-        self._identity = node_page.Identity(
-            version=importlib.metadata.version("ipvsproxy"),
-            node_name=node_name,
-            started_s=wall_clock(),
-            release=platform.release(),
-            source=source,
-            variants=lambda: {family: "nft" if one.variant == "nf_tables" else one.variant for family, one in programs().items()},
+    def __post_init__(self) -> None:
+        sources, self._clock = self.sources, self.sources.clock
+        self._node = NodePage(
+            sources=sources,
+            node_name=self.node_name,
+            source=self.source,
+            programs=self.programs,
+            started_s=self.wall_clock(),
         )
-        self._hosts = {"localhost", node_name.lower(), socket.gethostname().lower()}
+        self._hosts = {"localhost", self.node_name.lower(), socket.gethostname().lower()}
         self._viewers = counters.Viewers()
-        self._history = History()
-        self._events = EventLog()
         self._troubles = Troubles(sources.survey)
         self._board: Board | None = None
         self._view: NodeView | None = None
         self._numbers: Numbers | None = None
-        self._names = Names(targets, sources.store, sources.clock)
+        self._names = Names(self.targets, sources.store, sources.clock)
         self._turn = asyncio.Lock()
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
         self._counters = CounterFollower(
-            sampler=sampler,
+            sampler=self.sampler,
             survey=sources.survey,
             viewers=self._viewers,
-            history=self._history,
+            history=self._node.history,
             clock=sources.clock,
-            wall_clock=wall_clock,
-            processor_clock=processor_clock,
+            wall_clock=self.wall_clock,
+            processor_clock=self.processor_clock,
         )
         self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
-            "node": self._node,
+            "node": self._describe_node,
             "services": self._services,
             "service": self._service,
             "events": self._list_events,
@@ -149,16 +140,16 @@ class Pages:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended. While nobody looks at the page, this call takes only some microseconds."""
-        at_s = self._wall_clock()
+        at_s = self.wall_clock()
         self._view = summary.view
         names = summary.changes.services
         weights = summary.report.weights if len(names) <= node_page.SERVICES_NAMED else ()
-        self._events.synced(summary, at_s, *endpoint_changes.describe(weights, self._sources.survey, self._sources.store))
-        self._history.note_changes(len(names), summary.waited_s + summary.duration_s)
+        self._node.events.synced(summary, at_s, *endpoint_changes.describe(weights, self.sources.survey, self.sources.store))
+        self._node.history.note_changes(len(names), summary.waited_s + summary.duration_s)
         self._numbers = None
         self._note_states(at_s)
         for outcome in summary.report.errors:
-            if owner := self._sources.survey.owner_of(outcome.operation.item):
+            if owner := self.sources.survey.owner_of(outcome.operation.item):
                 self._troubles.failed(owner.service, outcome.error)
         if not self._viewers.have_looked(self._clock()):
             self._board = None
@@ -169,12 +160,12 @@ class Pages:
         self._counters.synced()
 
     def _note_states(self, at_s: float) -> None:
-        health = self._sources.status
-        self._events.note("health", "changes", "in time" if health.is_healthy else "late", at_s)
-        self._events.note("health", "load balancers", "accepted" if health.is_eligible else "turned away", at_s)
-        for kind, watch in self._sources.watch_states().items():
+        health = self.sources.status
+        self._node.events.note("health", "changes", "in time" if health.is_healthy else "late", at_s)
+        self._node.events.note("health", "load balancers", "accepted" if health.is_eligible else "turned away", at_s)
+        for kind, watch in self.sources.watch_states().items():
             state = "stale" if watch.is_stale else "connected" if watch.is_open else "not connected"
-            self._events.note("watch", kind.value, state, at_s)
+            self._node.events.note("watch", kind.value, state, at_s)
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request whose path begins with ``UI``, or whose path is ``UI`` without the final slash."""
@@ -208,8 +199,8 @@ class Pages:
         """The Services whose pods an answer names."""
         if part == "service":
             name = ServiceName(*query.get("name", "").partition("/")[::2])
-            return [name] if name in self._sources.store.services else []
-        return _without_names(self._events.since(int(_number(query, "since", 0)))) if part == "events" else []
+            return [name] if name in self.sources.store.services else []
+        return _without_names(self._node.events.since(int(_number(query, "since", 0)))) if part == "events" else []
 
     def _check(self, request: Request) -> None:
         if request.method not in ("GET", "HEAD"):
@@ -230,22 +221,16 @@ class Pages:
 
     # The documents.
 
-    async def _node(self, query: Mapping[str, str]) -> Any:
+    async def _describe_node(self, query: Mapping[str, str]) -> Any:
         since_s = _number(query, "since", 0.0)
         self._counters.looked_at()
-        self._note_states(self._wall_clock())
-        sources = self._sources
-        statistics = sources.survey.statistics(self._clock())
-        numbers = await self._count(statistics)
-        return node_page.describe(
-            identity=self._identity,
-            sources=sources,
+        self._note_states(self.wall_clock())
+        statistics = self.sources.survey.statistics(self._clock())
+        return self._node.describe(
+            statistics,
+            await self._count(statistics),
             zone=self._view.zone if self._view else "",
-            scheduler=self._translation().scheduler,
-            statistics=statistics,
-            numbers=numbers,
-            events=self._events,
-            history=self._history,
+            scheduler=self.translation().scheduler,
             since_s=since_s,
         )
 
@@ -258,7 +243,7 @@ class Pages:
     async def _fresh_board(self) -> Board:
         self._counters.looked_at()
         if self._board is None:
-            self._board = Board(self._sources.store, self._sources.survey, self._counters, self._troubles)
+            self._board = Board(self.sources.store, self.sources.survey, self._counters, self._troubles)
         table = self._board
         await in_slices(table.refreshing(), self._clock)
         return table
@@ -275,9 +260,9 @@ class Pages:
         text = query.get("name", "")
         if not _NAME.fullmatch(text):
             raise RefusedError(400, "name must be namespace/name of a Service")
-        name, survey = ServiceName(*text.split("/")), self._sources.survey
+        name, survey = ServiceName(*text.split("/")), self.sources.survey
         table = await self._fresh_board()
-        if name not in self._sources.store.services:
+        if name not in self.sources.store.services:
             raise RefusedError(404, f"there is no Service {text}")
         told = self._told.get(name)
         if told and self._clock() < told[0]:
@@ -291,15 +276,15 @@ class Pages:
             raise RefusedError(503, f"the kernel cannot be read: {error}") from error
         explainer = Explainer(
             survey=survey,
-            store=self._sources.store,
-            translation=self._translation(),
+            store=self.sources.store,
+            translation=self.translation(),
             view=self._view,
             counts=opened.counts,
             rates=lambda key, real_server: counters.described(opened.rates(key, real_server)),
             targets=targets,
         )
         # the Service was deleted while the kernel was read
-        if name not in self._sources.store.services or name not in survey.states:
+        if name not in self.sources.store.services or name not in survey.states:
             raise RefusedError(404, f"there is no Service {text}")
         counted = [one for servers in opened.counts.values() for one in servers.values()]
         row = {
@@ -308,12 +293,12 @@ class Pages:
             "inactiveConnections": sum(one.inactive for one in counted),
         }
         keys = set(counters.keys_of(survey, name))
-        steps = counters.timed(explainer.describing(name, keys), self._processor_clock)
+        steps = counters.timed(explainer.describing(name, keys), self.processor_clock)
         document, took_s = await in_slices(steps, self._clock)
         answer = {
-            "node": self._identity.node_name,
+            "node": self._node.node_name,
             "zone": self._view.zone,
-            "now": self._wall_clock(),
+            "now": self.wall_clock(),
             "row": row,
             "service": document,
         }
@@ -336,12 +321,12 @@ class Pages:
 
     async def _list_events(self, query: Mapping[str, str]) -> Any:
         since = int(_number(query, "since", 0))
-        self._note_states(self._wall_clock())
-        last, events = self._events.last, list(self._events.since(since))
+        self._note_states(self.wall_clock())
+        last, events = self._node.events.last, list(self._node.events.since(since))
         targets = self._names.known(_without_names(events))
         endpoint_changes.name(events, targets)
         return {
-            "startedAt": self._identity.started_s,
+            "startedAt": self._node.started_s,
             "last": last,
             "events": events,
         }

@@ -510,7 +510,7 @@ async def test_an_answer_that_took_long_to_build_is_reused_for_a_while() -> None
         await node.quiet(1)
         ages = []
         for step_s in (0.0001, 1.0):
-            node.pages._processor_clock = functools.partial(_spend, spent, step_s)
+            node.pages.processor_clock = functools.partial(_spend, spent, step_s)
             first = (await node.ask("service", name="default/web"))["now"]
             for wait_s in (0.5, pages.LONGEST_KEPT_S - 1, 1.0):
                 await node.quiet(wait_s)
@@ -525,7 +525,7 @@ async def test_only_a_bounded_number_of_answers_is_kept() -> None:
     services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(pages.ANSWERS_KEPT + 3)]
     node = _node(builders.node(), *services)
     spent = itertools.count()
-    node.pages._processor_clock = lambda: float(next(spent))
+    node.pages.processor_clock = lambda: float(next(spent))
     async with node.reading():
         await node.quiet(1)
         for one in services:
