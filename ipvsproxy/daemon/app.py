@@ -273,7 +273,6 @@ class _Node(Watcher):
             status=self._status,
             clock=time.monotonic,
             watches=lambda: self.source.statuses,
-            stale=self._staleness.stale,
             leftovers=lambda: self.leftovers.present,
             other_backend=lambda: self.leftovers.other_backend_resists,
             unopened_ports=lambda: self._health_checks.unopened,

@@ -11,7 +11,7 @@ import inspect
 import json
 import platform
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 
 import structlog
 
@@ -124,16 +124,38 @@ class MetricsPaths:
         return self.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
 
     def _slis(self, request: Request) -> Answer:
+        """The number of health checks of the metrics server so far.
+
+        All of these checks succeed, because a server that does not work does not answer at all.
+        """
         if request.method == "DELETE":
             self._checks = 0
-        return slis(self._checks)
+        lines = (
+            "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",
+            "# TYPE kubernetes_healthcheck gauge",
+            'kubernetes_healthcheck{name="ping",type="healthz"} 1',
+            "# HELP kubernetes_healthchecks_total [STABLE] This metric records the results of all healthcheck.",
+            "# TYPE kubernetes_healthchecks_total counter",
+            f'kubernetes_healthchecks_total{{name="ping",status="success",type="healthz"}} {self._checks}',
+        )
+        text = "".join(f"{line}\n" for line in lines) if self._checks else ""
+        return Answer(OK, text.encode(), {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     def _ping(self, request: Request) -> Answer:
         self._checks += 1
         return PING_PAGE if "verbose" in request.query else OK_PAGE
 
     def _statusz(self, _request: Request) -> Answer:
-        return statusz(started_s=self._started_s, now_s=time.time(), version=_version(), paths=SHOWN_PATHS)
+        minutes, seconds = divmod(round(time.time() - self._started_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        facts = {
+            "Started": time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime(self._started_s)),
+            "Up": f"{hours} hr {minutes:02d} min {seconds:02d} sec",
+            "Python version": platform.python_version(),
+            "Binary version": _version(),
+            "Paths": " ".join(SHOWN_PATHS),
+        }
+        return _debug("statusz", [f"{name}: {value}" for name, value in facts.items()])
 
     def _verbosity(self, request: Request) -> Answer:
         if not self.config().logging.profiling:
@@ -143,10 +165,10 @@ class MetricsPaths:
         try:
             level = parse_level(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
-            return verbosity(None)
+            return Answer(BAD_REQUEST, b"the body of a PUT must be a level of -v, a whole number\n", TEXT)
         logs.set_up(json=self.config().logging.format is Format.JSON, verbosity=level)
         log.warning("verbosity_changed", verbosity=level)
-        return verbosity(level)
+        return Answer(OK, f"successfully set klog.logging.verbosity to {level}".encode(), TEXT)
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
@@ -217,52 +239,13 @@ def configz(document: Mapping[str, object]) -> Answer:
     return Answer(OK, json.dumps({"kubeproxy.config.k8s.io": document}, separators=(",", ":")).encode(), JSON)
 
 
-def slis(checks: int) -> Answer:
-    """``/metrics/slis``: the number of health checks of the metrics server so far.
-
-    All of these checks succeed, because a server that does not work does not answer at all.
-    """
-    labels = 'name="ping",type="healthz"'
-    lines = (
-        "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",
-        "# TYPE kubernetes_healthcheck gauge",
-        f"kubernetes_healthcheck{{{labels}}} 1",
-        "# HELP kubernetes_healthchecks_total [STABLE] This metric records the results of all healthcheck.",
-        "# TYPE kubernetes_healthchecks_total counter",
-        f'kubernetes_healthchecks_total{{name="ping",status="success",type="healthz"}} {checks}',
-    )
-    text = "".join(f"{line}\n" for line in lines) if checks else ""
-    return Answer(OK, text.encode(), {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
 def flagz(values: Mapping[str, str]) -> Answer:
     """``/flagz``: all flags with their current values."""
     return _debug("flagz", [f"{name}={value}" for name, value in sorted(values.items())])
 
 
-def statusz(*, started_s: float, now_s: float, version: str, paths: Sequence[str]) -> Answer:
-    """``/statusz``: the version, the start time and the paths. Times are in seconds since the epoch."""
-    minutes, seconds = divmod(round(now_s - started_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    facts = {
-        "Started": time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime(started_s)),
-        "Up": f"{hours} hr {minutes:02d} min {seconds:02d} sec",
-        "Python version": platform.python_version(),
-        "Binary version": version,
-        "Paths": " ".join(paths),
-    }
-    return _debug("statusz", [f"{name}: {value}" for name, value in facts.items()])
-
-
 def _debug(name: str, lines: Iterable[str]) -> Answer:
     return Answer(OK, f"\nipvsproxy {name}\n{NOT_FOR_MACHINES}\n\n{chr(10).join(lines)}\n".encode(), TEXT)
-
-
-def verbosity(level: int | None) -> Answer:
-    """``/debug/flags/v``: sets the verbosity to this level; None means that the request had no valid level."""
-    if level is None:
-        return Answer(BAD_REQUEST, b"the body of a PUT must be a level of -v, a whole number\n", TEXT)
-    return Answer(OK, f"successfully set klog.logging.verbosity to {level}".encode(), TEXT)
 
 
 def render_time(epoch_s: float) -> str:

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import operator
 import time
-from collections.abc import Callable, Collection, Container, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.daemon.http.health import Status
@@ -62,14 +62,13 @@ class Sources:
     status: Status
     clock: Callable[[], float]
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
-    stale: Callable[[], Collection[ObjectKind]] = tuple
     leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
     other_backend: Callable[[], bool] = bool
     unopened_ports: Callable[[], int] = int
 
     def watch_states(self) -> Mapping[ObjectKind, Watch]:
         """The current state of the watch of each kind."""
-        stale, now = self.stale(), self.clock()
+        stale, now = self.status.stale(), self.clock()
         return {
             kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else max(0.0, now - watch.contact_s))
             for kind, watch in self.watches().items()
