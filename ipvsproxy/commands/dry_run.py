@@ -26,7 +26,6 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.model.plan import Report
 from ipvsproxy.reconcile import survey
 from ipvsproxy.store.objects import Changes
 
@@ -36,7 +35,6 @@ OTHER_PORTS = {10256: 10356, 10249: 10349}
 """Replacements of kube-proxy's default ports. Any other port is the operator's choice, and does not change."""
 SHOWN = 5
 """At most this many new differences of a comparison have a log line of their own."""
-_NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -103,19 +101,8 @@ class DryRun:
             **counts,
         )
         self._metrics.would_differ({kind: counts[kind] for kind in survey.COMPARED_KINDS})
-        self._status.synced(
-            SyncSummary(
-                report=_NOTHING,
-                changes=changes,
-                lacking=(),
-                states=self._comparison.survey.states,
-                view=self._comparison.view,
-                waited_s=0,
-                observed_s=duration_s,
-                translated_s=0,
-                applied_s=0,
-            )
-        )
+        states, view = self._comparison.survey.states, self._comparison.view
+        self._status.synced(SyncSummary(changes=changes, states=states, view=view, observed_s=duration_s))
 
 
 def run(config: Config) -> int:

@@ -71,20 +71,12 @@ class Comparison:
     view: views.NodeView
 
     def __init__(self, node: "Inspected", clock: Callable[[], float] = time.monotonic) -> None:
-        choices = node.choices
         self.store = node.store
         self.kernel = node.kernel
-        self._reconciler = Reconciler(choices.policy)
+        self._reconciler = Reconciler(node.choices.policy)
         self.survey = self._reconciler.survey
         self._clock = clock
-        self._translator = Translator(
-            node_name=choices.settings.node_name,
-            settings=choices.translation,
-            sysctls=choices.settings.sysctls,
-            timeouts=choices.settings.timeouts,
-            store=node.store,
-            reconciler=self._reconciler,
-        )
+        self._translator = Translator(choices=node.choices, store=node.store, reconciler=self._reconciler)
         self._translator.put_node()
         self.carried: frozenset[Address] = frozenset()
         """The addresses of this node's interfaces, and our local routes."""

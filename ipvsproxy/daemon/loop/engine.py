@@ -23,7 +23,7 @@ from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import comes_within, in_slices
 from ipvsproxy.daemon.loop import garbage, journal
 from ipvsproxy.daemon.loop.reader import Kernel, KernelReader
-from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
+from ipvsproxy.daemon.loop.summary import NOTHING_DONE, SyncSummary, Watcher
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
@@ -49,7 +49,6 @@ LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """The most failures of a sync that are logged in full."""
 _Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
-_NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -81,14 +80,7 @@ class Engine:
         self._reader = KernelReader(self._reconciler, self.kernel, self._journal, self.clock, self.processor_clock)
         self._addresses_changed = False
         self._sync_took_s = 0.0
-        self._translator = Translator(
-            node_name=self.choices.settings.node_name,
-            settings=self.choices.translation,
-            sysctls=self.choices.settings.sysctls,
-            timeouts=self.choices.settings.timeouts,
-            store=self.store,
-            reconciler=self._reconciler,
-        )
+        self._translator = Translator(choices=self.choices, store=self.store, reconciler=self._reconciler)
 
     # Methods that are called from outside of the event loop.
 
@@ -174,7 +166,7 @@ class Engine:
         await self._reader.observe()
         await self._update_view(self.clock())
         await self._learn_schedulers(self.clock())
-        report = _NOTHING
+        report = NOTHING_DONE
         names = [name for name in FIRST_SERVICES if name in self.store.services]
         if names:
             await self._translate_all(names)
@@ -237,7 +229,7 @@ class Engine:
         # An audit counts as a sync even if it finds nothing, because monitoring relies on the time of the last sync.
         return self.clock() if self._reader.has_news or self._reader.addresses != before else None
 
-    async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
+    async def _sync(self, began: float, done_before: Report = NOTHING_DONE) -> None:
         """Apply all changes.
 
         ``done_before`` is the report of earlier operations, which is merged into the report of this sync.
@@ -385,7 +377,7 @@ class Engine:
         new, self._new_choices = self._new_choices, None
         self.choices = new
         self._reconciler.adopt(new.policy)
-        self._translator.adopt(new.translation, new.settings.sysctls, new.settings.timeouts)
+        self._translator.adopt(new)
         self._put_node()
         self._reader.request_audit()
 

@@ -13,6 +13,8 @@ from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes
 from ipvsproxy.translate.view import NodeView
 
+NOTHING_DONE = Report(done={}, failed={}, errors=(), pending=0)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSummary:
@@ -30,15 +32,15 @@ class SyncSummary:
     sync.
     """
 
-    report: Report
     changes: Changes
-    lacking: Collection[Family]
     states: Mapping[ServiceName, ServiceState]
     view: NodeView
-    waited_s: float
-    observed_s: float
-    translated_s: float
-    applied_s: float
+    report: Report = NOTHING_DONE
+    lacking: Collection[Family] = ()
+    waited_s: float = 0
+    observed_s: float = 0
+    translated_s: float = 0
+    applied_s: float = 0
     conflicts: Collection[Conflict] = ()
     without_scope: Collection[MarkedPort] = ()
     health_checks: Mapping[HealthCheckPort, HealthCheck] = dataclasses.field(default_factory=dict)

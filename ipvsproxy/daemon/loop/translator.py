@@ -9,15 +9,16 @@ Rule 2: a Service is translated after a change of the Service, of its endpoints 
 """
 
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import structlog
 
+from ipvsproxy.config.settings import Choices
 from ipvsproxy.daemon.loop import journal
-from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, Sysctl, Timeouts
-from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node, ObjectKind, Service, ServiceName, Skipped
 from ipvsproxy.model.sets import SetKind
@@ -27,7 +28,7 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Complaint, Store
 from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.services import refusal, state
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.settings import LocalMode
 from ipvsproxy.translate.view import Lingering
 
 WORK_PER_STEP = 100
@@ -54,18 +55,16 @@ class Translator:
 
     Call the methods in this order: ``put_node``, ``updating_view``, ``putting`` for the Services that have changed in the store,
     and ``put_skeletons``, because rules depend on the desired state of the Services.
-
-    ``settings`` are the operator's settings for Services and rules.
     """
 
-    node_name: str
-    settings: Settings
-    sysctls: tuple[Sysctl, ...]
-    timeouts: Timeouts | None
+    choices: Choices
     store: Store
     reconciler: Reconciler
 
     def __post_init__(self) -> None:
+        self.settings = self.choices.translation
+        """The operator's settings for Services and rules, and which schedulers the kernel lacks."""
+        self._node_name = self.choices.settings.node_name
         self._known_schedulers: set[str] = set()
         self._refused: dict[ServiceName, tuple[Skipped, ...]] = {}
         """The parts of each Service that translation has refused."""
@@ -73,14 +72,7 @@ class Translator:
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
         """The families of the last log line about local pods that cannot be distinguished from others."""
-        self._view_inputs: tuple[
-            Node | None,
-            tuple[InterfaceAddress, ...],
-            frozenset[RealServerKey],
-            Mapping[Address, str],
-            Mapping[str, tuple[Address, ...]],
-            frozenset[Address],
-        ] = (None, (), frozenset(), {}, {}, frozenset())
+        self._view_inputs: tuple[object, ...] = (None, ())
         self._api_servers: frozenset[RealServerKey] = frozenset()
         """All API servers that were known at any time."""
         self._lingering = Lingering()
@@ -120,20 +112,18 @@ class Translator:
         """Keep all addresses for now, because the addresses of the interfaces could not be read."""
         self._lingering = self._lingering.postponed(now)
 
-    def adopt(self, settings: Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
-        """Use other settings, beginning with the next ``put_node`` and ``updating_view``."""
-        self.settings = settings
+    def adopt(self, choices: Choices) -> None:
+        """Use other settings, beginning with the next ``put_node`` and ``updating_view``. The Node stays the same."""
+        self.choices, self.settings = choices, choices.translation
         self._known_schedulers.clear()
-        self.sysctls = sysctls
-        self.timeouts = timeouts
         self._view = None
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
         """Pass on the objects that the node needs independently of its Services, and the addresses for node ports."""
-        self._put_node_port_ranges(self.store.node(self.node_name))
-        sysctls = [one for one in self.sysctls if not (one.for_tunnels and self._shared_tunnel)]
-        self.reconciler.put_node(self.settings.families, sysctls, self.timeouts)
+        self._put_node_port_ranges(self.store.node(self._node_name))
+        sysctls = [one for one in self.choices.settings.sysctls if not (one.for_tunnels and self._shared_tunnel)]
+        self.reconciler.put_node(self.settings.families, sysctls, self.choices.settings.timeouts)
 
     def updating_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> Generator[None, None, view.NodeView]:
         """Creates the view of the node from these addresses of its interfaces, in steps. Returns the view.
@@ -141,17 +131,17 @@ class Translator:
         If the view differs from the last view, all Services in the store are marked as changed at ``now``. Node ports keep lost
         addresses for a while.
         """
-        node = self.store.node(self.node_name)
+        node = self.store.node(self._node_name)
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
         self._api_servers |= api_servers
-        other_nodes = self.store.other_nodes(self.node_name)
+        other_nodes = self.store.other_nodes(self._node_name)
         shared_tunnel = view.shared_tunnel(addresses) if self.settings.direct_return else ""
         if shared_tunnel != self._shared_tunnel:
             self._shared_tunnel = shared_tunnel
             self.put_node()
         takes_part = self.settings.direct_return and not shared_tunnel
-        tunnel_ends = self.store.tunnel_ends(self.node_name) if takes_part else {}
-        tunnel_sources = self.store.tunnel_sources(self.node_name) if takes_part else frozenset()
+        tunnel_ends = self.store.tunnel_ends(self._node_name) if takes_part else {}
+        tunnel_sources = self.store.tunnel_sources(self._node_name) if takes_part else frozenset()
         inputs = (node, addresses, api_servers, other_nodes, tunnel_ends, tunnel_sources)
         is_due = self._lingering.is_due(now)
         if self._view is not None and self._view_inputs == inputs and not is_due:
@@ -163,7 +153,7 @@ class Translator:
         self.reconciler.put_tunnel_sources(tunnel_sources)
         node_view = view.view_node(
             self.settings,
-            self.node_name,
+            self._node_name,
             node,
             addresses,
             api_servers,
