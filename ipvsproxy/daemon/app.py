@@ -70,11 +70,8 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
             rules = await kernel.call(lambda node: node.leftover_rules)
             tables = leftover_removal.of_nftables(await kernel.call(lambda node: node.leftover_tables))
             await asyncio.to_thread(leftover_removal.announce, tables)
-            left = Leftovers(
-                leftover_removal.of_iptables(rules, rules.places(programs)) | tables,
-                lambda: kernel.call(lambda node: node.remove_other_backend()),
-                time.monotonic,
-            )
+            places = leftover_removal.of_iptables(rules, rules.places(programs)) | tables
+            left = Leftovers(places, lambda: kernel.call(lambda node: node.remove_other_backend()))
             choices, why_not = await requirements.until_answered(lambda: _choices(kernel, config, programs))
             node = _Node(config, choices, kernel=kernel, programs=programs, source=source, metrics=metrics, leftovers=left)
             node.note_scheduler(choices.translation.scheduler, why_not)
@@ -106,12 +103,10 @@ class _Node(Watcher):
             watcher=self,
             prepare=functools.partial(_inherit_sets, self.kernel, tuple(self.programs)),
         )
-        self._staleness = Staleness(lambda: self.source.statuses, limit_s=self.config.servers.stale_watch_s, clock=time.monotonic)
+        self._staleness = Staleness(lambda: self.source.statuses, limit_s=self.config.servers.stale_watch_s)
         self._status = Status(
             families=self.programs,
             sync_period_s=self.config.engine.audit_interval_s,
-            clock=time.monotonic,
-            wall_clock=time.time,
             stale=self._staleness.stale,
             stale_turns_away=self.config.servers.stale_watch_unhealthy,
             missing=lambda: self._store.missing,
@@ -271,18 +266,16 @@ class _Node(Watcher):
             survey=self._engine.survey,
             store=self._store,
             status=self._status,
-            clock=time.monotonic,
             watches=lambda: self.source.statuses,
             leftovers=lambda: self.leftovers.present,
             other_backend=lambda: self.leftovers.other_backend_resists,
             unopened_ports=lambda: self._health_checks.unopened,
         )
-        sampler = Sampler(counters, time.monotonic)
+        sampler = Sampler(counters)
         traffic = Traffic(
             sampler=sampler,
             survey=self._engine.survey,
             store=self._store,
-            clock=time.monotonic,
             limit=config.servers.service_metrics_limit,
             of_endpoints=config.servers.endpoint_metrics,
         )

@@ -14,6 +14,7 @@ Rule 5: a process that is about to stop reports itself as unhealthy before it st
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -52,8 +53,8 @@ class Status:
 
     families: Collection[Family]
     sync_period_s: float
-    clock: Callable[[], float]
-    wall_clock: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
     stale: Callable[[], Collection[ObjectKind]] = tuple
     stale_turns_away: bool = False
     missing: Callable[[], Collection[ObjectKind]] = tuple

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -166,7 +167,7 @@ class Leftovers:
 
     remains: Mapping[AnyPlace, Remains]
     remove_other_backend: Callable[[], Awaitable[Collection[str]]]
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
     in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread
 
     def __post_init__(self) -> None:

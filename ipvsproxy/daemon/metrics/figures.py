@@ -60,7 +60,7 @@ class Sources:
     survey: Survey
     store: Store
     status: Status
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
     leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
     other_backend: Callable[[], bool] = bool
@@ -145,7 +145,7 @@ class Sampler:
     """
 
     kernel: KernelThread[TrafficReader]
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
     processor_clock: Callable[[], float] = time.thread_time
     always: Container[VirtualServerKey] = ()
 

@@ -12,6 +12,7 @@ import asyncio
 import dataclasses
 import itertools
 import operator
+import time
 from collections.abc import Callable, Collection, Container, Generator, Hashable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -123,9 +124,9 @@ class Traffic:
     sampler: Sampler
     survey: Survey
     store: Store
-    clock: Callable[[], float]
     limit: int
     of_endpoints: bool
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._read_s: float | None = None

@@ -16,6 +16,7 @@ import asyncio
 import dataclasses
 import enum
 import pathlib
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -184,7 +185,7 @@ class Staleness:
 
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]]
     limit_s: float
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._began_s = self.clock()
