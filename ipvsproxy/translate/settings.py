@@ -122,15 +122,16 @@ def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
 
     The route to a client uses an interface other than the tunnel, and the tunnel has no address. Therefore even a loose
     ``rp_filter`` would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c); the larger of the two
-    ``rp_filter`` values of the interface and of ``all`` applies. ``sloppy_tcp`` lets this node continue a connection whose first
-    packets arrived at another node.
+    ``rp_filter`` values of the interface and of ``all`` applies. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a
+    connection whose first packets arrived at another node.
     """
     for family in sorted(families):
         yield Sysctl(device_flags(family), _TUNNEL_UP, for_tunnels=True)
     if Family.IPV4 in families:
         yield Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
         yield Sysctl("net/ipv4/conf/tunl0/rp_filter", "0", for_tunnels=True)
-    yield Sysctl("net/ipv4/vs/sloppy_tcp", "1", for_tunnels=True)
+    for protocol in ("tcp", "sctp"):
+        yield Sysctl(f"net/ipv4/vs/sloppy_{protocol}", "1", for_tunnels=True)
 
 
 CONNTRACK_CEILING = 1024 * 1024

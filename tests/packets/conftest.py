@@ -1,11 +1,11 @@
-"""The lab of a test module, and both bindings of Service addresses, with which packets must have the same results."""
+"""The lab of a test module, or its three nodes, and both bindings of Service addresses, which must give the same results."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from ipvsproxy.translate.settings import Binding
-from tests.packets import questions
+from tests.packets import questions, three_nodes
 from tests.support import lab
 
 
@@ -32,3 +32,10 @@ def binding(request: pytest.FixtureRequest) -> Binding:
     """The binding of the program under test."""
     chosen: Binding = request.param
     return chosen
+
+
+@pytest.fixture(scope="module", name="three")
+def _three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[three_nodes.Three]:
+    """Three nodes with direct return, and with the ``FLAGS`` of the module."""
+    with three_nodes.running(tmp_path_factory.mktemp("direct"), *request.module.FLAGS) as running:
+        yield running

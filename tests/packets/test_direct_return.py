@@ -3,55 +3,39 @@
 Service addresses are on the device; ``three_nodes.py`` describes the nodes.
 """
 
+import itertools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.settings import TUNNEL_DEVICES
-from tests.packets import three_nodes
-from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, nodes, web
+from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, nodes, web
 from tests.support import cluster, lab
 
 pytestmark = [pytest.mark.kernel]
 
 
-@pytest.fixture(scope="module", name="three")
-def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
-    with three_nodes.running(tmp_path_factory.mktemp("direct")) as running:
-        yield running
+FLAGS = ()
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_endpoints_on_each_node_see_the_client_address_whichever_node_the_client_uses(three: Three, entry: str) -> None:
-    three.have(nodes(*NODES), web("p1", "r1"))
-    three.enter_by(entry)
-    for protocol, (port, _) in cluster.PORTS.items():
-        for family in Family:
-            seen = three.lab.probe(
-                "client",
-                protocol,
-                cluster.address("balancer 1", family),
-                port,
-                src=cluster.address("client", family),
-                count=CLIENTS,
-                timeout_s=20.0,
-            )
-            backends = tuple(sorted(cluster.address(name, family) for name in ("p1", "r1")))
-            assert seen == lab.Result("ok", backends, (cluster.address("client", family),)), (protocol, family)
+def test_endpoints_see_the_client_address_and_answer_directly_whichever_node_the_client_uses(three: Three, entry: str) -> None:
+    check_each_protocol(three, entry)
 
 
 def test_in_a_mixed_cluster_connections_to_nodes_without_direct_return_are_masqueraded(three: Three) -> None:
     three.have(nodes("node-a", "node-c"), web("p1", "r1"), concerns=["third"])
     three.enter_by("third")
-    seen = three.lab.probe(
-        "client", "TCP", cluster.address("balancer 1", Family.IPV4), 80, src="172.18.0.50", count=CLIENTS, timeout_s=20.0
-    )
+    with three.counting_answers("third") as answers:
+        seen = three.lab.probe(
+            "client", "TCP", cluster.address("balancer 1", Family.IPV4), 80, src="172.18.0.50", count=CLIENTS, timeout_s=20.0
+        )
+        assert answers() > 0, "of the node without direct return"
     assert (seen.outcome, seen.backends) == ("ok", ("10.244.0.11", "10.244.1.11"))
     assert set(seen.sources) == {"172.18.0.50", "172.18.0.4"}, "the client's address, and the node's towards the other node"
 
@@ -84,16 +68,19 @@ def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) ->
     """The client's route moves from a dead node to another node. Neither node has a pod of the Service."""
     three.have(nodes(*NODES), web("r1", "r2"))
     three.enter_by("third")
-    address = cluster.address("balancer 1", Family.IPV4)
-    connections = [three.lab.open("client", "TCP", address, 80, src="172.18.0.50", timeout_s=20.0) for _ in range(200)]
-    assert {one.source for one in connections} == {"172.18.0.50"}
+    connections = {
+        (protocol, family): three.open(protocol, family, count)
+        for protocol, count in (("TCP", 200), ("UDP", 20), ("SCTP", 20))
+        for family in Family
+    }
     three.kill("third")
     three.lab.ip("client", "link set third down")
     three.enter_by("node")
-    answers = [one.ask(20.0) for one in connections]
-    assert answers == [one.backend for one in connections]
-    assert set(answers) == {"10.244.1.11", "10.244.1.12"}
-    for one in connections:
+    for (protocol, family), opened in connections.items():
+        before = [one.backend for one in opened]
+        assert set(before) == {cluster.address(name, family) for name in ("r1", "r2")}
+        assert [one.ask(20.0) for one in opened] == before, (protocol, family)
+    for one in itertools.chain.from_iterable(connections.values()):
         one.abort()
 
 
@@ -111,8 +98,13 @@ def test_a_packet_for_an_endpoint_that_was_just_removed_is_refused_and_not_forwa
     assert three.lab.probe("client", "TCP", address, 80, count=4, timeout_s=20.0).outcome == "refused"
 
 
-FORMER = {"net/ipv4/conf/all/rp_filter": "2", "net/ipv4/conf/tunl0/rp_filter": "1", "net/ipv4/vs/sloppy_tcp": "0"}
-CHANGED = {"net/ipv4/conf/all/rp_filter": "0", "net/ipv4/conf/tunl0/rp_filter": "0", "net/ipv4/vs/sloppy_tcp": "1"}
+FORMER = {
+    "net/ipv4/conf/all/rp_filter": "2",
+    "net/ipv4/conf/tunl0/rp_filter": "1",
+    "net/ipv4/vs/sloppy_tcp": "0",
+    "net/ipv4/vs/sloppy_sctp": "0",
+}
+CHANGED = {path: "1" if "sloppy" in path else "0" for path in FORMER}
 
 
 def tunnels_and_settings(laboratory: lab.Lab, place: str) -> tuple[set[str], dict[str, str]]:

@@ -7,9 +7,12 @@ route.
 import contextlib
 import dataclasses
 import functools
+import os
 import re
+import signal
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +22,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import TUNNEL_MODULES
 from tests.support import cluster, in_namespace, lab, patience, program
 from tests.support.cluster import service
+from tests.support.lab import Connection
 
 NODES = {"node-a": "node", "node-b": "remote", "node-c": "third"}
 ENTRIES = {
@@ -29,6 +33,7 @@ ENTRIES = {
 CLIENTS = 48
 """The kernel chooses by the client's port, which is random: with 24 clients, all would reach one node once in 500,000 runs."""
 WITHIN_S = patience.seconds(600.0)
+_MANGLE = ("-w", "-t", "mangle")
 DIRECT = ("--ipvs-direct-return=on", "--ipvs-traffic-scopes=kube-proxy")
 
 
@@ -71,20 +76,21 @@ class Three:
     def start(self, place: str, *flags: str) -> None:
         """Start the program of a node with these additional flags, unless it runs, and wait until nothing is left to do."""
         if place not in self._programs:
-            (name,) = (name for name, one in NODES.items() if one == place)
             path, before = self.lab.path(place), len(self._syncs(place))
             self._programs[place] = program.Program(
                 self.directory / "manifests",
                 self.directory / f"log-{place}",
-                *(flag for flag in cluster.FLAGS if not flag.startswith("--hostname")),
-                f"--hostname-override={name}",
-                f"--rules-backend={cluster.BACKEND}",
-                *self.flags,
+                *self._flags(place),
                 *flags,
                 starter=("-m", "tests.support.in_namespace", path),
                 main=functools.partial(in_namespace.run, path),
             ).__enter__()
             self.wait_until(place, lambda: len(self._syncs(place)) > before and self._is_settled(place), "synced")
+
+    def _flags(self, place: str) -> list[str]:
+        (name,) = (name for name, one in NODES.items() if one == place)
+        usual = [flag for flag in cluster.FLAGS if not flag.startswith("--hostname")]
+        return [*usual, f"--hostname-override={name}", f"--rules-backend={cluster.BACKEND}", *self.flags]
 
     def stop(self, place: str) -> None:
         """Stop the program of a node, which leaves the node's kernel as it is."""
@@ -95,10 +101,31 @@ class Three:
         """Kill the program of a node, as a failure of the node does."""
         self._programs.pop(place).kill()
 
+    @contextlib.contextmanager
+    def pausing(self, place: str) -> Iterator[None]:
+        """Let a node learn only after the block of the changes that the block makes."""
+        before, process = len(self._syncs(place, r"services=[1-9]")), self._programs[place].process_id
+        os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(process, signal.SIGCONT)
+        self.wait_until(place, lambda: self._has_synced(place, before) and self._is_settled(place), "synced")
+
     def wait_until(self, place: str, reached: Callable[[], bool], what: str) -> None:
         """Poll until a condition holds while the program of this node runs."""
         running = self.cluster.program if place == "node" else self._programs[place]
         running.wait_until(reached, what, WITHIN_S)
+
+    def open(self, protocol: str, family: Family, count: int, ports: Iterable[int] = ()) -> list[Connection]:
+        """Open connections from the client's address to the Service, from these ports if any, and check the client's address."""
+        client, to = cluster.address("client", family), cluster.address("balancer 1", family)
+        sources = [f"{client}#{port}" for port in ports] or [client] * count
+        opened = [
+            self.lab.open("client", protocol, to, cluster.PORTS[protocol][0], src=source, timeout_s=20.0) for source in sources
+        ]
+        assert {one.source for one in opened} == {client}, (protocol, family)
+        return opened
 
     def enter_by(self, place: str, to: str = "balancer 1") -> None:
         """Let the client's packets to a service address go to this node."""
@@ -118,6 +145,29 @@ class Three:
         for place in ("node", *self._programs):
             self.wait_until(place, functools.partial(self._is_settled, place), "settled")
 
+    @contextlib.contextmanager
+    def counting_answers(self, place: str) -> Iterator[Callable[[], int]]:
+        """Count the packets to the client that a node receives from other nodes and passes on, while the block runs.
+
+        The block gets a function that returns their number so far, of both families.
+        """
+        rules = {
+            name: f"FORWARD -i eth0 -d {cluster.address('client', family)}"
+            for name, family in zip(("iptables", "ip6tables"), Family, strict=True)
+        }
+
+        def count() -> int:
+            listings = [self.lab.run(place, name, *_MANGLE, "-L", "FORWARD", "1", "-vxn").split() for name in rules]
+            return sum(int(words[0]) for words in listings)
+
+        for name, rule in rules.items():
+            self.lab.run(place, name, *_MANGLE, "-I", *rule.split())
+        try:
+            yield count
+        finally:
+            for name, rule in rules.items():
+                self.lab.run(place, name, *_MANGLE, "-D", *rule.split())
+
     def _syncs(self, place: str, of: str = "") -> list[str]:
         """The log lines about syncs of a program, with this pattern."""
         log = self.directory / ("log" if place == "node" else f"log-{place}")
@@ -127,8 +177,18 @@ class Three:
         return len(self._syncs(place, r"services=[1-9]")) > before
 
     def _is_settled(self, place: str) -> bool:
-        """Whether the last sync has left nothing to do. On a busy machine, rules may be written only by a later sync."""
-        return " failed=0 pending=0 " in self._syncs(place)[-1]
+        """Whether nothing is left to do. On a busy machine, rules may be written only by a later sync.
+
+        No sync follows if a reading shows that an operation that took too long has been carried out after all.
+        """
+        return " failed=0 pending=0 " in self._syncs(place)[-1] or self._is_verified(place)
+
+    def _is_verified(self, place: str) -> bool:
+        if place == "node":
+            return [one.status for one in self.cluster.run("verify")] == [0]
+        asking = ("-m", "tests.support.in_namespace", self.lab.path(place), "verify")
+        flags = (f"--manifests={self.directory / 'manifests'}", *self._flags(place))
+        return subprocess.run([sys.executable, *asking, *flags], capture_output=True, check=False).returncode == 0
 
 
 @contextlib.contextmanager
@@ -150,6 +210,23 @@ def running(directory: Path, *flags: str) -> Iterator[Three]:
         yield three
 
 
-def web(*pods: cluster.Endpoint | str, **more: Any) -> list[dict[str, Any]]:
-    """A Service with direct return; ``pods`` and ``more`` are those of ``cluster.service``."""
-    return service("web", 1, *pods, balancer=True, annotations={"direct-return": "true"}, **more)
+def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[dict[str, Any]]:
+    """A Service with direct return, and perhaps with weights; ``pods`` and ``more`` are those of ``cluster.service``."""
+    annotations = {"direct-return": "true"} | ({"weights": weights} if weights else {})
+    return service("web", 1, *pods, balancer=True, annotations=annotations, **more)
+
+
+def check_each_protocol(three: Three, entry: str) -> None:
+    """Clients outside reach an endpoint of each of two nodes by this node of entry, through which no answer of others passes."""
+    three.have(nodes(*NODES), web("p1", "r1"))
+    three.enter_by(entry)
+    with three.counting_answers(entry) as answers:
+        for protocol, (port, _) in cluster.PORTS.items():
+            for family in Family:
+                client = cluster.address("client", family)
+                seen = three.lab.probe(
+                    "client", protocol, cluster.address("balancer 1", family), port, src=client, count=CLIENTS, timeout_s=20.0
+                )
+                backends = tuple(sorted(cluster.address(name, family) for name in ("p1", "r1")))
+                assert seen == lab.Result("ok", backends, (client,)), (protocol, family)
+                assert answers() == 0, (protocol, family)

@@ -100,10 +100,12 @@ def test_direct_return_brings_the_tunnel_of_each_family_up_and_checks_no_source_
         "net/ipv4/conf/all/rp_filter": "0",
         "net/ipv4/conf/tunl0/rp_filter": "0",
         "net/ipv4/vs/sloppy_tcp": "1",
+        "net/ipv4/vs/sloppy_sctp": "1",
     }
     assert {item.path for item in direct_return_sysctls(frozenset({Family.IPV6}))} == {
         "/sys/class/net/ip6tnl0/flags",
         "net/ipv4/vs/sloppy_tcp",
+        "net/ipv4/vs/sloppy_sctp",
     }
     assert all(item.for_tunnels for item in direct_return_sysctls(frozenset(Family))), "only behind the rules"
 

@@ -297,7 +297,9 @@ class Translation:
                     one = RealServerKey(key)
                     self._enter(SetKind.NOT_DIRECT, one.address, port.protocol, one.port)
         outside = UnevenWeights(dict(sorted(direct.items())))
-        here = self.how.weighed(topology.tunnel_route(endpoints, self.view.name), by_key)
+        route = topology.tunnel_route(endpoints, self.view.name)
+        # If all weights here are 0, another node that sends a new connection has not learnt of these weights yet.
+        here = self.how.weighed(route, by_key if by_key and any(by_key[key] for key in route.plain()) else None)
         hashing, timeout_s, limits = self.settings.hash_scheduler, self.options.affinity_timeout_s, self.how.chosen.thresholds
         for clients, weights, thresholds in (
             (Clients.OUTSIDE, outside, NO_THRESHOLDS),

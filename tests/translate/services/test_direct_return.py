@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
+from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRules
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import TUNNELLED
@@ -82,6 +82,19 @@ def test_packets_from_a_tunnel_reach_an_endpoint_that_this_node_does_not_know_as
     for more in usable:
         scopes = state_of(service, endpoint_slice(starting, other, more), view=_view(), settings=ON).rare.scopes
         assert _weights(scopes[1]) == {f"{more.address}:8080": 1}
+
+
+def test_packets_from_a_tunnel_reach_endpoints_of_weight_zero_if_this_node_has_no_others() -> None:
+    """Another node may have sent a new connection before it learnt of the weight."""
+    service, _ = _service("10.244.0.5")
+    listed = [endpoint("10.244.0.5", zone="z1"), endpoint("10.244.0.6", zone="z2"), endpoint("10.244.1.5", OTHER_NODE, zone="z3")]
+    for zones, weights, by_tunnel in (({"z1": 0}, (0, 1), (0, 1)), ({"z1": 0, "z2": 0}, (0, 0), (1, 1))):
+        rules = WeightRules(zones=zones)
+        given = ServiceAnnotations(given=frozenset(Annotation), direct_return=True, weights=rules)
+        weighed = builders.with_options(service, annotations=given)
+        scopes = state_of(weighed, endpoint_slice(*listed), view=_view(), settings=ON).rare.scopes
+        here = [tuple(_weights(scope)[f"10.244.0.{number}:8080"] for number in (5, 6)) for scope in scopes]
+        assert here == [weights, by_tunnel]
 
 
 def test_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
