@@ -13,14 +13,14 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 _CLONE_NEWNET = 0x40000000
-_SUITES = ("tests.chaos.history", "tests.faults.starts")
-"""Imports of main modules in ``scripts``, because each fork runs the main module again."""
+_IMPORTED = ("tests.chaos.history", "tests.faults.starts", "tests.support.preloaded")
+"""What forks run, and what the main modules in ``scripts`` import, because each fork runs the main module again."""
 _context = multiprocessing.get_context("forkserver")
 
 
 def prepare() -> None:
     """Start the forking process in the network namespace of this thread, unless it already runs."""
-    _context.set_forkserver_preload([*(suite for suite in _SUITES if suite in sys.modules), "tests.support.preloaded"])
+    _context.set_forkserver_preload([*_IMPORTED])
     forkserver.ensure_running()
 
 

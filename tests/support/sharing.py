@@ -1,7 +1,8 @@
 """Lets several pytest processes share the same tests: the first process that claims a module runs it.
 
 Each process gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that all processes can access and that is empty
-at first. Modules claimed by other processes are skipped silently: together, the reports of all processes contain every test once.
+at first. A process imports only the modules that it has claimed, because to import all of them takes seconds on user-mode Linux.
+Together, the reports of all processes contain every test once.
 """
 
 import itertools
@@ -10,38 +11,48 @@ import pathlib
 import pytest
 
 LONGEST = (
-    "test_moments",
-    "test_golden",
-    "test_program",
-    "test_start_faults",
-    "test_chaos",
-    "test_limits",
     "test_scope_changes",
+    "test_reported",
+    "test_start_faults",
+    "test_node_addresses",
+    "test_golden",
+    "test_runbook",
     "test_backends",
     "test_neighbours",
-    "test_reported",
     "test_running",
-    "test_contract",
-    "test_commands",
-    "test_runbook",
     "test_changes",
-    "test_node_addresses",
-    "test_bindings",
+    "test_moments",
+    "test_program",
+    "test_direct_return",
+    "test_limits",
+    "test_beside",
     "test_scope_operations",
-    "test_take_over",
-    "test_over_and_back",
     "test_annotations",
-    "test_services",
-    "test_scopes",
+    "test_commands",
+    "test_contract",
     "test_one_way_flows",
+    "test_chaos",
+    "test_direct_return_changes",
     "test_demo",
-    "test_large_datagrams",
     "test_drain",
-    "test_cleanup",
+    "test_bindings",
+    "test_services",
+    "test_large_datagrams",
+    "test_old_kernels",
+    "test_scopes",
     "test_masquerade",
-    "test_golden_state",
+    "test_maglev",
+    "test_removals_by_others",
+    "test_over_and_back",
+    "test_clock_jumps",
+    "test_cleanup",
+    "test_multihoming",
+    "test_alien_ranges",
+    "test_take_over",
 )
 """These modules come first, so that no process starts one of them when all others have ended."""
+_FOUND = pytest.StashKey[list[pytest.Item | pytest.Collector]]()
+"""The modules; tests, if the command line names tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,25 +60,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> bool:
+    """Finds the modules, but does not import them."""
+    session.stash[_FOUND] = []
+    session.perform_collect(genitems=False)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item | pytest.Collector]) -> None:
+    """Keep the modules back from the hooks that choose tests by their marks."""
+    if session.stash[_FOUND]:
+        return
+    session.stash[_FOUND] += items
+    items.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
     """Like pytest's own loop, but module by module: each is torn down completely, because the next is not known yet."""
-    directory = session.config.getoption("--share")
-    if session.testsfailed:
-        raise session.Interrupted(f"{session.testsfailed} errors during collection")
-    modules = {module: list(group) for module, group in itertools.groupby(session.items, key=lambda item: item.path)}
-    for module in sorted(modules, key=_place):
+    directory, collected = session.config.getoption("--share"), 0
+    nodes = session.stash[_FOUND]
+    for module, found in itertools.groupby(sorted(nodes, key=_place), key=lambda one: one.path):
         if not _claim(directory, module):
             continue
-        items: list[pytest.Item] = modules[module]
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        items = [item for node in found for item in session.genitems(node)]
+        session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+        session.testscollected = collected = collected + len(items)
+        for item, following in zip(items, [*items[1:], None], strict=False):  # there may be no item
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
     return True
 
 
-def _place(module: pathlib.Path) -> int:
-    return LONGEST.index(module.stem) if module.stem in LONGEST else len(LONGEST)
+def _place(node: pytest.Item | pytest.Collector) -> tuple[int, pathlib.Path]:
+    name = node.path.stem
+    return (LONGEST.index(name) if name in LONGEST else len(LONGEST)), node.path
 
 
 def _claim(directory: pathlib.Path, module: pathlib.Path) -> bool:
