@@ -184,7 +184,8 @@ def test_connections_survive_a_restart_and_the_removal_of_second_scopes_which_le
         assert [one.ask() for one in held] == [one.backend for one in held]
         for one in held:
             one.abort()
-        running.wait_until(lambda: traces(running) == [], "without a trace")
+        # Reading /proc is cheap, and the virtual servers of marks are among the last to go.
+        running.wait_until(lambda: "FWM" not in Path("/proc/net/ip_vs").read_text() and traces(running) == [], "without a trace")
         running.program.__exit__(None, None, None)
 
 
@@ -303,7 +304,7 @@ def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) ->
     with contextlib.ExitStack() as asking:
         for number, _ in questions:
             to = cluster.address(f"balancer {number}", Family.IPV4)
-            loads.append(asking.enter_context(running.lab.load("p2", "TCP", to, 80)))
+            loads.append(asking.enter_context(running.lab.load("p2", "TCP", to, 80, interval_s=0.05)))
         running.program.kill()
         running.start()
     for (number, pod), (load,) in zip(questions, loads, strict=True):
@@ -318,20 +319,16 @@ def test_after_a_restart_two_services_with_one_address_answer_for_themselves(run
     young = with_balancers(service("b", 2, "r1", balancer=True, **LOCAL), 1, 2)
     running.have(young, old)
     before = sorted(marks(running))
-    for _ in range(2):
-        restart_under_load(running, (1, "p1"), (2, "r1"))
-        assert sorted(marks(running)) == before
+    restart_under_load(running, (1, "p1"), (2, "r1"))
+    assert sorted(marks(running)) == before
 
 
-@pytest.mark.parametrize("names", ["ab", "ba"])
-def test_an_address_that_moved_while_no_process_ran_leads_no_other_client_to_its_new_service(
-    running: cluster.Cluster, names: str
-) -> None:
+def test_an_address_that_moved_while_no_process_ran_leads_no_other_client_to_its_new_service(running: cluster.Cluster) -> None:
+    """tests/reconcile/tables/test_scopes.py has either order of the Services."""
     running.have()
     giver, taker = (service(name, number, pod, balancer=True, **LOCAL) for name, number, pod in (("a", 1, "p1"), ("b", 2, "r1")))
     running.have(with_balancers(taker, 2), with_balancers(giver, 1, 3))
-    both = [with_balancers(taker, 1, 2), with_balancers(giver, 3)]
-    running.objects = [one for manifests in (both if names == "ba" else both[::-1]) for one in manifests]
+    running.objects = [*with_balancers(giver, 3), *with_balancers(taker, 1, 2)]
     before = marks(running)
     restart_under_load(running, (2, "r1"), (3, "p1"))
     assert ask(running, "p2", "balancer 1").backends == backends("r1")
