@@ -27,54 +27,52 @@ def _node_port_addresses(
     return [str(address) for address in view.node_port_addresses[family]]
 
 
-@pytest.mark.checklist(1)
-def test_node_ports_answer_on_the_address_of_an_interface_but_not_on_loopback() -> None:
-    assert _node_port_addresses({"eth0": ["1.2.3.4"], "lo": ["127.0.0.1"]}) == ["1.2.3.4"]
+def _case(number: int, four: str, six: str, **interfaces: str) -> object:
+    """A case of kube-proxy's own tests: the addresses of interfaces, and those of each family on which node ports answer."""
+    return pytest.param(
+        {DEVICE if name == "ours" else name: text.split() for name, text in interfaces.items()},
+        four,
+        six,
+        marks=pytest.mark.checklist(number),
+        id=f"{number}: {interfaces}",
+    )
 
 
-@pytest.mark.checklist(2)
-@pytest.mark.parametrize("interfaces", [{}, {"lo": ["127.0.0.1", "::1"]}])
-def test_a_node_that_has_only_a_loopback_address_has_no_node_port_address(interfaces: dict[str, list[str]]) -> None:
-    assert _node_port_addresses(interfaces) == []
-    assert _node_port_addresses(interfaces, Family.IPV6) == []
-
-
-@pytest.mark.checklist(3)
-def test_addresses_of_bridges_and_tunnels_count_like_those_of_any_interface_in_their_own_family() -> None:
-    interfaces = {"eth0": ["1.2.3.4", "2001:db8::1"], "docker0": ["172.17.0.1", "fd00::1"], "lo": ["127.0.0.1"]}
-    assert _node_port_addresses(interfaces) == ["1.2.3.4", "172.17.0.1"]
-
-
-@pytest.mark.checklist(4)
-def test_ipv4_addresses_of_two_interfaces_count_even_if_one_interface_is_dual_stack() -> None:
-    assert _node_port_addresses({"eth0": ["1.2.3.4"], "eth1": ["100.200.201.1", "2001:db8::2"]}) == ["1.2.3.4", "100.200.201.1"]
-
-
-@pytest.mark.checklist(5)
-def test_service_addresses_on_our_device_do_not_count_as_addresses_of_the_node() -> None:
-    assert _node_port_addresses({"eth0": ["1.2.3.4"], DEVICE: ["10.96.0.1", "10.96.0.10"]}) == ["1.2.3.4"]
-
-
-@pytest.mark.checklist(6)
-@pytest.mark.parametrize("others", [{}, {"lo": ["127.0.0.1"]}])
-def test_a_node_that_has_only_service_addresses_has_no_node_port_address(others: dict[str, list[str]]) -> None:
-    assert _node_port_addresses({DEVICE: ["10.96.0.1"]} | others) == []
-
-
-@pytest.mark.checklist(7)
-def test_node_port_addresses_do_not_include_our_device_and_loopback() -> None:
-    assert _node_port_addresses({DEVICE: ["1.2.3.4"], "eth5": ["100.0.0.1"], "lo": ["127.0.0.1"]}) == ["100.0.0.1"]
-
-
-@pytest.mark.checklist(8)
-def test_an_interface_whose_name_resembles_our_device_is_not_our_device() -> None:
-    assert _node_port_addresses({"ipvs0": ["1.2.3.4"], "eth0": ["100.0.0.1"]}) == ["1.2.3.4", "100.0.0.1"]
-
-
-@pytest.mark.checklist(9)
-def test_ipv6_addresses_of_every_interface_count_except_link_local_addresses() -> None:
-    interfaces = {"eth0": ["1.2.3.4", "fe80::1:2"], "eth1": ["2001:db8::1"], "docker0": ["fd00::1", "fe80::3"], "lo": ["::1"]}
-    assert _node_port_addresses(interfaces, Family.IPV6) == ["2001:db8::1", "fd00::1"]
+@pytest.mark.parametrize(
+    ("interfaces", "four", "six"),
+    [
+        _case(1, "1.2.3.4", "", eth0="1.2.3.4", lo="127.0.0.1"),
+        _case(2, "", ""),
+        _case(2, "", "", lo="127.0.0.1 ::1"),
+        _case(
+            3,
+            "1.2.3.4 172.17.0.1",
+            "2001:db8::1 fd00::1",
+            eth0="1.2.3.4 2001:db8::1",
+            docker0="172.17.0.1 fd00::1",
+            lo="127.0.0.1",
+        ),
+        _case(4, "1.2.3.4 100.200.201.1", "2001:db8::2", eth0="1.2.3.4", eth1="100.200.201.1 2001:db8::2"),
+        _case(4, "10.1.0.5", "", eth0="10.1.0.5", vrf0="10.1.0.5"),
+        _case(5, "1.2.3.4", "", eth0="1.2.3.4", ours="10.96.0.1 10.96.0.10"),
+        _case(6, "", "", ours="10.96.0.1"),
+        _case(6, "", "", ours="10.96.0.1", lo="127.0.0.1"),
+        _case(7, "100.0.0.1", "", ours="1.2.3.4", eth5="100.0.0.1", lo="127.0.0.1"),
+        _case(8, "1.2.3.4 100.0.0.1", "", ipvs0="1.2.3.4", eth0="100.0.0.1"),
+        _case(
+            9, "1.2.3.4", "2001:db8::1 fd00::1", eth0="1.2.3.4 fe80::1:2", eth1="2001:db8::1", docker0="fd00::1 fe80::3", lo="::1"
+        ),
+        _case(11, "8.8.8.8 192.168.0.1 169.254.0.0", "1000::", eth0="127.0.0.0 127.6.7.8 8.8.8.8 192.168.0.1 169.254.0.0 1000::"),
+        _case(11, "169.254.0.0", "", eth0="::ffff:169.254.0.0"),
+        _case(12, "8.8.8.8", "", eth0="::1 fe80::1 febf::1 ::ffff:8.8.8.8"),
+    ],
+)
+def test_node_ports_answer_on_the_usable_addresses_of_every_interface_but_ours(
+    interfaces: dict[str, list[str]], four: str, six: str
+) -> None:
+    """An address of lo, of our device, of 127.0.0.0/8 or of fe80::/10 is not usable; an address of two interfaces counts once."""
+    assert _node_port_addresses(interfaces) == four.split()
+    assert _node_port_addresses(interfaces, Family.IPV6) == six.split()
 
 
 @pytest.mark.checklist(10)
@@ -82,33 +80,6 @@ def test_an_address_of_a_network_card_counts_although_our_device_has_it_too() ->
     view = builders.node_view({"eth0": ["2001:db8::1"], DEVICE: ["2001:db8::1"]})
     assert view.node_port_addresses[Family.IPV6] == builders.addresses("2001:db8::1")
     assert parse_address("2001:db8::1") in view.elsewhere
-
-
-@pytest.mark.checklist(11)
-@pytest.mark.parametrize(
-    ("address", "counts"),
-    [
-        ("127.0.0.1", False),
-        ("127.0.0.0", False),
-        ("127.6.7.8", False),
-        ("8.8.8.8", True),
-        ("192.168.0.1", True),
-        ("169.254.0.0", True),
-        ("::ffff:169.254.0.0", True),
-        ("1000::", False),
-    ],
-)
-def test_ipv4_node_port_addresses_do_not_include_special_addresses(address: str, *, counts: bool) -> None:
-    assert bool(_node_port_addresses({"eth0": [address]})) is counts
-
-
-@pytest.mark.checklist(12)
-@pytest.mark.parametrize(
-    ("address", "counts"),
-    [("::1", False), ("fe80::1", False), ("febf::1", False), ("8.8.8.8", False), ("::ffff:8.8.8.8", False), ("1000::", True)],
-)
-def test_ipv6_node_port_addresses_do_not_include_special_addresses(address: str, *, counts: bool) -> None:
-    assert bool(_node_port_addresses({"eth0": [address]}, Family.IPV6)) is counts
 
 
 INTERFACES = {"eth0": ["10.1.0.5", "2001:db8::5", "fe80::5"], "eth1": ["10.2.0.5"], "lo": ["127.0.0.1", "::1"]}
@@ -119,31 +90,21 @@ def _limited(*ranges: str) -> Settings:
 
 
 @pytest.mark.checklist(101)
-def test_a_range_of_all_addresses_includes_every_address_even_beside_other_ranges() -> None:
-    assert _node_port_addresses(INTERFACES, settings=_limited("10.1.0.0/16", "0.0.0.0/0")) == ["10.1.0.5", "10.2.0.5"]
-    assert _node_port_addresses(INTERFACES, Family.IPV6, _limited("::/0")) == ["2001:db8::5"]
-
-
-@pytest.mark.checklist(101)
-def test_node_port_ranges_of_one_family_do_not_restrict_the_other_family() -> None:
-    settings = _limited("10.1.0.0/16")
-    assert _node_port_addresses(INTERFACES, settings=settings) == ["10.1.0.5"]
-    assert _node_port_addresses(INTERFACES, Family.IPV6, settings) == ["2001:db8::5"]
-
-
-@pytest.mark.checklist(101)
-def test_an_address_in_two_node_port_ranges_is_used_once() -> None:
-    assert _node_port_addresses(INTERFACES, settings=_limited("10.1.0.0/16", "10.0.0.0/8")) == ["10.1.0.5", "10.2.0.5"]
-
-
-@pytest.mark.checklist(101)
-def test_if_no_address_of_the_node_is_in_the_ranges_there_are_no_node_port_addresses() -> None:
-    assert _node_port_addresses(INTERFACES, settings=_limited("192.168.0.0/16")) == []
-
-
-def test_node_port_ranges_may_include_link_local_addresses_but_never_loopback() -> None:
-    assert _node_port_addresses(INTERFACES, Family.IPV6, _limited("fe80::/10", "::1/128")) == ["fe80::5"]
-    assert _node_port_addresses(INTERFACES, settings=_limited("127.0.0.0/8", "10.2.0.0/24")) == ["10.2.0.5"]
+@pytest.mark.parametrize(
+    ("ranges", "four", "six"),
+    [
+        pytest.param("10.1.0.0/16 0.0.0.0/0", "10.1.0.5 10.2.0.5", "2001:db8::5", id="all addresses beside another range"),
+        pytest.param("::/0", "10.1.0.5 10.2.0.5", "2001:db8::5", id="all addresses"),
+        pytest.param("10.1.0.0/16", "10.1.0.5", "2001:db8::5", id="does not restrict the other family"),
+        pytest.param("10.1.0.0/16 10.0.0.0/8", "10.1.0.5 10.2.0.5", "2001:db8::5", id="an address in two ranges is used once"),
+        pytest.param("192.168.0.0/16", "", "2001:db8::5", id="no address is in the range"),
+        pytest.param("127.0.0.0/8 10.2.0.0/24 ::1/128 fe80::/10", "10.2.0.5", "fe80::5", id="never loopback, but link-local"),
+    ],
+)
+def test_node_ports_answer_on_the_addresses_in_the_configured_ranges(ranges: str, four: str, six: str) -> None:
+    settings = _limited(*ranges.split())
+    assert _node_port_addresses(INTERFACES, settings=settings) == four.split()
+    assert _node_port_addresses(INTERFACES, Family.IPV6, settings) == six.split()
 
 
 def test_health_check_ports_listen_on_all_addresses_unless_ranges_restrict_node_ports() -> None:
@@ -159,10 +120,6 @@ def test_health_check_ports_listen_on_all_addresses_unless_ranges_restrict_node_
         Family.IPV4: builders.addresses("10.2.0.5", "127.0.0.1"),
         Family.IPV6: (),  # the host cannot listen on a link-local address without naming the interface
     }
-
-
-def test_an_address_that_two_interfaces_have_is_used_once() -> None:
-    assert _node_port_addresses({"eth0": ["10.1.0.5"], "vrf0": ["10.1.0.5"]}) == ["10.1.0.5"]
 
 
 def test_the_value_primary_means_the_nodes_own_address_of_each_family() -> None:

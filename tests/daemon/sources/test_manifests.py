@@ -221,11 +221,6 @@ def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
     assert world.write(all="# only a comment\n" + text(service("a"))) == []
 
 
-def test_removing_a_file_removes_its_objects(world: World) -> None:
-    world.write(a=text(service("a")), b=text(service("b")))
-    assert described(world.remove("a")) == ["Gone default/a"]
-
-
 # Conflicts
 
 

@@ -110,12 +110,6 @@ def test_entries_added_with_ipset_are_observed_except_those_with_protocols_that_
 
 
 @pytest.mark.kernel
-def test_sets_that_do_not_exist_are_observed_as_absent(driver: ipset.IpsetDriver) -> None:
-    apply(driver, Verb.ADD, CLUSTER_IP)
-    assert driver.observe(IP_SETS).keys() == {CLUSTER_IP.name}
-
-
-@pytest.mark.kernel
 @pytest.mark.parametrize(
     ("made", "difference"),
     [
@@ -155,19 +149,6 @@ def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> No
     tool("flush", CLUSTER_IP.name)
     tool("destroy", "KUBE-NODE-PORT-TCP")
     assert entries_of(driver.observe_changed(names)) == none | {CLUSTER_IP.name: set(), "KUBE-NODE-PORT-TCP": None}
-
-
-@pytest.mark.kernel
-def test_a_set_that_is_destroyed_and_recreated_with_the_same_entries_is_returned_again(driver: ipset.IpsetDriver) -> None:
-    name = "KUBE-NODE-PORT-TCP"
-    for expected in ({30001}, None, {30001}):
-        if expected:
-            tool("create", name, "bitmap:port", "range", "0-65535")
-            tool("add", name, "30001")
-        else:
-            tool("destroy", name)
-        found = entries_of(driver.observe_changed([name]))
-        assert found == {name: {SetEntry(name, port=port) for port in expected} if expected else None}
 
 
 @pytest.mark.kernel

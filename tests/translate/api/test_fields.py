@@ -11,21 +11,6 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 from ipvsproxy.translate.api import fields, schema
-from tests.support import builders
-
-
-def test_addresses_are_parsed_in_order_without_duplicates_and_invalid_addresses_are_skipped() -> None:
-    skipped: list[Skipped] = []
-    texts = ["192.0.2.2", " fd00::1 ", "", "x", "192.0.2.1", "192.0.2.2"]
-    assert fields.addresses("spec.some", texts, skipped) == builders.addresses("192.0.2.2", "fd00::1", "192.0.2.1")
-    assert skipped == [Skipped("spec.some", "'x' is not an IP address")]
-
-
-def test_networks_are_parsed_in_order_without_duplicates_and_invalid_networks_are_skipped() -> None:
-    skipped: list[Skipped] = []
-    texts = ["fd00::/64", " 10.1.2.3/8 ", " ", "10.0.0.0", "10.0.0.0/8"]
-    assert fields.networks("spec.some", texts, skipped) == builders.networks("fd00::/64", "10.0.0.0/8")
-    assert skipped == [Skipped("spec.some", "'10.0.0.0' is not a CIDR range such as 10.0.0.0/8")]
 
 
 @pytest.mark.parametrize(("text", "shown"), [("x", "'x'"), ("x" * 65, f"'{'x' * 64}'"), ("a\nb", r"'a\nb'"), (None, "'None'")])

@@ -217,11 +217,6 @@ def test_internal_traffic_with_policy_local_stays_on_the_node_even_if_the_servic
     assert backends(state, builders.NODE_ADDRESS, 30080) == {"10.244.1.5:8080"}
 
 
-def test_internal_traffic_with_policy_local_may_use_a_terminating_endpoint_of_the_node() -> None:
-    slices = endpoint_slice(draining("10.244.0.5"), endpoint("10.244.1.5", OTHER_NODE))
-    assert backends(state_of(service(internal_local=True), slices), CLUSTER_IP) == {"10.244.0.5:8080"}
-
-
 READY_AND_DRAINING = endpoint_slice(
     endpoint("10.0.1.2"), endpoint("10.0.1.3"), draining("10.0.1.4"), dead("10.0.1.5"), endpoint("10.0.1.6", OTHER_NODE)
 )

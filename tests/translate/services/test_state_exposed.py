@@ -231,12 +231,6 @@ def test_a_cluster_ip_is_bound_even_if_another_interface_has_it() -> None:
     assert state_of(service(), view=builders.node_view({"eth0": [CLUSTER_IP]})).addresses == builders.addresses(CLUSTER_IP)
 
 
-def test_external_traffic_with_policy_local_goes_to_all_endpoints_if_this_node_has_none() -> None:
-    remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
-    state = state_of(service(external=["50.60.70.81"], external_local=True), remote)
-    assert backends(state, "50.60.70.81") == {"10.180.1.1:8080"}
-
-
 def _load_balancer(
     *source_ranges: str, name: str = "lb", external_local: bool = False, node_port: int = 3001, health_port: int = 0
 ) -> Service:
