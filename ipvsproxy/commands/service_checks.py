@@ -14,7 +14,7 @@ from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.rules import Backend, NftTable
 from ipvsproxy.model.service import Node, Service, ServiceName
-from ipvsproxy.model.state import Role
+from ipvsproxy.model.virtual_servers import Role
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.services import refusal, treatment

@@ -74,22 +74,6 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NO_RARITIES = Rarities()
 
 
-class Role(enum.StrEnum):
-    """What the address of a virtual server is for its Service, such as its cluster IP."""
-
-    CLUSTER_IP = "cluster IP"
-    EXTERNAL_IP = "external IP"
-    LOAD_BALANCER_IP = "load balancer IP"
-    NODE_PORT = "node port"
-
-
-class Frontend(msgspec.Struct, frozen=True, gc=False):
-    """A virtual server of a Service, and the role of its address for the Service."""
-
-    role: Role
-    virtual_server: VirtualServer
-
-
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The desired state of one Service on this node, in both IP families.
 

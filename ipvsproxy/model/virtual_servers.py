@@ -1,5 +1,6 @@
 """Virtual servers, desired and observed, and the real servers that belong to them."""
 
+import enum
 from collections.abc import Collection, KeysView, Mapping
 from typing import NamedTuple
 
@@ -94,13 +95,23 @@ class VirtualServerSettings(NamedTuple):
         return f"{self.scheduler}{flags}{affinity}"
 
 
+class Role(enum.StrEnum):
+    """What the address of a virtual server is for its Service, such as its cluster IP."""
+
+    CLUSTER_IP = "cluster IP"
+    EXTERNAL_IP = "external IP"
+    LOAD_BALANCER_IP = "load balancer IP"
+    NODE_PORT = "node port"
+
+
 @KernelKind("virtual_server", DriverName.IPVS, one="virtual server")
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
     ``weights`` are in the order in which the real servers are added to the kernel. Several virtual servers, desired or observed,
     may share one ``weights`` object. ``marked`` is the protocol of the packets if the virtual server's key is a ``FirewallMark``.
-    All real servers of the virtual server have the same ``thresholds``.
+    All real servers of the virtual server have the same ``thresholds``. ``role`` decides between Services that desire one virtual
+    server.
     """
 
     key: VirtualServerKey
@@ -109,6 +120,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     owner: Owner = NODE_OWNER
     marked: Protocol | None = None
     thresholds: Thresholds = NO_THRESHOLDS
+    role: Role = Role.CLUSTER_IP
 
     @property
     def protocol(self) -> Protocol:

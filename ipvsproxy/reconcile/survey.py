@@ -246,7 +246,7 @@ class Survey:
         return conflict and self._with_reasons(conflict)
 
     def _with_reasons(self, one: Conflict) -> Conflict:
-        winner, *waiting = (self._tables.rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
+        winner, *waiting = self._tables.virtual_servers.desires(one.key)
         return one._replace(reasons=tuple(ownership.reason(winner, other) for other in waiting))
 
     def is_desired_entry(self, entry: SetEntry) -> bool:

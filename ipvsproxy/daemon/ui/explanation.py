@@ -15,8 +15,15 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, TUNNELL
 from ipvsproxy.model.rules import render
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
-from ipvsproxy.model.state import Clients, ClusterScope, Frontend, Role
-from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.state import Clients, ClusterScope
+from ipvsproxy.model.virtual_servers import (
+    PERSISTENT,
+    ConnectionCounts,
+    Role,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.store.objects import Store
@@ -100,9 +107,9 @@ class Explainer:
         }
         indexed = self._index(explained)
         for use in explained.ports:
-            frontends = [one for one in use.frontends if one.virtual_server.key in keys]
-            if frontends:
-                document["ports"].append((yield from self._describing_port(indexed, use, frontends)))
+            served = [one for one in use.virtual_servers if one.key in keys]
+            if served:
+                document["ports"].append((yield from self._describing_port(indexed, use, served)))
         return document
 
     def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
@@ -113,7 +120,7 @@ class Explainer:
         self,
         indexed: _Indexed,
         use: explain.PortUse,
-        frontends: Iterable[Frontend],
+        served: Iterable[VirtualServer],
     ) -> Generator[None, None, Document]:
         port: Document = {
             "name": use.port.name,
@@ -129,16 +136,16 @@ class Explainer:
         for name, clients in (("directReturn", Clients.OUTSIDE), ("fromTunnels", Clients.BY_TUNNEL)):
             if scope := (yield from self._scope(indexed, use, clients)):
                 port[name] = scope
-        for frontend in frontends:
-            if frontend.virtual_server.key in self.survey.virtual_servers:  # the virtual server may be removed during a pause
-                port["virtualServers"].append(described := self._frontend(indexed, frontend))
-                described["kernel"] = yield from self._kernel(frontend.virtual_server.key, frontend.virtual_server)
+        for one in served:
+            if one.key in self.survey.virtual_servers:  # the virtual server may be removed during a pause
+                port["virtualServers"].append(described := self._virtual_server(indexed, one))
+                described["kernel"] = yield from self._kernel(one.key, one)
             yield
-        for number, one in enumerate(use.endpoints, 1):
-            endpoint = RealServerKey.of(one.endpoint.address, one.port)
-            port["endpoints"].append(_endpoint(one) | {"target": self._target(indexed.service.name, endpoint)})
+        for number, used in enumerate(use.endpoints, 1):
+            endpoint = RealServerKey.of(used.endpoint.address, used.port)
+            port["endpoints"].append(_endpoint(used) | {"target": self._target(indexed.service.name, endpoint)})
             port["hairpinSet"] = port["hairpinSet"] or indexed.hairpins.get(
-                (use.port.protocol, one.endpoint.address, one.port), ""
+                (use.port.protocol, used.endpoint.address, used.port), ""
             )
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
@@ -171,15 +178,14 @@ class Explainer:
             "kernel": (yield from self._kernel(key, self.survey.sides(key).desired)) if key else None,
         }
 
-    def _frontend(self, indexed: _Indexed, frontend: Frontend) -> Document:
-        desired = frontend.virtual_server
+    def _virtual_server(self, indexed: _Indexed, desired: VirtualServer) -> Document:
         key, owner = desired.key, self.survey.states[indexed.service.name].owner
         conflict = self.survey.conflict(key)
-        is_restricted = frontend.role is Role.LOAD_BALANCER_IP and bool(indexed.service.options.source_ranges)
+        is_restricted = desired.role is Role.LOAD_BALANCER_IP and bool(indexed.service.options.source_ranges)
         return {
             "virtualServer": str(key),
-            "role": frontend.role.value,
-            "traffic": "internal" if frontend.role is Role.CLUSTER_IP else "external",
+            "role": desired.role.value,
+            "traffic": "internal" if desired.role is Role.CLUSTER_IP else "external",
             "held": self.survey.has(owner, key),
             "owner": str(self.survey.virtual_servers[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],

@@ -74,8 +74,6 @@ class NodeTables:
         """The desired state of each Service."""
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
         """The entries of Services that do not own all of their virtual servers, and so have fewer entries than in their state."""
-        self._entries_by_service: dict[ServiceName, frozenset[SetEntry]] = {}
-        """The entries of Services that were compared with another Service because both desire one virtual server."""
         self.restricting: dict[ServiceName, ServiceState] = {}
         """The Services with virtual servers that this node itself may not use."""
         self.in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
@@ -170,7 +168,6 @@ class NodeTables:
 
     def _putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         before = self._states.pop(name, None)
-        self._entries_by_service.pop(name, None)
         self.restricting.pop(name, None)
         affected: set[Owner] = set()
         if before and (state is None or before.owner != state.owner):
@@ -181,27 +178,10 @@ class NodeTables:
             if state.rare.refused:
                 self.restricting[name] = state
             affected |= yield from self._desiring(state.owner, before or _NOTHING, state)
-            affected |= self._rank_again(state)
         for owner in affected:
             state = self._states[owner.service]
             yield from self._desiring_entries(owner, state, state)
             self.scopes.note_change(owner.service)
-
-    def rank_of(self, key: VirtualServerKey, owner: Owner) -> ownership.Rank:
-        """The rank of a Service for a virtual server. The Service with the lowest rank owns the virtual server."""
-        entries = self._entries_by_service.get(owner.service)
-        if entries is None:
-            entries = self._entries_by_service[owner.service] = frozenset(self._states[owner.service].entries)
-        return ownership.rank(owner, entries, key)
-
-    def _rank_again(self, state: ServiceState) -> set[Owner]:
-        """Compute the ranks for a Service's virtual servers again, because the role of the Service may have changed.
-
-        Only keys that several Services desire are compared.
-        """
-        if not self.virtual_servers.contested:
-            return set()
-        return set().union(*[self.virtual_servers.rank_again(item.key, state.owner) for item in state.served])
 
     def _desiring(self, owner: Owner, before: ServiceState, after: ServiceState) -> Generator[None, None, set[Owner]]:
         parts: list[tuple[Table[Any, Any, Any], Mapping[Any, Any], Mapping[Any, Any]]] = [

@@ -68,7 +68,7 @@ class VirtualServers(ReconciledKind):
             lambda desired, observed: differs(desired, observed, self._drains.may_remove),
             lambda key: not all_tables.is_served(key.address.family) or all_tables.is_excluded(key),
             all_tables.unequal,
-            all_tables.rank_of,
+            ownership.rank,
         )
         self.begin_settling(0)
         super().__init__(all_tables, self.servers)

@@ -14,6 +14,7 @@ desired, which are stored.
 
 import bisect
 import itertools
+import operator
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -47,23 +48,21 @@ class _Waiting(Generic[V]):
     """The owners that wait for one key, each with its desired value. Each search takes logarithmic time."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Any, Owner]] = []
-        """The rank and the owner of each wait; the next owner comes first."""
-        self._values: dict[Owner, tuple[Any, V]] = {}
+        self.turns: list[tuple[Any, V]] = []
+        """The rank and the value of each wait; the next owner comes first."""
+        self._ranks: dict[Owner, Any] = {}
 
     def put(self, owner: Owner, rank: Any, value: V) -> None:
         """Let an owner of this rank wait for the key. The owner desires this value for the key."""
         self.pop(owner)
-        bisect.insort(self.turns, (rank, owner))
-        self._values[owner] = (rank, value)
+        bisect.insort(self.turns, (rank, value), key=operator.itemgetter(0))
+        self._ranks[owner] = rank
 
     def pop(self, owner: Owner) -> V | None:
         """The owner no longer waits. Returns the value that the owner desired; None if the owner did not wait."""
-        if owner not in self._values:
+        if owner not in self._ranks:
             return None
-        rank, value = self._values.pop(owner)
-        del self.turns[bisect.bisect_left(self.turns, (rank, owner))]
-        return value
+        return self.turns.pop(bisect.bisect_left(self.turns, self._ranks.pop(owner), key=operator.itemgetter(0)))[1]
 
 
 class Table(Generic[K, V, W]):
@@ -75,14 +74,14 @@ class Table(Generic[K, V, W]):
         differs: Callable[[V, W], bool],
         is_protected: Callable[[K], bool],
         unequal: "dict[Table[Any, Any, Any], None] | None" = None,
-        rank: Callable[[K, Owner], Any] = lambda _, owner: owner,
+        rank: Callable[[V], Any] | None = None,
     ) -> None:
         """``differs`` compares a desired value with an observed value. Keys for which ``is_protected`` is true are never removed.
 
-        The table is a key of ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner for a key;
-        when a rank has changed, call ``rank_again`` for each key that the owner desires.
+        The table is a key of ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner by its desired
+        value; no two owners have the same rank.
         """
-        self._rank = rank
+        self._rank: Callable[[V], Any] = rank or owner_of
         self._owner_of = owner_of
         self._differs = differs
         self._is_protected = is_protected
@@ -119,10 +118,10 @@ class Table(Generic[K, V, W]):
 
     def conflict(self, key: K) -> Conflict | None:
         """The conflict about one key; None if at most one owner desires the key."""
-        waiting = self._waiting.get(key)
-        if waiting is None:
+        if key not in self._waiting:
             return None
-        return Conflict(key, self._owner_of(self._desired[key]), tuple(owner for _, owner in waiting.turns))
+        winner, *waiting = self.owners_of(key)
+        return Conflict(key, winner, tuple(waiting))
 
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
         """Replace the former desired values of an owner (``before``). Returns the other owners that have gained or lost a key."""
@@ -134,17 +133,23 @@ class Table(Generic[K, V, W]):
         return len(self._waiting)
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
-        """Let an owner desire a key. Returns the owner that loses the key, or None."""
+        """Let an owner desire a key. Returns the other owner that loses or gains the key, or None."""
         desired, loser = self._desired.get(key), None
+        waiting = self._waiting.get(key)
         if desired is not None and (winner := self._owner_of(desired)) != owner:
-            waiting = self._waiting.setdefault(key, _Waiting())
-            rank, rank_of_winner = self._rank(key, owner), self._rank(key, winner)
+            waiting = waiting or self._waiting.setdefault(key, _Waiting())
+            rank, rank_of_winner = self._rank(value), self._rank(desired)
             if rank_of_winner < rank:
                 waiting.put(owner, rank, value)
                 return None
             waiting.pop(owner)
             waiting.put(winner, rank_of_winner, desired)
             loser = winner
+        elif waiting is not None and waiting.turns[0][0] < (rank := self._rank(value)):
+            heir = self._give_to_first(key, waiting)
+            waiting.put(owner, rank, value)
+            self.touch(key)
+            return heir
         self._desired[key] = value
         self.touch(key)
         return loser
@@ -161,31 +166,10 @@ class Table(Generic[K, V, W]):
         self.touch(key)
         return heir
 
-    def rank_again(self, key: K, owner: Owner) -> set[Owner]:
-        """Give a key to the owner of the lowest rank, after the rank of this owner has changed.
-
-        Returns the owners that lost and gained the key.
-        """
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            return set()
-        value = waiting.pop(owner)
-        if value is not None:
-            waiting.put(owner, self._rank(key, owner), value)
-        desired = self._desired[key]
-        winner = self._owner_of(desired)
-        rank = self._rank(key, winner)
-        if rank < waiting.turns[0][0]:
-            return set()
-        heir = self._give_to_first(key, waiting)
-        waiting.put(winner, rank, desired)
-        self.touch(key)
-        return {winner, heir}
-
     def _give_to_first(self, key: K, waiting: _Waiting[V]) -> Owner:
-        _, heir = waiting.turns[0]
-        value = waiting.pop(heir)
-        assert value is not None, "it was waiting"  # noqa: S101 - for the type checker
+        _, value = waiting.turns[0]
+        heir = self._owner_of(value)
+        waiting.pop(heir)
         self._desired[key] = value
         return heir
 
@@ -194,10 +178,14 @@ class Table(Generic[K, V, W]):
         desired = self._desired.get(key)
         return None if desired is None else self._owner_of(desired)
 
+    def desires(self, key: K) -> Sequence[V]:
+        """The values that owners desire for a key; the owner of the first has the key."""
+        waiting = self._waiting.get(key)
+        return (*filter(None, [self._desired.get(key)]), *((value for _, value in waiting.turns) if waiting else ()))
+
     def owners_of(self, key: K) -> Sequence[Owner]:
         """All owners that desire a key; the first of them has the key."""
-        owner, waiting = self.owner_of(key), self._waiting.get(key)
-        return (*([owner] if owner else ()), *((other for _, other in waiting.turns) if waiting else ()))
+        return tuple(map(self._owner_of, self.desires(key)))
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
         """Replace the observed side, in steps of ``ITEMS_AT_ONCE`` keys. No other method may change the table between two steps.

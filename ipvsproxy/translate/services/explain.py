@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
-from ipvsproxy.model.state import Frontend, ServiceState
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.translate.services import state, topology
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
@@ -50,7 +51,7 @@ class PortUse:
 
     port: ServicePort
     family: Family
-    frontends: Sequence[Frontend]
+    virtual_servers: Sequence[VirtualServer]
     endpoints: tuple[EndpointUse, ...]
 
 
@@ -93,7 +94,9 @@ def explaining(
                 used.append(use)
                 if len(used) % ENDPOINTS_AT_ONCE == 0:
                     yield
-        uses.append(PortUse(port=served.port, family=served.family, frontends=served.frontends, endpoints=tuple(used)))
+        uses.append(
+            PortUse(port=served.port, family=served.family, virtual_servers=served.virtual_servers, endpoints=tuple(used))
+        )
     by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
     return Explanation(
         service=service,

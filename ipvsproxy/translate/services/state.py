@@ -24,9 +24,9 @@ from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, TUNNELLED, RealServerKey, UnevenWeights, Weights
 from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServiceOptions, ServicePort, Skipped
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
-from ipvsproxy.model.state import NO_RARITIES, Clients, ClusterScope, Frontend, Rarities, Role, ServiceState
+from ipvsproxy.model.state import NO_RARITIES, Clients, ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
-from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import Role, VirtualServer, VirtualServerKey
 from ipvsproxy.translate.services import refusal, topology, treatment
 from ipvsproxy.translate.services.topology import Endpoints, find_endpoints, slices_by_port
 from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
@@ -50,7 +50,7 @@ class ServedPort(msgspec.Struct, frozen=True):
     family: Family
     endpoints: Endpoints
     choice: topology.EndpointChoice
-    frontends: list[Frontend]
+    virtual_servers: list[VirtualServer]
 
 
 def translate(
@@ -200,7 +200,7 @@ class Translation:
             self._add_flows(port, endpoints)
 
     # If a Service uses an address and port twice, the role that comes first counts. The cluster IP precedes a node port, and both
-    # precede other addresses, as between Services (see ``AddressRole``). Source ranges of a load balancer restrict the load
+    # precede other addresses, as between Services (see ``rank``). Source ranges of a load balancer restrict the load
     # balancer's address in any role, as with kube-proxy.
 
     def _is_taken(self, port: ServicePort, address: Address, number: int) -> bool:
@@ -241,9 +241,10 @@ class Translation:
     def _serve(self, role: Role, address: Address, protocol: Protocol, number: int, weights: Weights) -> None:
         key = VirtualServerKey(protocol, address, number)
         if key not in self.virtual_servers:
-            served = VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.how.chosen.thresholds)
+            settings, thresholds = self.virtual_server_settings, self.how.chosen.thresholds
+            served = VirtualServer(key, settings, weights, self.owner, None, thresholds, role)
             self.virtual_servers[key] = served
-            self.ports[-1].frontends.append(Frontend(role, served))
+            self.ports[-1].virtual_servers.append(served)
 
     def _add_node_port(self, port: ServicePort, weights: Weights) -> None:
         addresses = [one for one in self.node_addresses if not self._is_taken(port, one, port.node_port)]

@@ -23,7 +23,7 @@ def ranked(ranks: Mapping[Owner, float]) -> Table[str, tuple[Owner, int], int]:
         lambda desired: desired[0],
         lambda desired, observed: desired[1] != observed,
         lambda _: False,
-        rank=lambda _, owner: ranks[owner],
+        rank=lambda desired: ranks[desired[0]],
     )
     for owner in ranks:
         numbers.desire("key", owner, (owner, 1))
@@ -290,15 +290,24 @@ def test_an_owner_that_gains_the_key_by_its_new_rank_no_longer_waits() -> None:
     assert numbers.desire("key", YOUNG, (YOUNG, 2)) == OLD
     assert list(numbers.owners_of("key")) == [YOUNG, OLD, MIDDLE]
     ranks[OLD] = 4
-    assert numbers.rank_again("key", OLD) == set()
+    assert numbers.desire("key", OLD, (OLD, 2)) is None
     assert numbers.release("key", YOUNG) == MIDDLE
     assert list(numbers.owners_of("key")) == [MIDDLE, OLD]
+
+
+def test_an_owner_whose_rank_becomes_higher_gives_the_key_to_the_first_that_waits() -> None:
+    ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
+    numbers = ranked(ranks)
+    ranks[OLD] = 2.5
+    assert numbers.desire("key", OLD, (OLD, 2)) == MIDDLE
+    assert list(numbers.owners_of("key")) == [MIDDLE, OLD, YOUNG]
+    assert numbers.desired["key"] == (MIDDLE, 1)
 
 
 def test_repeated_changes_of_rank_keep_the_order_of_the_waiting_owners() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
-    for rank in (4, 3, 5, 3, 2.5, 3, 4, 6):
+    for rank in (4, 3.5, 5, 3.5, 2.5, 3.5, 4, 6):
         ranks[MIDDLE] = rank
-        assert numbers.rank_again("key", MIDDLE) == set()
+        assert numbers.desire("key", MIDDLE, (MIDDLE, 2)) is None
     assert numbers.release("key", OLD) == YOUNG

@@ -5,17 +5,16 @@ The decision depends on their roles, on whether the Services are listed or remem
 
 import itertools
 
+import msgspec
 import pytest
 
-from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import Owner, ServiceName
-from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
+from ipvsproxy.model.virtual_servers import Role
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.survey import Survey
-from ipvsproxy.reconcile.virtual_servers import ownership
-from ipvsproxy.reconcile.virtual_servers.ownership import AddressRole
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
 from tests.reconcile.kinds.test_node_tables import entries, new_claims, put
@@ -24,41 +23,26 @@ from tests.support import builders
 KEY = builders.frontend("10.96.0.200", 80)
 NODE_PORT = examples.port_entry(SetKind.NODE_PORT_TCP, KEY.port)
 OTHERS = (SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER)
+ROLES = {
+    SetKind.CLUSTER_IP: Role.CLUSTER_IP,
+    SetKind.NODE_PORT_TCP: Role.NODE_PORT,
+    SetKind.EXTERNAL_IP: Role.EXTERNAL_IP,
+    SetKind.EXTERNAL_IP_LOCAL: Role.EXTERNAL_IP,
+    SetKind.LOAD_BALANCER: Role.LOAD_BALANCER_IP,
+}
 OLDEST = Owner(0.5, ServiceName("default", "oldest"))
 
 
 def by(owner: Owner, kind: SetKind) -> ServiceState:
-    """A Service that desires the virtual server, with a set entry of this kind."""
+    """A Service that desires the virtual server, in the role that has a set entry of this kind."""
     entry = NODE_PORT if kind is SetKind.NODE_PORT_TCP else examples.entry(kind, KEY)
-    return examples.state(owner, KEY, real_servers=[builders.backend("10.244.0.1")], entries=[entry])
+    state = examples.state(owner, KEY, real_servers=[builders.backend("10.244.0.1")], entries=[entry])
+    (served,) = state.served
+    return state.with_objects((msgspec.structs.replace(served, role=ROLES[kind]),), state.entries)
 
 
 def owner_of(tables: NodeTables) -> Owner:
     return tables.virtual_servers.desired[KEY].owner
-
-
-@pytest.mark.parametrize(
-    ("kind", "role"),
-    [
-        (SetKind.CLUSTER_IP, AddressRole.CLUSTER_IP),
-        (SetKind.NODE_PORT_TCP, AddressRole.NODE_PORT),
-        *((kind, AddressRole.OTHER_ADDRESS) for kind in OTHERS),
-    ],
-)
-def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind, role: AddressRole) -> None:
-    assert ownership.rank(OLD, by(OLD, kind).entries, KEY) == (role, OLD)
-
-
-def test_an_entry_with_an_address_in_a_set_of_sctp_node_ports_shows_the_role_of_a_node_port() -> None:
-    key = builders.frontend("172.18.0.2", 30080, Protocol.SCTP)
-    state = examples.state(OLD, key, entries=[examples.entry(SetKind.NODE_PORT_SCTP, key)])
-    assert ownership.rank(state.owner, state.entries, key).role is AddressRole.NODE_PORT
-
-
-def test_an_entry_of_an_ipv6_cluster_ip_shows_the_role_of_a_cluster_ip() -> None:
-    key = builders.frontend("fd00:10:96::a", 80)
-    entry = SetEntry(IpSet(SetKind.CLUSTER_IP, Family.IPV6).name, parse_address("fd00:10:96::a"), Protocol.TCP, 80)
-    assert ownership.rank(OLD, [entry], key).role is AddressRole.CLUSTER_IP
 
 
 @pytest.mark.parametrize("asked_for", OTHERS)
@@ -114,15 +98,6 @@ def test_a_service_whose_role_has_changed_gains_or_loses_the_virtual_server() ->
     assert owner_of(tables) == OLD
     assert entries(tables, OLD) == set(by(OLD, SetKind.EXTERNAL_IP).entries)
     assert entries(tables, YOUNG) == set()
-
-
-def test_an_uncontested_virtual_server_keeps_its_service_while_other_virtual_servers_are_contested() -> None:
-    tables = new_claims()
-    put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
-    alone = builders.frontend("10.96.0.201", 80)
-    put(tables, examples.state(OLDEST, alone))
-    assert tables.virtual_servers.rank_again(alone, OLDEST) == set()
-    assert tables.virtual_servers.desired[alone].owner == OLDEST
 
 
 def test_a_listed_service_takes_precedence_over_a_remembered_service() -> None:

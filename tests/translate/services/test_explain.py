@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceOptions, ServiceType, Skipped
-from ipvsproxy.model.state import Role
 from ipvsproxy.model.steps import at_once
+from ipvsproxy.model.virtual_servers import Role
 from ipvsproxy.translate.services import explain
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
@@ -98,7 +98,7 @@ def test_every_virtual_server_is_explained_with_its_role() -> None:
         load_balancer=["192.0.2.2"],
     )
     (port,) = _explain(service).ports
-    assert {str(one.virtual_server.key): one.role for one in port.frontends} == {
+    assert {str(one.key): one.role for one in port.virtual_servers} == {
         "TCP 10.96.0.10:80": Role.CLUSTER_IP,
         "TCP 192.0.2.1:80": Role.EXTERNAL_IP,
         "TCP 192.0.2.2:80": Role.LOAD_BALANCER_IP,
@@ -115,7 +115,7 @@ def test_each_service_port_has_the_virtual_servers_of_its_own_number_and_protoco
         builders.service_port(number, name="c"),
         kind=ServiceType.NODE_PORT,
     )
-    explanation = [[(one.role, str(one.virtual_server.key)) for one in port.frontends] for port in _explain(service).ports]
+    explanation = [[(one.role, str(one.key)) for one in port.virtual_servers] for port in _explain(service).ports]
     assert explanation == [
         [(Role.CLUSTER_IP, "TCP 10.96.0.10:80"), (Role.NODE_PORT, "TCP 192.168.0.10:30080")],
         [(Role.CLUSTER_IP, "UDP 10.96.0.10:80")],
@@ -132,7 +132,7 @@ def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
     explanation = _explain(service, *slices)
     assert [port.family for port in explanation.ports] == [Family.IPV4, Family.IPV6]
     assert [[str(use.endpoint.address) for use in port.endpoints] for port in explanation.ports] == [["10.244.0.1"], ["fd00::1"]]
-    assert [[str(one.virtual_server.key) for one in port.frontends] for port in explanation.ports] == [
+    assert [[str(one.key) for one in port.virtual_servers] for port in explanation.ports] == [
         ["TCP 10.96.0.10:80"],
         ["TCP [fd00:96::10]:80"],
     ]
@@ -172,14 +172,14 @@ def test_an_endpoint_is_shown_as_used_exactly_where_its_real_server_is_programme
     service = builders.service(external=["192.0.2.1"], internal_local=internal_local, external_local=external_local)
     explanation = _explain(service, builders.endpoint_slice(*endpoints, family=Family.IPV4))
     (port,) = explanation.ports
-    for frontend in port.frontends:
-        reasons = [use.internal if frontend.role is Role.CLUSTER_IP else use.external for use in port.endpoints]
+    for served in port.virtual_servers:
+        reasons = [use.internal if served.role is Role.CLUSTER_IP else use.external for use in port.endpoints]
         used = {
             RealServerKey.of(use.endpoint.address, use.port)
             for use, why in zip(port.endpoints, reasons, strict=True)
             if why is None
         }
-        assert used == frontend.virtual_server.real_servers
+        assert used == served.real_servers
 
 
 def test_many_endpoints_are_explained_in_several_steps_between_which_other_tasks_run() -> None:
