@@ -61,6 +61,7 @@ ELSEWHERE = ("podman ", "(cd manifests/", "ipvsproxy() { podman ", "kubectl debu
 """Commands that need a registry, or change the repository."""
 OF_OTHER_BACKEND = {Backend.IPTABLES: ("nft ",), Backend.NFTABLES: ("ipset ", "iptables-save ")}
 """Commands that find nothing while rules and sets are in this backend."""
+NEEDS_KUBECTL = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
 BACKENDS = [Backend.IPTABLES, pytest.param(Backend.NFTABLES, marks=NEEDS_NF_TABLES)]
 IN_THE_REPORT = {
     Backend.IPTABLES: ("create KUBE-CLUSTER-IP", ":KUBE-SERVICES"),
@@ -72,13 +73,21 @@ Surroundings = Mapping[str, str]
 
 def blocks(document: str, backend: Backend = Backend.IPTABLES) -> list[str]:
     """The shell commands of a document for one backend, as one string for each heading."""
-    text = (ROOT / "docs" / document).read_text()
-    parts = [
-        re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL) for part in re.split(r"^##+ ", text, flags=re.MULTILINE)
-    ]
-    lines = ["".join(commands).splitlines(keepends=True) for commands in parts if commands]
+    lines = ["".join(commands).splitlines(keepends=True) for _, commands in _sections(document) if commands]
     left_out = (*ELSEWHERE, *OF_OTHER_BACKEND[backend])
     return ["".join(line for line in part if not line.startswith(left_out)) for part in lines]
+
+
+def blocks_of(document: str, heading: str) -> list[str]:
+    """The blocks of shell commands below the heading with this beginning."""
+    (found,) = (commands for title, commands in _sections(document) if title.startswith(heading))
+    return [re.sub(rf"^({'|'.join(map(re.escape, ELSEWHERE))}).*\n", "", block, flags=re.MULTILINE) for block in found]
+
+
+def _sections(document: str) -> list[tuple[str, list[str]]]:
+    """The headings of a document, each with its blocks of shell commands."""
+    parts = re.split(r"^##+ ", (ROOT / "docs" / document).read_text(), flags=re.MULTILINE)
+    return [(part, re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL)) for part in parts]
 
 
 @pytest.fixture
@@ -170,7 +179,7 @@ def test_the_printed_wait_for_a_pod_gives_up_after_sixty_attempts(tmp_path: path
 
 
 @pytest.mark.kernel
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
+@NEEDS_KUBECTL
 def test_the_cleanup_jobs_of_the_migration_run_on_the_named_node_and_first_only_list(surroundings: Surroundings) -> None:
     (clean,) = (part for part in blocks("migration.md") if "kubectl drain $NODE" in part and "manifests/cleanup" in part)
     type_in(clean, surroundings["folder"])
@@ -182,7 +191,7 @@ def test_the_cleanup_jobs_of_the_migration_run_on_the_named_node_and_first_only_
 
 
 @pytest.mark.kernel
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
+@NEEDS_KUBECTL
 def test_the_cleanup_jobs_for_returning_to_kube_proxy_remove_only_what_kube_proxy_does_not_know(
     surroundings: Surroundings,
 ) -> None:

@@ -1,24 +1,25 @@
 """The migration from kube-proxy to ipvsproxy and back, step by step on one kernel, while clients send requests all the time.
 
-kube-proxy is represented by its recorded state: the state of the kernel when ipvsproxy started, and the rules and sets that
-kube-proxy writes after its return. ipvsproxy uses kube-proxy's configuration file, without any field of its own, and gets its own
-features from additional flags: second scopes, and local routes or nftables. After each step the objects of both proxies are
-compared with the recording. The way back is the block of commands in docs/migration.md as printed. The program kubectl is
-replaced by a script that runs the Jobs on this node.
+The steps are the commands of docs/migration.md as printed, from the check of the configuration to the return in both ways: by
+label, and in place. ``tests.support.one_node`` stands for the cluster. kube-proxy is represented by its recorded state: the state
+of the kernel when ipvsproxy starts, and the rules and sets that kube-proxy writes after its return. ipvsproxy uses kube-proxy's
+configuration file, without any field of its own, and gets its own features from additional flags: second scopes, and local
+routes or nftables. After each step the objects of both proxies are compared with the recording.
 
-Not tested are kube-proxy itself and the update of a DaemonSet by a cluster.
+Not tested are kube-proxy itself, the update of a DaemonSet by a cluster, and commands that need a registry.
 """
 
 import contextlib
-import os
 import re
 import subprocess
-import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.rules import Backend
@@ -27,27 +28,21 @@ from tests import test_runbook
 from tests.chaos.take_overs import CLIENTS, add_second_address
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program
+from tests.support.one_node import OneNode, Pod
 
-pytestmark = [pytest.mark.kernel]
+pytestmark = [pytest.mark.kernel, test_runbook.NEEDS_KUBECTL]
 
+WITHIN_S = patience.seconds(600.0)
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80))
-SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses")
+SERVERS = ("virtual_servers", "real_servers")
+SECTIONS = (*SERVERS, "ipsets", "iptables", "addresses")
+HOSTNAME = "--hostname-override=node-a"
 WAYS = [
     (Backend.IPTABLES, Binding.ROUTES),
     pytest.param(Backend.IPTABLES, Binding.ADDRESSES, marks=patience.THOROUGH),
     pytest.param(Backend.NFTABLES, Binding.ROUTES, marks=NEEDS_NF_TABLES),
 ]
-KUBECTL = f"""\
-#!/bin/bash
-case " $* " in
-    *" get nodes "*) echo node-a ;;
-    *" get pods "*) echo pod/kube-proxy-1 ;;
-    *" kustomize "*) cat "$2/job.yaml" ;;
-    *" apply -f - "*) exec {sys.executable} -m tests.support.job "$CONFIGURATION" ;;
-    *) exit 0 ;;
-esac
-"""
 
 
 @pytest.fixture(name="node", scope="module")
@@ -86,66 +81,160 @@ def own_objects() -> dict[str, bool]:
 NOTHING = dict.fromkeys(("marks", "sets", "chains", "routes", "table"), False)
 
 
+class Proxies:
+    """Both proxies on the node: the one of a pod is started and ended, and the kernel is checked after each of both."""
+
+    def __init__(self, folder: Path, backend: Backend, binding: Binding, check_held: Callable[[], None]) -> None:
+        self._folder, self._check_held = folder, check_held
+        self._by_nftables = backend is Backend.NFTABLES
+        self._flags = (f"--rules-backend={backend}", f"--ipvs-vip-binding={binding}", "--ipvs-traffic-scopes=api")
+        self.own = {
+            "marks": True,
+            "sets": not self._by_nftables,
+            "chains": not self._by_nftables,
+            "routes": binding is Binding.ROUTES,
+            "table": self._by_nftables,
+        }
+        self.log = folder / "log"
+        self.config_map = folder / "config.conf"
+        self.served_by: list[str] = []
+        self.cleaned: list[str] = []
+
+    def start(self, pod: Pod) -> Callable[[], None]:
+        """Start the program of a pod, and wait until it is ready."""
+        before = own_objects()
+        if not pod.is_ours:
+            if self._by_nftables and self.served_by:  # kube-proxy writes its rules and sets
+                golden_state.restore_rules(RECORDED)
+            self._check("kube-proxy", before)
+            return lambda: None
+        flags = ("--dry-run",) if pod.is_shadow else self._flags
+        ours = program.Program(self._folder / "manifests", self.log, f"--config={self.config_map}", HOSTNAME, *flags)
+        running = ours.__enter__()
+        with contextlib.ExitStack() as failing:
+            failing.push(running)
+            if pod.is_shadow:
+                running.wait_until(lambda: "event=dry_run_looked" in self.log.read_text(), "compared", WITHIN_S)
+                assert own_objects() == before, "a shadow changes nothing"
+            else:
+                running.wait_until(lambda: own_objects() == self.own, f"own objects: {self.own}", WITHIN_S)
+                running.wait_until(lambda: self._has_all_rules() and _health() == 200, "ready", WITHIN_S)
+                self._check(pod.daemon_set, self.own)
+            failing.pop_all()
+
+        def end() -> None:
+            left = own_objects()
+            running.__exit__(None, None, None)
+            assert own_objects() == left, "a proxy that ends changes nothing"
+            self._check_held()
+
+        return end
+
+    def clean_up(self, manifest: str) -> None:
+        """Run the cleanup of a Job, or of the init container of a DaemonSet."""
+        pod = yaml.safe_load(manifest)["spec"]["template"]["spec"]
+        (container,) = (one for one in (*pod.get("initContainers", ()), *pod["containers"]) if "args" in one)
+        arguments = [one.replace("/var/lib/kube-proxy", str(self._folder)) for one in container["args"]]
+        assert f"--config={self.config_map}" in arguments
+        name, *command = container["command"]
+        assert name == "ipvsproxy"
+        (done,) = program.run_in_turn((*command, *arguments), within_s=600)
+        assert done.status == 0, done.output + done.error
+        self.cleaned.append(done.output)
+        self._check_held()
+
+    def _has_all_rules(self) -> bool:
+        """Whether kube-proxy's rules and sets are gone, if rules and sets are in nftables."""
+        return not self._by_nftables or all(
+            "KUBE-" not in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            for command in (("iptables-save",), ("ip6tables-save",), ("ipset", "list", "-name"))
+        )
+
+    def _check(self, served_by: str, own: Mapping[str, bool]) -> None:
+        """Check both proxies' objects, and the open connections."""
+        self.served_by.append(served_by)
+        assert own_objects() == own
+        state = golden_state.read_state(SERVERS)
+        of_kube_proxy = {part: {row: state[part][row] for row in state[part] if not row.startswith("FWM")} for part in SERVERS}
+        assert differing(of_kube_proxy, SERVERS) == [], served_by
+        self._check_held()
+
+
+def _health() -> int:
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(60)) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+@pytest.mark.timeout(3600)  # it starts ipvsproxy seven times
 @pytest.mark.parametrize(("backend", "binding"), WAYS)
 def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
-    node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend, binding: Binding
+    node: lab.Lab, tmp_path: Path, backend: Backend, binding: Binding
 ) -> None:
-    manifests, log, file = tmp_path / "manifests", tmp_path / "log", tmp_path / "config.conf"
-    manifests.mkdir()
-    golden_fixtures.World(manifests).apply("P0")
-    kube_proxys = golden_fixtures.profiles()["default"]["flags"].split()
-    (written,) = program.run_in_turn(("--proxy-mode=ipvs", *kube_proxys, f"--write-config-to={file}"), within_s=300)
-    assert written.status == 0, written.error
-    assert "ipvsproxy:" not in file.read_text()
-    own_flags = (f"--rules-backend={backend}", f"--ipvs-vip-binding={binding}", "--ipvs-traffic-scopes=api")
-    by_nftables = backend is Backend.NFTABLES
-    own = {
-        "marks": True,
-        "sets": not by_nftables,
-        "chains": not by_nftables,
-        "routes": binding is Binding.ROUTES,
-        "table": by_nftables,
-    }
-
+    (tmp_path / "manifests").mkdir()
+    golden_fixtures.World(tmp_path / "manifests").apply("P0")
     golden_state.restore_state(RECORDED)
     assert differing(golden_state.read_state(SECTIONS)) == []
     assert own_objects() == NOTHING
     with _undisturbed(node) as check_held:
-        with program.Program(manifests, log, f"--config={file}", "--hostname-override=node-a", *own_flags) as running:
-            running.wait_until_synced()
-            running.wait_until(lambda: own_objects() == own, f"own objects: {own}", program.SYNCED_WITHIN_S)
-            for one in program.run_in_turn(("cleanup", "--only=own"), ("cleanup", "--dry-run", "--only=own"), within_s=300):
-                assert (one.status, one.output.splitlines()[0][:26]) == (1, "problem: another ipvsproxy")
-            check_held()
-        assert own_objects() == own, "a proxy that ends changes nothing"
-        check_held()
-        if by_nftables:  # kube-proxy starts, and writes its rules and sets
-            golden_state.restore_rules(RECORDED)
-        monkeypatch.setenv("CONFIGURATION", str(tmp_path))
-        _type_in_the_way_back(tmp_path / "page", monkeypatch)
-        check_held()
-        assert own_objects() == NOTHING
+        proxies = Proxies(tmp_path, backend, binding, check_held)
+        written = ("--proxy-mode=ipvs", *golden_fixtures.profiles()["default"]["flags"].split())
+        (done,) = program.run_in_turn((*written, f"--write-config-to={proxies.config_map}"), within_s=300)
+        assert done.status == 0, done.error
+        assert "ipvsproxy:" not in proxies.config_map.read_text()
+        proxies.log.touch()
+        one = OneNode(tmp_path / "page", proxies.config_map, proxies.log, proxies.start, proxies.clean_up)
+        with contextlib.closing(one):
+            _migrate(one, proxies)
         # With the routes binding, two rules in iptables differ until kube-proxy rewrites them.
-        sections = (
-            SECTIONS if by_nftables or binding is Binding.ADDRESSES else tuple(one for one in SECTIONS if one != "iptables")
-        )
+        is_same = backend is Backend.NFTABLES or binding is Binding.ADDRESSES
+        sections = SECTIONS if is_same else tuple(section for section in SECTIONS if section != "iptables")
         assert differing(golden_state.read_state(SECTIONS), sections) == []
 
 
-def _type_in_the_way_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the loop from the migration page that returns to kube-proxy node by node."""
-    tools = folder / "tools"
-    tools.mkdir(parents=True)
-    for name, text in (("kubectl", KUBECTL), ("sleep", "#!/bin/sh\n")):
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(test_runbook.ROOT))
-    (ready,) = (part for part in test_runbook.blocks("migration.md") if "ready() {" in part)
-    (back,) = (part for part in test_runbook.blocks("migration.md") if "--only=own" in part)
-    loop = back.partition("kubectl delete -k")[0]
-    said = test_runbook.type_in(f"{ready.partition('NODE=')[0]}{loop}", str(folder))
-    assert re.search(r"^removed: (?!nothing)", said, re.MULTILINE), said
+def _migrate(one: OneNode, proxies: Proxies) -> None:
+    """Type in each command of the page, over and back by label, and then over and back in place."""
+    fetch, check = _printed("2. ")
+    beside, no_shadow = _printed("3. ")
+    prepare, label, look, unlabel = _printed("4. ")
+    definitions = label[: label.index("kubectl label")]
+    by_label, in_place, remove_labels = (definitions + block for block in _printed("5. "))
+    back_by_label, back_in_place = (definitions + block for block in _printed("6. "))
+
+    assert "mode: ipvs" in one.type_in(fetch)
+    assert "kind: KubeProxyConfiguration" in one.type_in(check)
+    assert re.search(r"event=dry_run_looked .*\bdifferences=", one.type_in(beside))
+    one.type_in(no_shadow)
+
+    one.type_in(prepare)
+    assert "pod/replace-kube-proxy" in one.type_in(label)
+    assert "200" in one.type_in(look).splitlines()
+    for refused in program.run_in_turn(("cleanup", "--only=own"), ("cleanup", "--dry-run", "--only=own"), within_s=300):
+        assert (refused.status, refused.output.splitlines()[0][:26]) == (1, "problem: another ipvsproxy")
+    one.type_in(definitions + unlabel)
+    one.type_in(by_label)
+    assert proxies.cleaned == []
+    one.type_in(back_by_label)
+    assert own_objects() == NOTHING
+
+    one.type_in(in_place)
+    one.type_in(remove_labels)
+    one.type_in(back_in_place)
+    assert own_objects() == NOTHING
+    assert one.pods == {Pod("kube-proxy", is_ours=False)}
+    assert all(re.search(r"^removed: (?!nothing)", said, re.MULTILINE) for said in proxies.cleaned), proxies.cleaned
+    assert len(proxies.cleaned) == 2
+    by_turns = ["kube-proxy", "replace-kube-proxy"] * 2
+    assert proxies.served_by == [*by_turns, "kube-proxy", "kube-proxy", "kube-proxy"]
+
+
+def _printed(step: str) -> list[str]:
+    """The blocks of commands of one step of the page."""
+    return test_runbook.blocks_of("migration.md", step)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,205 @@
+"""A cluster of one node that carries out the commands of docs/migration.md.
+
+The commands run in a shell whose ``kubectl`` asks this process, which then starts and ends the programs of pods as labels,
+affinity and DaemonSets demand. A command that this cluster does not know, and a moment with two proxies or none, are errors.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+NODE = "worker-1"
+_KUBECTL = """\
+#!/bin/bash
+folder=${0%/*}
+case " $* " in
+    *" kustomize "*) exec @KUBECTL@ "$@" ;;
+    *" apply -f - "*) cat >"$folder/given" ;;
+esac
+echo "$*" >"$folder/asked"
+cat "$folder/answer"
+"""
+_OTHER_TOOLS = {"ipvsproxy": f'#!/bin/sh\nexec {sys.executable} -m ipvsproxy "$@"\n', "sleep": "#!/bin/sh\n"}
+_POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-app=kube-proxy": "kube-proxy"}
+"""The DaemonSet whose pods have a label."""
+
+
+class Pod(NamedTuple):
+    """A pod of the node: of the DaemonSet ``kube-proxy``, or of the one in an overlay; its program is ours or kube-proxy."""
+
+    daemon_set: str
+    is_ours: bool
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether the program only compares."""
+        return self.daemon_set == "beside-kube-proxy"
+
+
+class KubeProxy(NamedTuple):
+    """The DaemonSet ``kube-proxy``: whether its program is ours, and the labels ``service-proxy`` of nodes that it avoids."""
+
+    is_ours: bool = False
+    avoided: tuple[str, ...] = ()
+
+    def patched(self, patch: dict[str, Any]) -> "KubeProxy":
+        """The DaemonSet after a strategic merge of this patch."""
+        pod = patch["spec"]["template"]["spec"]
+        if "affinity" not in pod:
+            (container,) = pod["containers"]
+            return self._replace(is_ours=container["command"][0] == "ipvsproxy")
+        (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        (expression,) = term["matchExpressions"]
+        assert (expression["key"], expression["operator"]) == ("service-proxy", "NotIn")
+        return self._replace(avoided=tuple(expression["values"]))
+
+
+class OneNode:
+    """The cluster.
+
+    ``start`` makes the program of a pod ready, and returns the function that ends it. ``clean_up`` runs the containers of a Job
+    or DaemonSet in YAML. ``config_map`` is the file in kube-proxy's ConfigMap, and ``log`` the file that the shadow logs to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config_map: Path,
+        log: Path,
+        start: Callable[[Pod], Callable[[], None]],
+        clean_up: Callable[[str], None],
+    ) -> None:
+        self._config_map, self._log, self._start, self._clean_up = config_map, log, start, clean_up
+        self._label = ""
+        self._overlays: set[str] = set()
+        self._kube_proxy = [KubeProxy()]
+        self._pods: dict[Pod, Callable[[], None]] = {}
+        self._folder, self._tools = folder, folder / "tools"
+        self._tools.mkdir(parents=True)
+        (folder / "manifests").symlink_to(ROOT / "manifests")
+        kubectl = _KUBECTL.replace("@KUBECTL@", shutil.which("kubectl") or "false")
+        for name, text in {"kubectl": kubectl, **_OTHER_TOOLS}.items():
+            (self._tools / name).write_text(text)
+            (self._tools / name).chmod(0o755)
+        for name in ("asked", "answer"):
+            os.mkfifo(self._tools / name)
+        self._run_pods()
+
+    def close(self) -> None:
+        """End the programs of all pods."""
+        while self._pods:
+            self._pods.popitem()[1]()
+
+    @property
+    def pods(self) -> set[Pod]:
+        """The pods of the node."""
+        return set(self._pods)
+
+    def type_in(self, commands: str) -> str:
+        """Run commands in one shell; returns their output.
+
+        Raises:
+            AssertionError: a command failed, or asked for something that this cluster cannot do.
+        """
+        path = f"{self._tools}:{os.environ['PATH']}"
+        script = f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"
+        with tempfile.TemporaryFile() as output, (self._tools / "asked").open("r+b", buffering=0) as asked:
+            shell = subprocess.Popen(
+                ("bash", "-eEu", "-c", script),  # without pipefail, as the shell of an operator: head ends a pipe early
+                cwd=self._folder,
+                env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                while shell.poll() is None:
+                    if select.select([asked], [], [], 0.05)[0]:
+                        answer = self._answer(*asked.readline().decode().replace("-n kube-system ", "").split())
+                        (self._tools / "answer").write_text(answer)
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                    os.killpg(shell.pid, signal.SIGKILL)
+                shell.wait()
+            output.seek(0)
+            said = output.read().decode()
+        assert shell.returncode == 0, said
+        return said
+
+    def _answer(self, *words: str) -> str:
+        """Carry out a command of kubectl; returns its output. The cluster does at once what the page waits for."""
+        match words:
+            case "get", "configmap", "kube-proxy", "-o", _:
+                return self._config_map.read_text()
+            case "get", "nodes", "-l", selector, "-o", _:
+                is_meant = {"kubernetes.io/os=linux,!service-proxy": "", "service-proxy=ipvsproxy": "ipvsproxy"}[selector]
+                return NODE if self._label == is_meant else ""
+            case "get", "pods", "-l", label, "--field-selector", where, "-o", "name":
+                return self._pods_with(label, where)
+            case "get", "pods", "-o", "wide", "--field-selector", where:
+                return self._pods_with("", where)
+            case "logs", "-l", "app.kubernetes.io/component=shadow", *_:
+                return self._log.read_text()
+            case "wait", "pod", "-l", label, "--field-selector", where, "--for=condition=Ready", _:
+                assert self._pods_with(label, where)
+            case ("rollout", "status", _) | ("delete", "job", *_) | ("wait", "--for=condition=complete", *_):
+                pass
+            case _:
+                self._change(*words)
+                self._run_pods()
+        return ""
+
+    def _pods_with(self, label: str, where: str) -> str:
+        assert where == f"spec.nodeName={NODE}"
+        names = [pod.daemon_set for pod in self._pods if not label or pod.daemon_set == _POD_LABELS[label]]
+        return "".join(f"pod/{name}\n" for name in names)
+
+    def _change(self, *words: str) -> None:
+        match words:
+            case "patch", "daemonset", "kube-proxy", "--patch-file", file:
+                patch = yaml.safe_load((self._folder / file).read_text())
+                self._kube_proxy.append(self._kube_proxy[-1].patched(patch))
+            case "rollout", "undo", "daemonset/kube-proxy":
+                self._kube_proxy.append(self._kube_proxy[-2])
+            case "apply", "-k", folder:
+                self._overlays.add(self._overlay(folder))
+            case "delete", "-k", folder:
+                self._overlays.discard(self._overlay(folder))
+            case "label", "node", node, label:
+                key, _, self._label = label.removesuffix("-").partition("=")
+                assert (node, key) == (NODE, "service-proxy")
+            case "apply", "-f", "-":
+                self._clean_up((self._tools / "given").read_text())
+            case _:
+                raise AssertionError(f"not known: kubectl {' '.join(words)}")
+
+    def _overlay(self, folder: str) -> str:
+        path = self._folder / folder
+        assert (path / "kustomization.yaml").exists()
+        return path.name
+
+    def _run_pods(self) -> None:
+        """End the programs of pods that should not run, and then start others, as the update of a DaemonSet does."""
+        kube_proxy = self._kube_proxy[-1]
+        wanted = [Pod("kube-proxy", kube_proxy.is_ours)] if self._label not in kube_proxy.avoided else []
+        if self._label == "ipvsproxy" and "replace-kube-proxy" in self._overlays:
+            wanted.append(Pod("replace-kube-proxy", is_ours=True))
+        assert len(wanted) == 1, f"{len(wanted)} proxies on one node"
+        if "beside-kube-proxy" in self._overlays:
+            wanted.append(Pod("beside-kube-proxy", is_ours=True))
+        for pod in [one for one in self._pods if one not in wanted]:
+            self._pods.pop(pod)()
+        for pod in [one for one in wanted if one not in self._pods]:
+            self._pods[pod] = self._start(pod)
