@@ -18,6 +18,17 @@ def each(do: Callable[[T], object], items: Iterable[T]) -> Generator[None, None,
             yield
 
 
+def choosing(is_chosen: Callable[[T], object], items: Iterable[T]) -> Generator[None, None, list[T]]:
+    """Finds the items for which a function returns a true value, ``ITEMS_AT_ONCE`` items in each step."""
+    chosen: list[T] = []
+    for number, item in enumerate(items, 1):
+        if is_chosen(item):
+            chosen.append(item)
+        if number % ITEMS_AT_ONCE == 0:
+            yield
+    return chosen
+
+
 def at_once(steps: Generator[None, None, R]) -> R:
     """Runs all steps of a generator without a pause. Returns the result of the generator."""
     while True:

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import operator
 import time
-from collections.abc import Callable, Container, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.daemon.http.health import Status
@@ -20,6 +20,7 @@ from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model import steps
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.service import ObjectKind
@@ -101,27 +102,15 @@ def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
     return numbers
 
 
-ROWS_AT_ONCE = 100
-"""The number of rows that are processed without a pause."""
-
-
 def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
     """The increase of an object's counters between two readings; after a counter reset, the values of the second reading."""
     return now if any(map(int.__lt__, now, before)) else list(map(operator.sub, now, before))
 
 
-def forgetting(known: dict[K, Any], *present: Container[K]) -> Iterator[None]:
+def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, None, None]:
     """Remove all entries that are in none of the collections ``present``, with pauses."""
-    gone: list[K] = []
-    for number, key in enumerate(known, 1):
-        if number % ROWS_AT_ONCE == 0:
-            yield
-        if not any(key in some for some in present):
-            gone.append(key)
-    for number, key in enumerate(gone, 1):
-        if number % ROWS_AT_ONCE == 0:
-            yield
-        del known[key]
+    gone = yield from steps.choosing(lambda key: not any(key in some for some in present), known)
+    yield from steps.each(known.pop, gone)
 
 
 @dataclasses.dataclass(slots=True)

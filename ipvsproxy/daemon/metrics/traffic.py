@@ -21,10 +21,11 @@ import structlog
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures, series
-from ipvsproxy.daemon.metrics.figures import FRESH_S, ROWS_AT_ONCE, Sampler
+from ipvsproxy.daemon.metrics.figures import FRESH_S, Sampler
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
+from ipvsproxy.model import steps
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServerKey
@@ -89,7 +90,7 @@ class Ledger:
         """
         present, labelled, unlisted = set(), set(), set()
         for number, (key, labels, _) in enumerate(rows, 1):
-            if number % ROWS_AT_ONCE == 0:
+            if number % steps.ITEMS_AT_ONCE == 0:
                 yield
             present.add(key)
             labelled.add(labels)
@@ -99,7 +100,7 @@ class Ledger:
         yield from figures.forgetting(self.totals, labelled)
         yield from figures.forgetting(self._last, present, ownerless)
         for number, (key, labels, counters) in enumerate(rows, 1):
-            if number % ROWS_AT_ONCE == 0:
+            if number % steps.ITEMS_AT_ONCE == 0:
                 yield
             last = self._last.setdefault(key, ZERO)
             if counters is not None and counters != last:
@@ -160,26 +161,17 @@ class Traffic:
     async def _read_endpoints(
         self, counters: Mapping[VirtualServerKey, Counters]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
-        chosen = iter(await in_slices(self._choosing(counters), self.clock))
-        endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
-        while some := list(itertools.islice(chosen, SERVERS_AT_ONCE)):
-            endpoints |= await self.sampler.kernel.call(operator.methodcaller("endpoints", some))
-        return endpoints
-
-    def _choosing(self, counters: Mapping[VirtualServerKey, Counters]) -> Generator[None, None, list[VirtualServerKey]]:
-        """Choose the virtual servers that have had traffic, so that their endpoints are read.
+        """The counters of the real servers of all virtual servers that have had traffic.
 
         Virtual servers whose counters were not read this time are chosen as well. If its endpoints were not read, such a virtual
         server would count as removed, and its traffic would be counted from zero when it returns.
         """
-        chosen: list[VirtualServerKey] = []
-        unread = (key for key in self._labels if key not in counters)
-        for number, key in enumerate(itertools.chain(counters, unread), 1):
-            if number % ROWS_AT_ONCE == 0:
-                yield
-            if counters.get(key) != ZERO:
-                chosen.append(key)
-        return chosen
+        keys = itertools.chain(counters, (key for key in self._labels if key not in counters))
+        chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self.clock))
+        endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
+        while some := list(itertools.islice(chosen, SERVERS_AT_ONCE)):
+            endpoints |= await self.sampler.kernel.call(operator.methodcaller("endpoints", some))
+        return endpoints
 
     def _booking(
         self,
@@ -189,10 +181,7 @@ class Traffic:
         yield from self._joining(counters)
         labels = self._labels
         rows: list[CountedObject] = []
-        for number, (key, (_, name)) in enumerate(labels.items(), 1):
-            if number % ROWS_AT_ONCE == 0:
-                yield
-            rows.append(CountedObject(key, name, counters.get(key)))
+        yield from steps.each(lambda key: rows.append(CountedObject(key, labels[key][1], counters.get(key))), labels)
         yield from self._services.booking(rows, counters)
         open_connections: dict[str, ConnectionCounts] = {}
         rows = []
@@ -210,20 +199,15 @@ class Traffic:
         yield from self._endpoints.booking(rows, ownerless)
         if not self.of_endpoints:
             yield from self._adding_drains(open_connections)
-        listed: dict[str, ConnectionCounts] = {}
-        for number, (name, connections) in enumerate(open_connections.items(), 1):
-            if number % ROWS_AT_ONCE == 0:
-                yield
-            if len(listed) < self.limit and (not self.of_endpoints or name in self._endpoints.totals):
-                listed[name] = connections
-        self._open = listed
+        listed = yield from steps.choosing(lambda name: not self.of_endpoints or name in self._endpoints.totals, open_connections)
+        self._open = {name: open_connections[name] for name in listed[: self.limit]}
 
     def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
         """Add the connections of draining real servers, as they were last read."""
         # Drains may begin and end between two steps.
         drains = self.survey.draining_connections()
         for number, (virtual_server, real_server, connections) in enumerate(drains, 1):
-            if number % ROWS_AT_ONCE == 0:
+            if number % steps.ITEMS_AT_ONCE == 0:
                 yield
             if port := self._labels_of(virtual_server):
                 name = _endpoint(port[1], real_server)
@@ -235,7 +219,7 @@ class Traffic:
         left: set[ServiceName] = set()
         # Ports are in the order of their first traffic.
         for number, key in enumerate(itertools.chain(self._labels, (key for key in counted if key not in self._labels)), 1):
-            if number % ROWS_AT_ONCE == 0:
+            if number % steps.ITEMS_AT_ONCE == 0:
                 yield
             if port := self._labels_of(key):
                 joined[key] = port
@@ -245,7 +229,7 @@ class Traffic:
         desired = self.survey.virtual_servers
         # the mapping of desired virtual servers may change between two steps
         for number, key in enumerate(list(desired) if left else (), 1):
-            if number % ROWS_AT_ONCE == 0:
+            if number % steps.ITEMS_AT_ONCE == 0:
                 yield
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
                 joined[key] = port

@@ -18,6 +18,7 @@ import msgspec
 
 from ipvsproxy.daemon.ui import counters
 from ipvsproxy.daemon.ui.counters import CounterFollower, keys_of
+from ipvsproxy.model import steps
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
@@ -28,7 +29,6 @@ from ipvsproxy.store.objects import Store
 
 SEARCHES = 16
 """The number of searches whose results are kept."""
-ROWS_AT_ONCE = 100
 SORTED_AT_ONCE = 2000
 """The number of names that are sorted without a pause, in two milliseconds."""
 CONFLICTS_SEEN = 500
@@ -167,7 +167,7 @@ class Board:
         for number, (name, is_changed) in enumerate(dirty.items(), 1):
             if self._refresh(name, revision, is_changed=is_changed):
                 self._revision = revision
-            if number % ROWS_AT_ONCE == 0:
+            if number % steps.ITEMS_AT_ONCE == 0:
                 yield
 
     def _refresh(self, name: ServiceName, revision: int, *, is_changed: bool) -> bool:
@@ -211,16 +211,13 @@ class Board:
         return self._revision, 0
 
     def _searching(self, query: Query) -> Generator[None, None, list[ServiceName]]:
-        matching = list(self._rows)
-        if query != Query():
-            names, matching = matching, []
-            for number, name in enumerate(names, 1):
-                service, row = self._store.services.get(name), self._rows.get(name)
-                if service and query.matches(service, self._store.slices_of(name), has_problems=bool(row and row.problems)):
-                    matching.append(name)
-                if number % ROWS_AT_ONCE == 0:
-                    yield
-        return matching
+        names = list(self._rows)
+        return names if query == Query() else (yield from steps.choosing(lambda name: self._matches(query, name), names))
+
+    def _matches(self, query: Query, name: ServiceName) -> bool:
+        service, row = self._store.services.get(name), self._rows.get(name)
+        slices = self._store.slices_of(name)
+        return service is not None and query.matches(service, slices, has_problems=bool(row and row.problems))
 
     def _sorting(self, names: Sequence[ServiceName], selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
         rank = self._rank(selection.sort)
@@ -230,10 +227,7 @@ class Board:
             chunks.append(sorted((sign * rank(name), name) for name in names[first : first + SORTED_AT_ONCE]))
             yield
         result: list[ServiceName] = []
-        for number, (_, name) in enumerate(heapq.merge(*chunks), 1):
-            result.append(name)
-            if number % SORTED_AT_ONCE == 0:
-                yield
+        yield from steps.each(lambda ranked: result.append(ranked[1]), heapq.merge(*chunks))
         if selection.sort == "name" and selection.descending:
             result.reverse()
         return result
@@ -310,7 +304,7 @@ class Troubles:
             for waiting, reason in zip(conflict.waiting, reasons, strict=False):
                 found.setdefault(waiting.service, []).append(f"{conflict.key} is served for {conflict.winner}, which {reason}")
         yield
-        for port in self._survey.without_scope[:ROWS_AT_ONCE]:
+        for port in self._survey.without_scope[: steps.ITEMS_AT_ONCE]:
             text = f"port {port.port} has no second scope: all packet marks are in use (--ipvs-scope-mark-bits)"
             found.setdefault(port.service, []).append(text)
         texts = {name: tuple(sentences[:PROBLEMS]) for name, sentences in found.items()}

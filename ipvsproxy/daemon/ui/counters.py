@@ -32,13 +32,14 @@ import structlog
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures
-from ipvsproxy.daemon.metrics.figures import ROWS_AT_ONCE, Sampler
+from ipvsproxy.daemon.metrics.figures import Sampler
 from ipvsproxy.daemon.ui.node_page import History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Clients
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
@@ -164,7 +165,7 @@ class ServiceRates:
         seconds, number = max(began_s - before_s, 0.001), self.readings + 1
         places, ended = _places(number), list[ServiceName]()
         for index, (name, history) in enumerate(self._histories.items(), 1):
-            if index % ROWS_AT_ONCE == 0:
+            if index % ITEMS_AT_ONCE == 0:
                 yield
             figures, is_busy = history.figures, history.busy == number
             for place in places:
@@ -185,7 +186,7 @@ class ServiceRates:
         """
         last, seen = self._last, 0
         for index, (key, counted) in enumerate(counters.items(), 1):
-            if index % ROWS_AT_ONCE == 0:
+            if index % ITEMS_AT_ONCE == 0:
                 yield
             server = desired.get(key)
             if server is None:

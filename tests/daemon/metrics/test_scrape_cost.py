@@ -11,7 +11,7 @@ import pytest
 
 from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics import figures, traffic
+from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Family, Protocol
@@ -98,6 +98,5 @@ async def test_a_scrape_that_scans_all_rows_for_each_row_is_detected(monkeypatch
 
 
 async def test_a_scrape_that_works_without_pauses_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
-    monkeypatch.setattr(figures, "ROWS_AT_ONCE", 10**9)
+    monkeypatch.setattr("ipvsproxy.model.steps.ITEMS_AT_ONCE", 10**9)
     assert await holds_the_loop(monkeypatch)

@@ -18,7 +18,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics.figures import FRESH_S, ROWS_AT_ONCE, Sampler, Sources
+from ipvsproxy.daemon.metrics.figures import FRESH_S, Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import CountedObject, Ledger, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
@@ -27,7 +27,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceType
-from ipvsproxy.model.steps import at_once
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
@@ -252,7 +252,7 @@ async def test_counters_that_are_missing_from_one_reading_are_not_counted_twice(
 
 
 async def test_traffic_is_not_counted_twice_after_counting_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("ipvsproxy.model.steps.ITEMS_AT_ONCE", 1)
     services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
     scene = Scene(*services)
     keys = [builders.frontend(f"10.96.0.{number}", 80) for number in range(1, 6)]
@@ -318,7 +318,7 @@ async def test_draining_endpoints_are_shown_with_their_connections() -> None:
 def test_a_waiting_endpoint_that_is_removed_while_drains_are_counted_is_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("ipvsproxy.model.steps.ITEMS_AT_ONCE", 1)
     scene, waiting = Scene(WEB), builders.backend("10.244.0.6")
     show_draining(scene.reconciler, CLUSTER, POD, waiting)
     list(scene.reconciler.noting_connections({CLUSTER: {POD: ConnectionCounts(3, 1), waiting: ConnectionCounts(0, 0)}}, 1))
@@ -392,7 +392,7 @@ async def test_prometheus_can_parse_the_page_in_both_formats(limit: int) -> None
         assert types["ipvsproxy_endpoint_open_connections"] == "gauge"
 
 
-MANY = 10 * ROWS_AT_ONCE
+MANY = 10 * ITEMS_AT_ONCE
 
 
 def rows(count: int) -> list[CountedObject]:

@@ -13,6 +13,7 @@ from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
 from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.translate.services import explain
 from tests.support import builders
 from tests.support.builders import endpoint
@@ -73,9 +74,9 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
         await node.quiet(1)
         survey = node.engine.survey
         table = Board(node.store, survey, node.pages._counters, Troubles(survey))
-        assert len(list(table.refreshing())) >= MANY // board.ROWS_AT_ONCE
+        assert len(list(table.refreshing())) >= MANY // ITEMS_AT_ONCE
         assert len(list(table.finding(Selection(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
-        assert len(list(table.finding(Selection(query=board.parse_query("s12"))))) >= MANY // board.ROWS_AT_ONCE
+        assert len(list(table.finding(Selection(query=board.parse_query("s12"))))) >= MANY // ITEMS_AT_ONCE
         assert len(await in_slices(table.finding(Selection(query=board.parse_query("s12"))), time.monotonic)) == 111
         with counted() as steps:  # the result is known now
             list(table.finding(Selection(query=board.parse_query("s12"))))

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from ipvsproxy.daemon.metrics.figures import ROWS_AT_ONCE
 from ipvsproxy.daemon.ui import counters
 from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
 from ipvsproxy.model.service import Owner, ServiceName
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import Counters, VirtualServer, VirtualServerKey, VirtualServerSettings
 from tests.support import builders
 
@@ -127,7 +127,7 @@ def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
     figures = ServiceRates()
     for count in (1, 2):
         pauses = len(list(figures.taking(dict.fromkeys(keys, _counted(count)), count, desired)))
-        assert pauses == count * 1000 / ROWS_AT_ONCE
+        assert pauses == count * 1000 / ITEMS_AT_ONCE
 
 
 def test_the_rates_of_an_object_are_computed_from_two_counts() -> None:
