@@ -312,38 +312,28 @@ class EventLog:
         for text in sorted(failures - self._failing):
             self._add("failure", at_s, text)
         self._failing = failures if report.failed or report.pending else frozenset()
-        if names and not (report.done or report.failed):
-            self._add_unchanged(summary, at_s)
-        elif report.done or report.failed:
-            self._add(
-                "sync",
-                at_s,
-                _sentence(summary, endpoint_changes.sentence(endpoints, more)),
-                services=tuple(map(str, itertools.islice(names, SERVICES_NAMED))),
-                serviceCount=len(names),
-                endpoints=endpoints,
-                operations={f"{verb} {kind}": count for (verb, kind), count in report.done.items()},
-                durationSeconds=summary.duration_s,
-                latencySeconds=summary.waited_s + summary.duration_s if names else None,
-            )
+        about = {
+            "services": tuple(map(str, itertools.islice(names, SERVICES_NAMED))),
+            "serviceCount": len(names),
+            "durationSeconds": summary.duration_s,
+            "latencySeconds": summary.waited_s + summary.duration_s if names else None,
+        }
+        if report.done or report.failed:
+            operations = {f"{verb} {kind}": count for (verb, kind), count in report.done.items()}
+            text = _sentence(summary, endpoint_changes.sentence(endpoints, more))
+            self._add("sync", at_s, text, **about, endpoints=endpoints, operations=operations)
+        elif names:
+            self._add_unchanged(about, at_s)
 
-    def _add_unchanged(self, summary: SyncSummary, at_s: float) -> None:
+    def _add_unchanged(self, about: Mapping[str, Any], at_s: float) -> None:
         """Add a sync that has changed nothing to the events.
 
         If the previous event is also a sync that has changed nothing, the new event replaces it.
         """
-        names, last = summary.changes.services, self._events[-1] if self._events else _NO_SYNC
+        last = self._events[-1] if self._events else _NO_SYNC
         syncs = last["unchangedSyncs"] + 1
-        self._add(
-            "sync",
-            at_s,
-            "nothing to change on this node" + (f", {syncs} times in a row" if syncs > 1 else ""),
-            services=tuple(map(str, itertools.islice(names, SERVICES_NAMED))),
-            serviceCount=len(names),
-            durationSeconds=summary.duration_s,
-            latencySeconds=summary.waited_s + summary.duration_s,
-            unchangedSyncs=syncs,
-        )
+        text = "nothing to change on this node" + (f", {syncs} times in a row" if syncs > 1 else "")
+        self._add("sync", at_s, text, **about, unchangedSyncs=syncs)
         if syncs > 1:
             self._events[-1]["firstId"] = last["firstId"]
             del self._events[-2]
