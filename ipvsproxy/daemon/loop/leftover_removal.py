@@ -173,19 +173,19 @@ class Leftovers:
     def __post_init__(self) -> None:
         self._wake = asyncio.Event()
         self._in_force: frozenset[Family] = frozenset()
-        self._states = {place: _State() for place in self.remains}
-        self._other_backend = _State()
+        self._states: dict[AnyPlace | None, _State] = {place: _State() for place in (*self.remains, None)}
+        """The state of each place; the place None is the other backend."""
         self._returns = leftovers.Returns()
 
     @property
     def present(self) -> Mapping[AnyPlace, bool]:
         """Maps each place to whether its rules cannot be removed, or may remain because they cannot be read."""
-        return {place: bool(state.ongoing) for place, state in self._states.items()}
+        return {place: bool(state.ongoing) for place, state in self._states.items() if place}
 
     @property
     def other_backend_resists(self) -> bool:
         """Whether one of our objects in the other backend could not be removed."""
-        return bool(self._other_backend.ongoing)
+        return bool(self._states[None].ongoing)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -205,13 +205,9 @@ class Leftovers:
                 self._wake.set()
 
     def _all(self) -> Iterator[tuple[AnyPlace | None, frozenset[Family], _State]]:
-        """Each place with its state and with the IP families that must be programmed before the place is examined.
-
-        The place None is the other backend.
-        """
+        """Each place with its state and with the IP families that must be programmed before the place is examined."""
         for place, state in self._states.items():
-            yield place, frozenset({place.family}), state
-        yield None, frozenset(Family), self._other_backend
+            yield place, frozenset({place.family} if place else Family), state
 
     async def run(self) -> None:
         """Examine places until this task is cancelled."""
@@ -246,11 +242,8 @@ class Leftovers:
         state.due_s = self.clock() + delay_s(state.failures)
         if state.failures < patience:
             return
-        hint = "another attempt follows; packets meet"
-        if place is None:
-            self._log_once(place, state, OTHER_BACKEND_RESISTS, error=error, hint=f"{hint} its rules")
-        else:
-            self._log_once(place, state, RESISTS, error=error, hint=f"{hint} these rules meanwhile")
+        event, rules = (RESISTS, "these rules meanwhile") if place else (OTHER_BACKEND_RESISTS, "its rules")
+        self._log_once(place, state, event, error=error, hint=f"another attempt follows; packets meet {rules}")
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
         """Record the sets of the other backend that rules still use."""
