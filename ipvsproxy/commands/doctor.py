@@ -389,7 +389,7 @@ def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Find
     read = rivals.read(service_checks.ports_of(services))
     collisions = service_checks.collisions(services, seen, addresses, read, settings)
     scopes = service_checks.judge_scopes(settings, seen) if found.observation.interface_addresses is not None else ()
-    direct_return = service_checks.judge_direct_return(settings, seen, node)
+    direct_return = service_checks.judge_direct_return(settings, seen, node, service_checks.mtu_of(seen, addresses))
     return [*scopes, *direct_return, *service_checks.judge(services, settings, collisions, read.unknown or found.unreadable)]
 
 

@@ -330,6 +330,8 @@ def _scope(scope: Document, clients: str) -> Iterator[str]:
         return
     yield f"    {scope['virtualServer']} ({clients} at {addresses}), {_choices(scope)}"
     yield from _kernel(scope["kernel"], "      ")
+    if nodes := scope.get("masqueradedNodes"):
+        yield f"      endpoints on {', '.join(nodes)}: masqueraded, since no tunnel leads there (annotation of the Node)"
 
 
 def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -> Iterator[str]:
@@ -379,6 +381,8 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
     for one in kernel["realServers"]:
         counts = "" if one["active"] is None else f", connections: {one['active']} active, {one['inactive']} inactive"
         state = "" if one["state"] == "serving" else f", {one['state']}"
+        if one["tunnelTo"]:
+            state += f" to {one['tunnelTo']}, whose endpoints answer past this node"
         weight = "" if one["weight"] is None else f" weight {one['weight']}"
         if weight and one["ownWeight"] not in (None, one["weight"]):
             weight += f" of {one['ownWeight']}"

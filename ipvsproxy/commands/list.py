@@ -104,7 +104,8 @@ _WRONG = ("not desired", "not masqueraded")
 
 
 def _state(row: RealServerRow, desired: int | None) -> str:
-    if row.method != (TUNNEL if desired is not None and desired >= TUNNELLED else MASQUERADED):
+    by_tunnel = row.method == TUNNEL if desired is None else desired >= TUNNELLED  # a former one may still drain
+    if row.method != (TUNNEL if by_tunnel else MASQUERADED):
         return "not masqueraded"
     if desired is not None:
         return "serving" if row.weight else "no new connections"

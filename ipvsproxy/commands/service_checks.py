@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.rivals import BoundSocket, PortRule, Rivals
+from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
@@ -96,8 +97,22 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
             )
 
 
-def judge_direct_return(settings: Settings, view: NodeView, node: Node | None) -> Iterator[Finding]:
-    """Whether this node can take part in direct return, and whether the other nodes know that."""
+LARGEST_PACKET = 1500
+"""The bytes of the largest packets by tunnel that TCP clients of direct return send (``skeleton`` limits their segments)."""
+
+
+def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
+    """The smallest MTU of the interfaces that have the node's addresses; that of Ethernet if there is no such interface."""
+    own = {one.interface for one in addresses if one.address in view.primary_addresses.values()}
+    mtus = SysctlDriver().observe(f"/sys/class/net/{name}/mtu" for name in own)
+    return min(map(int, mtus.values()), default=LARGEST_PACKET)
+
+
+def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, mtu: int) -> Iterator[Finding]:
+    """Whether this node can take part in direct return, and whether the other nodes know that.
+
+    ``mtu`` is that of ``mtu_of``.
+    """
     takes_part = node is not None and node.takes_direct_return
     if not settings.direct_return:
         if takes_part:
@@ -113,9 +128,16 @@ def judge_direct_return(settings: Settings, view: NodeView, node: Node | None) -
         text = "this node's Node lacks the annotation ipvsproxy.io/direct-return, so no other node sends it packets by tunnel"
         yield warn("direct-return", text, 'set it to "true"; until then its endpoints are served without direct return')
     else:
-        text = f"this node and {counted(len(view.tunnel_ends), 'other node')} take part"
-        hint = "the network must let nodes send packets with addresses of Services as their source, and pass protocols 4 and 41"
-        yield ok("direct-return", text, hint)
+        yield ok("direct-return", f"this node and {counted(len(view.tunnel_ends), 'other node')} take part")
+        text = (
+            "whether the network lets nodes send packets from addresses of Services, and passes protocols 4 and 41, is not known"
+        )
+        yield note("direct-return", text, "turn off the source/destination check of the cloud or router for the nodes")
+        if mtu < LARGEST_PACKET:
+            text = f"the node's interface has the MTU {mtu}, so large packets of clients do not fit into the tunnel"
+            yield note(
+                "direct-return", text, "let ICMP (fragmentation needed, packet too big) reach the clients, or raise the MTU"
+            )
 
 
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:

@@ -215,20 +215,18 @@ class Reconciler:
         )
         kinds = self._tables.kinds
         possible: Iterator[Operation] = itertools.chain.from_iterable(kind.additions(circumstances) for kind in kinds)
-        if only_additions:
-            possible = (one for one in possible if one.verb is Verb.ADD or not self._takes_away(one))
-        else:
+        if not only_additions:
             possible = itertools.chain(possible, *(kind.removals(circumstances) for kind in kinds))
         self._drifts.begin_round()
         if self._drifts or self._retries:  # after failures or drift, each object gets its own operation
             possible = as_tried_again(possible)
-        if self._drifts:
-            tables, may_heal = self._tables, self._drifts.may_heal
-            possible = (operation for operation in possible if may_heal(*healed_place(tables, operation.item), now))
+        may_heal, is_healing = self._drifts.may_heal, bool(self._drifts)
         by_stage = defaultdict[Stage, list[Operation]](list)
         objects = 0
         for operation in possible:
-            by_stage[self._tables.stage(operation)].append(operation)
+            waits = only_additions and operation.verb is not Verb.ADD and self._takes_away(operation)
+            if not waits and (not is_healing or may_heal(*healed_place(self._tables, operation.item), now)):
+                by_stage[self._tables.stage(operation)].append(operation)
             objects += count_objects(operation.item)
             if objects >= ITEMS_AT_ONCE:
                 objects = 0

@@ -82,7 +82,7 @@ class Source:
 
     problem = ""
 
-    def __init__(self, api: MemoryApi) -> None:
+    def __init__(self, api: MemoryApi, *, all_nodes: bool = False) -> None:
         @contextlib.asynccontextmanager
         async def connect() -> AsyncIterator[reflector.ApiConnection]:
             yield api
@@ -91,7 +91,7 @@ class Source:
         pace = reflector.WatchPace(shortest_watch_s=86400, longest_watch_s=86400)
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, connect, _Silent(), pace)
-            for kind, resource in queries.watched(workload.NODE).items()
+            for kind, resource in queries.watched(workload.NODE, all_nodes=all_nodes).items()
         }
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:

@@ -24,6 +24,11 @@ BALANCED = (10_000, 3, 0, 1)
 """Load balancers with externalTrafficPolicy Local."""
 ANNOTATED = (10_000, 10, 0, 2)
 """Services that choose a scheduler, weights and slow start by annotations."""
+DIRECT = (10_000, 3, 0, 4)
+"""Load balancers with direct return."""
+DIRECT_ON_TWO_NODES = (10_000, 2, 2, 4)
+"""Each of these Services has an endpoint on our node and one on the other node."""
+NODE_CHANGES = 5
 BINDINGS = ("addresses", "routes")
 BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float | None]]] = {
     SMALL[1]: {"addresses": (None, 3.0)},
@@ -126,6 +131,12 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
         ),
         *(_one_more(size, quick=False) for size in ONE_MORE),
         _scopes(repeats),
+        _direct_return(repeats),
+        Case(
+            name="direct-return without a kernel",
+            measurements=[("own", {"what": "steady", "arguments": _NODES})],
+            rows=_own_direct_return,
+        ),
         _annotations(repeats),
         *(
             _binding(size, family, repeats=repeats if size[0] <= MAIN[0] else 1, quick=size in SMALL)
@@ -415,6 +426,64 @@ def _scopes_rows(found: Sequence[Found]) -> Iterator[Row]:
         yield Row("scopes", f"change p99 ms, {name}", one_change["p99_ms"])
         yield Row("scopes", f"netlink messages of a change, {name}", one_change["messages"])
         yield Row("scopes", f"processes started by changes, {name}", one_change["processes"], 0)
+
+
+_NODES = {
+    "pages": DIRECT_ON_TWO_NODES,
+    "services": DIRECT_ON_TWO_NODES[0],
+    "endpoints": DIRECT_ON_TWO_NODES[1],
+    "parts": ["nodes"],
+    "churn_s": 0,
+    "changes": NODE_CHANGES,
+    "flags": ["--ipvs-direct-return=on"],
+}
+
+
+def _direct_return(repeats: int) -> Case:
+    """Measures load balancers alternately with direct return off and on, and then changes of endpoints and of Nodes.
+
+    With direct return off, the annotations of the Services and Nodes have no effect.
+    """
+    flags = [[f"--ipvs-direct-return={name}"] for name in ("off", "on")]
+    services, endpoints, *_ = DIRECT
+    starts = [("cold", {"pages": DIRECT, "times": False, "flags": one}) for one in flags]
+    given = {"pages": DIRECT, "services": services, "endpoints": endpoints, "parts": ["change"], "churn_s": 0}
+    changes = [("steady", {**given, "changes": CHANGES, "flags": one}) for one in flags]
+    measurements: list[Measurement] = [*starts * repeats, *changes, ("steady", _NODES)]
+    return Case(name="direct-return", measurements=measurements, rows=_direct_return_rows, timeout_s=3000)
+
+
+def _direct_return_rows(found: Sequence[Found]) -> Iterator[Row]:
+    name, names = "direct-return", ("off", "on")
+    colds, changes, nodes = found[:-3], found[-3:-1], found[-1]
+    sides = {"off": colds[0::2], "on": colds[1::2]}
+    for which, side in sides.items():
+        yield Row(name, f"start s, median, {which}", _typical(side)["wall_s"])
+        yield Row(name, f"operations at the start, {which}", side[0]["operations"])
+        yield Row(name, f"resident MB, {which}", max(one["resident_mb"] for one in side))
+    off, on = (_typical(side)["wall_s"] for side in sides.values())
+    yield Row(name, "start, relative to off", on / off)
+    yield Row(name, "failed or pending", sum(one["failed"] + one["pending"] for one in colds), 0)
+    for which, one in zip(names, changes, strict=True):
+        yield Row(name, f"change p50 ms, {which}", one["change"]["p50_ms"])
+        yield Row(name, f"change p99 ms, {which}", one["change"]["p99_ms"])
+        yield Row(name, f"processor ms of a change, {which}", one["change"]["cpu_ms"])
+        yield Row(name, f"netlink messages of a change, {which}", one["change"]["messages"])
+        yield Row(name, f"processes started by changes, {which}", one["change"]["processes"], 0)
+    yield from _of_nodes(name, nodes)
+
+
+def _own_direct_return(found: Sequence[Found]) -> Iterator[Row]:
+    return _of_nodes("direct-return without a kernel", found[0])
+
+
+def _of_nodes(name: str, found: Found) -> Iterator[Row]:
+    most_operations = {"with endpoints": 4 * DIRECT_ON_TWO_NODES[0] + 1, "without endpoints": 1}
+    for which, one in found["nodes"].items():
+        yield Row(name, f"Node {which} that comes or goes, s", one["wall_s"])
+        yield Row(name, f"Node {which}, processor s", one["cpu_s"])
+        yield Row(name, f"Node {which}, loop held ms", one["held_ms"])
+        yield Row(name, f"Node {which}, operations", one["operations"], most_operations[which])
 
 
 def _annotations(repeats: int) -> Case:

@@ -88,8 +88,8 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
             super().__init__(watcher=watching, **others)
             made.set_result(Running(self, watching, api))
 
-    async def make_source(*_: object) -> Source:
-        return Source(api)
+    async def make_source(config: Config, *_: object) -> Source:
+        return Source(api, all_nodes=config.takes_direct_return)
 
     importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has it in memory, too
     with (

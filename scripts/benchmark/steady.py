@@ -7,7 +7,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -65,22 +65,18 @@ def measure(
             figures: Figures = {"resident_mb": meter.resident_mb()}
             await asyncio.sleep(POLL_INTERVAL_S)
             await steadily.polled()  # the first poll after the first sync is notified of everything that the sync has written
-            if "change" in parts:
-                figures["change"] = await steadily.change(changes)
-            if "service" in parts:
-                figures["service"] = await steadily.service(changes)
-            if "connection" in parts:
-                figures["connection"] = await steadily.connection(changes)
-            if "rolling" in parts:
-                figures["rolling"] = await steadily.rolling()
-            if "idle" in parts:
-                figures["idle"] = await steadily.idle()
-            if "audit" in parts:
-                figures["audit"] = await steadily.audit()
-            if "scrape" in parts:
-                figures["scrape"] = await steadily.scrape()
-            if "churn" in parts:
-                figures["churn"] = await steadily.churn(churn_s)
+            known: dict[str, Callable[[], Awaitable[Figures]]] = {
+                "change": lambda: steadily.change(changes),
+                "service": lambda: steadily.service(changes),
+                "connection": lambda: steadily.connection(changes),
+                "rolling": steadily.rolling,
+                "nodes": lambda: steadily.nodes(changes),
+                "idle": steadily.idle,
+                "audit": steadily.audit,
+                "scrape": steadily.scrape,
+                "churn": lambda: steadily.churn(churn_s),
+            }
+            figures |= {name: await part() for name, part in known.items() if name in parts}
             await _scraped()  # as on a real node, whose metrics are scraped
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
@@ -233,6 +229,39 @@ class _Steady:
             "events": len(lines),
             **self._meter.figures(),
         }
+
+    async def nodes(self, changes: int) -> Figures:
+        """Deletes and adds a Node with endpoints of each Service, and adds and deletes another Node, repeatedly.
+
+        Both Nodes take part in direct return.
+        """
+        beating = asyncio.create_task(self._heart.run())
+        found: Figures = {}
+        verbs = ("DELETED", "ADDED") * changes
+        for name, number, turns in (("with endpoints", 1, verbs), ("without endpoints", 60_000, verbs[::-1])):
+            walls_s, cpus_s, held_s, operations = [], [], [], []
+            for what in turns:
+                self._version += 1
+                line = workload.line(what, workload.other_node(number, self._version))
+                await asyncio.sleep(LATENCY_PERIOD_S)
+                gc.collect()
+                self._heart.longest_s()
+                synced, cpu, began_s = len(self._running.watching.syncs), time.process_time(), time.perf_counter()
+                await self._send_and_wait(line, "nodes")
+                walls_s.append(time.perf_counter() - began_s)
+                cpus_s.append(time.process_time() - cpu)
+                await asyncio.sleep(self._heart.PERIOD_S)
+                held_s.append(self._heart.longest_s())
+                reports = [sync.summary.report for sync in self._running.watching.syncs[synced:]]
+                operations.append(sum(sum(report.done.values()) for report in reports))
+            found[name] = {
+                "wall_s": statistics.median(walls_s),
+                "cpu_s": statistics.median(cpus_s),
+                "held_ms": statistics.median(held_s) * 1e3,
+                "operations": statistics.median(operations),
+            }
+        beating.cancel()
+        return found
 
     async def polled(self) -> None:
         """Wait for the end of the poll that is due or running."""

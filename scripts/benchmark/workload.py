@@ -78,6 +78,14 @@ def balanced(number: int) -> dict[str, Any]:
     return item
 
 
+def direct(number: int) -> dict[str, Any]:
+    """A Service with one port, a load balancer and direct return."""
+    item = balanced(number)
+    item["metadata"]["annotations"] = {"ipvsproxy.io/direct-return": "true"}
+    item["spec"]["externalTrafficPolicy"] = "Cluster"
+    return item
+
+
 def annotated(number: int) -> dict[str, Any]:
     """A Service that chooses a scheduler, weights and slow start."""
     item = service(number)
@@ -139,6 +147,13 @@ def node() -> dict[str, Any]:
     }
 
 
+def other_node(number: int, version: int = 1) -> dict[str, Any]:
+    """Another Node, which takes part in direct return."""
+    addresses = [{"type": "InternalIP", "address": f"172.{19 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"}]
+    metadata = {"name": f"node-{number}", "resourceVersion": str(version), "annotations": {"ipvsproxy.io/direct-return": "true"}}
+    return {"metadata": metadata, "spec": {}, "status": {"addresses": addresses}}
+
+
 def slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
     """The slices of a Service with this many endpoints, in a cluster of this number of nodes."""
     first = number * endpoints
@@ -192,9 +207,9 @@ class Replacements:
         self._pods.clear()
 
 
-FORMS = (service, balanced, annotated, ipv6_service)
-"""The forms of Services: plain ones, load balancers with externalTrafficPolicy Local, those with annotations, and those of IPv6,
-whose pods have addresses of that family as well.
+FORMS = (service, balanced, annotated, ipv6_service, direct)
+"""The forms of Services: plain ones, load balancers with externalTrafficPolicy Local, those with annotations, those of IPv6,
+whose pods have addresses of that family as well, and those with direct return, in whose cluster all Nodes take part.
 """
 
 
@@ -210,10 +225,11 @@ def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0
     """
     nodes = nodes or nodes_for(services * endpoints)
     make_slices = ipv6_slices if FORMS[form] is ipv6_service else slices
+    others = map(other_node, range(1, nodes)) if FORMS[form] is direct else ()
     lists: tuple[tuple[str, Iterator[dict[str, Any]]], ...] = (
         ("services", map(FORMS[form], range(services))),
         ("endpointslices", (one for number in range(services) for one in make_slices(number, endpoints, nodes))),
-        ("nodes", iter((node(),))),
+        ("nodes", itertools.chain((node(),), others)),
     )
     for kind, items in lists:
         pages, page = 0, list(itertools.islice(items, PAGE_ITEMS))

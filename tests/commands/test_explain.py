@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Collection
 
+import msgspec
 import pytest
 
 from ipvsproxy.commands import explain
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.kernel.rivals import BoundSocket, Rivals
-from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
+from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnnotations, WeightRules
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
@@ -402,3 +403,26 @@ async def test_explain_shows_the_slow_start_of_an_endpoint() -> None:
     assert lines[0] == "Service default/web (ClusterIP, slow start 30 s)"
     found = "        -> 10.244.0.1:8080 weight 25 of 100, connections: 0 active, 0 inactive, on its way to its own weight"
     assert found in lines
+
+
+async def test_explain_shows_the_way_of_a_connection_over_two_nodes() -> None:
+    asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
+    shop = builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"])
+    ends = (endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE), endpoint("10.244.1.2", OTHER_NODE))
+    far = msgspec.structs.replace(builders.node("172.18.0.3", name=OTHER_NODE), takes_direct_return=True)
+    slices = builders.endpoint_slice(*ends, endpoint("10.244.2.1", "apart"), service="shop")
+    objects = (builders.node(), far, builders.with_options(shop, annotations=asking), slices)
+    settings = Settings(direct_return=True, cluster_networks=builders.networks("10.244.0.0/16"))
+    kernel = await synced_kernel(*objects, translation=settings)
+    node = inspected(kernel, *objects, translation=settings)
+    lines = list(explain.render(await explain.describe(node, explain.parse_subject("default/shop")), "default/shop"))
+    first = next(number for number, line in enumerate(lines) if "clients outside, whom endpoints of other nodes answer" in line)
+    last = next(number for number, line in enumerate(lines) if "packets that other nodes have sent here by tunnel" in line)
+    counts = "connections: 0 active, 0 inactive"
+    assert sorted(lines[first + 2 : last]) == [
+        f"        -> 10.244.0.1:8080 weight 1, {counts}",
+        f"        -> 10.244.2.1:8080 weight 1, {counts}",
+        f"        -> 172.18.0.3:80 weight 2, {counts}, serving by tunnel to node-b, whose endpoints answer past this node",
+        "      endpoints on apart: masqueraded, since no tunnel leads there (annotation of the Node)",
+    ]
+    assert lines[last + 2 : last + 3] == [f"        -> 10.244.0.1:8080 weight 1, {counts}"]

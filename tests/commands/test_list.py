@@ -12,9 +12,9 @@ from ipvsproxy.commands import list as listing
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.ipvs.rows import IpvsTable, RealServerRow, VirtualServerRow
+from ipvsproxy.kernel.ipvs.rows import METHODS, IpvsTable, RealServerRow, VirtualServerRow
 from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.real_servers import NOT_MASQUERADED
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerSettings
 from ipvsproxy.translate.api.targets import Target, Targets
@@ -142,6 +142,25 @@ async def test_list_shows_a_remark_beside_a_real_server_that_differs_from_the_de
         "(draining)",
         "(not desired)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "weight", "desired", "state"),
+    [
+        ("Tunnel", 2, TUNNELLED + 2, "serving"),
+        ("Tunnel", 0, None, "draining"),
+        ("Tunnel", 1, None, "not desired"),
+        ("Tunnel", 1, 1, "not masqueraded"),
+        ("Masq", 1, TUNNELLED + 1, "not masqueraded"),
+        ("Route", 0, None, "not masqueraded"),
+    ],
+)
+def test_a_real_server_by_tunnel_is_as_desired_only_where_direct_return_sends_by_tunnel(
+    method: str, weight: int, desired: int | None, state: str
+) -> None:
+    number = next(number for number, name in METHODS.items() if name == method)
+    row = RealServerRow(builders.backend("172.18.0.3", 80), number, weight, connections=ConnectionCounts(0, 0))
+    assert listing._state(row, desired) == state
 
 
 OTHERS = (

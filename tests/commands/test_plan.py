@@ -2,14 +2,17 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from ipvsproxy.commands import plan
 from ipvsproxy.commands.inspection import Document, UnknownStateError
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import Thresholds
+from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import ForeignElement
 from ipvsproxy.model.virtual_servers import ConnectionCounts
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel
@@ -129,3 +132,18 @@ async def test_plan_shows_the_settings_that_a_service_chooses_by_annotations() -
     assert not [line for line in lines if line.startswith("     - ")]
     added = list(plan.render(await _plan(memory_node.new_kernel(), *chosen)))
     assert any(f"-> 10.244.0.1:8080 weight 5, {limits}" in line for line in added)
+
+
+async def test_plan_shows_which_real_servers_get_their_packets_by_tunnel() -> None:
+    asking = ServiceAnnotations(given=ALL_ANNOTATIONS, direct_return=True)
+    shop = builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"])
+    slices = builders.endpoint_slice(builders.endpoint("10.244.1.1", builders.OTHER_NODE), service="shop")
+    far = msgspec.structs.replace(builders.node("172.18.0.3", name=builders.OTHER_NODE), takes_direct_return=True)
+    objects = (builders.node(), builders.with_options(shop, annotations=asking), slices)
+    settings = Settings(direct_return=True, cluster_networks=builders.networks("10.244.0.0/16"))
+    kernel = await synced_kernel(*objects, far, translation=settings)
+    kept = await plan.plan(inspected(kernel, *objects, far, translation=settings))
+    assert not kept.operations
+    new = inspected(memory_node.new_kernel(), *objects, far, translation=settings)
+    lines = list(plan.render(plan.describe(builders.THIS_NODE, await plan.plan(new))))
+    assert any("-> 172.18.0.3:80 weight 1 by tunnel  [default/shop]" in line for line in lines)

@@ -5,11 +5,13 @@ import socket
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 import pytest
 
 from ipvsproxy.commands import service_checks
 from ipvsproxy.commands.service_checks import Finding, Level
 from ipvsproxy.kernel.rivals import BoundSocket, PortRule, Rivals, port_rules, sockets
+from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import Backend
@@ -187,3 +189,45 @@ def test_listening_sockets_are_read_with_their_addresses() -> None:
         found = [(one.protocol, str(one.address), one.port) for one in sockets(ports)]
     assert found == [(protocol, "127.0.0.1", port) for protocol, port in ports]
     assert not list(sockets(ports))
+
+
+@pytest.mark.parametrize(
+    ("is_on", "takes_part", "shared_tunnel", "mtu", "expected"),
+    [
+        (False, False, "", 1500, []),
+        (False, True, "", 1500, [(Level.WARN, "this node's Node has the annotation")]),
+        (True, True, "tunl0", 1500, [(Level.WARN, "tunl0 has an address")]),
+        (True, False, "", 1500, [(Level.WARN, "this node's Node lacks the annotation")]),
+        (True, True, "", 1500, [(Level.OK, "this node and 1 other node take part"), (Level.NOTE, "whether the network lets")]),
+        (
+            True,
+            True,
+            "",
+            1450,
+            [
+                (Level.OK, "this node and 1 other node take part"),
+                (Level.NOTE, "whether the network lets"),
+                (Level.NOTE, "the node's interface has the MTU 1450"),
+            ],
+        ),
+    ],
+)
+def test_doctor_reports_what_prevents_or_limits_direct_return_on_this_node(
+    *, is_on: bool, takes_part: bool, shared_tunnel: str, mtu: int, expected: list[tuple[Level, str]]
+) -> None:
+    ends = {builders.OTHER_NODE: builders.addresses("172.18.0.3")}
+    view = dataclasses.replace(builders.node_view(), tunnel_ends=ends, shared_tunnel=shared_tunnel)
+    node = msgspec.structs.replace(builders.node(), takes_direct_return=takes_part)
+    found = service_checks.judge_direct_return(Settings(direct_return=is_on), view, node, mtu)
+    for finding, (level, text) in zip(found, expected, strict=True):
+        assert (finding.topic, finding.level, finding.text[: len(text)]) == ("direct-return", level, text)
+
+
+@pytest.mark.parametrize(("mtus", "expected"), [({"eth0": "1450", "eth1": "1400"}, 1450), ({}, 1500)])
+def test_the_mtu_is_that_of_the_interface_with_the_nodes_address(
+    mtus: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"/sys/class/net/{name}/mtu": mtu for name, mtu in mtus.items()}
+    monkeypatch.setattr(SysctlDriver, "observe", lambda _, paths: {path: files[path] for path in paths if path in files})
+    carried = [builders.interface_address("eth0", builders.NODE_ADDRESS), builders.interface_address("eth1", "172.19.0.2")]
+    assert service_checks.mtu_of(builders.node_view(), carried) == expected

@@ -136,6 +136,9 @@ class Explainer:
         for name, clients in (("directReturn", Clients.OUTSIDE), ("fromTunnels", Clients.BY_TUNNEL)):
             if scope := (yield from self._scope(indexed, use, clients)):
                 port[name] = scope
+        if "directReturn" in port:
+            nodes = {one.endpoint.conditions.node_name for one in use.endpoints if one.external is None}
+            port["directReturn"]["masqueradedNodes"] = sorted(nodes - {self.view.name, *self.view.tunnel_ends})
         for one in served:
             if one.key in self.survey.virtual_servers:  # the virtual server may be removed during a pause
                 port["virtualServers"].append(described := self._virtual_server(indexed, one))
@@ -225,6 +228,7 @@ class Explainer:
         real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
         weights = desired.weights if desired else observed.real_servers
         owned = self.survey.sides(key).desired
+        ends = {address: name for name, addresses in self.view.tunnel_ends.items() for address in addresses}
         described: list[Document] = []
         for number, (one, weight) in enumerate(list(observed.real_servers.items()), 1):
             described.append(
@@ -232,6 +236,7 @@ class Explainer:
                 | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
                 | self.rates(key, one)
                 | {"target": self._target(owned.owner.service, one) if owned else None}
+                | {"tunnelTo": ends.get(one.address) if weight >= TUNNELLED else None}
             )
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
