@@ -191,6 +191,22 @@ def test_a_changed_configuration_renames_its_config_map_so_that_the_pods_are_rep
     assert len(names) == 2
 
 
+def test_the_components_of_the_own_configuration_overlay_need_only_their_comment_signs_removed(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    overlay = tmp_path / "manifests/overlays/own-configuration/kustomization.yaml"
+    text = overlay.read_text()
+    offered = re.findall(r"^# (components:|  - ../../components/.+)$", text, re.MULTILINE)
+    assert [one.rpartition("/")[2] for one in offered] == ["components:", "labelled-nodes", "selinux", "nftables-only"]
+    overlay.write_text(re.sub(r"^# (components:|  - ../../components/)", r"\1", text, flags=re.MULTILINE))
+    shipped = own_configuration(MANIFESTS)
+    assert own_configuration(tmp_path / "manifests") == shipped
+    (daemon_set,) = (item for item in build("overlays/own-configuration", tmp_path / "manifests") if item["kind"] == "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    assert pod["nodeSelector"]["service-proxy"] == "ipvsproxy"
+    assert pod["containers"][0]["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert "xtables-lock" not in {volume["name"] for volume in pod["volumes"]}
+
+
 def with_components(folder: pathlib.Path, *components: str) -> Object:
     """The pod of the base's DaemonSet, with these kustomize components."""
     shutil.copytree(MANIFESTS, folder / "manifests")

@@ -224,6 +224,7 @@ def test_grafana_can_load_the_dashboard() -> None:
     assert {"title", "uid", "schemaVersion", "panels", "templating"} <= DASHBOARD.keys()
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
+    assert [panel["title"] for panel in panels if panel["type"] == "row"] == ["Nodes not in force", "All nodes"]
     places = [tuple(panel["gridPos"][side] for side in "xywh") for panel in panels]
     for x, y, width, height in places:
         assert x + width <= 24

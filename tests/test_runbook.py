@@ -1,4 +1,4 @@
-"""The commands of docs/runbook.md and docs/migration.md run as printed on a real kernel, and none of them fails.
+"""The commands of docs/runbook.md, migration.md and running.md run as printed on a real kernel, and none of them fails.
 
 Lines that inspect iptables and ipset run with the iptables backend, and lines that inspect nftables with the nftables backend.
 kubectl is a stand-in: "exec" runs the command on this machine; applied files must exist, and a folder for -k must have a
@@ -150,8 +150,8 @@ def test_every_command_of_the_runbook_works_as_printed(surroundings: Surrounding
 
 
 @pytest.mark.kernel
-def test_every_command_of_the_migration_page_works_as_printed(surroundings: Surroundings) -> None:
-    said = type_in("".join(blocks("migration.md")), surroundings["folder"])
+def test_every_command_of_the_pages_about_migration_and_updates_works_as_printed(surroundings: Surroundings) -> None:
+    said = type_in("".join(blocks("migration.md") + blocks("running.md")), surroundings["folder"])
     assert "mode: ipvs" in said
     assert "\n200\n" in said.replace("}200", "}\n200")
     assert "10.96.0.80:80" in said
