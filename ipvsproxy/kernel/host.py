@@ -17,7 +17,6 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.ipset import ipset_message
-from ipvsproxy.kernel.ipset.ipset_message import IPSET_PROTOCOL
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, PROMPT_REUSE
@@ -225,33 +224,25 @@ _NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROT
 
 
 def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> tuple[Missing, ...]:
-    """The parts of ipset that the kernel does not have: the protocol, or set types that it neither has nor can load.
+    """The set types of ipset that the kernel neither has nor can load; a single item if the kernel has no ipset.
 
     Raises:
         KernelError: the kernel did not answer on this attempt.
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER, connect)) as channel:
-        return _missing_protocol(channel) or tuple(
-            Missing(
-                f"this kernel has no ipset type {set_type} for {family.label}",
-                f"run modprobe ip_set_{set_type.replace(':', '_').replace(',', '')} on the host, "
-                "or use a kernel with CONFIG_IP_SET",
+        try:
+            return tuple(
+                Missing(
+                    f"this kernel has no ipset type {set_type} for {family.label}",
+                    f"run modprobe ip_set_{set_type.replace(':', '_').replace(',', '')} on the host, "
+                    "or use a kernel with CONFIG_IP_SET",
+                )
+                for set_type in SetType
+                for family in Family
+                if ipset_message.revisions(channel, set_type, family) is None
             )
-            for set_type in SetType
-            for family in Family
-            if ipset_message.revisions(channel, set_type, family) is None
-        )
-
-
-def _missing_protocol(channel: netlink.Channel) -> tuple[Missing, ...]:
-    try:
-        known = ipset_message.protocols(channel)
-    except KernelError as error:
-        if error.errno not in _NO_IPSET:
-            raise
-        what = f"this kernel's ipset does not report its protocol ({os.strerror(error.errno)})"
-        return (Missing(what, "run modprobe ip_set on the host, or use a kernel with CONFIG_IP_SET"),)
-    if IPSET_PROTOCOL in known:
-        return ()
-    what = f"this kernel's ipset supports protocol {known.oldest} to {known.newest}, not {IPSET_PROTOCOL}"
-    return (Missing(what, "use a kernel of version 2.6.39 or later, whose ipset is at least version 6"),)
+        except KernelError as error:
+            if error.errno not in _NO_IPSET:
+                raise
+            what = f"this kernel has no ipset ({os.strerror(error.errno)})"
+            return (Missing(what, "run modprobe ip_set on the host, or use a kernel with CONFIG_IP_SET"),)

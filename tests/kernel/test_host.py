@@ -14,6 +14,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.sets import SetType
 from tests.support import fake_netlink
 from tests.support.old_kernel import OLD_KERNELS, OldSocket
 
@@ -141,44 +142,39 @@ def test_the_kernel_version_and_processor_count_of_the_real_host_are_read() -> N
     assert host.processor_count() >= 1
 
 
-def ipset_of(*numbers: int) -> Callable[[int], fake_netlink.FakeSocket]:
-    """An ipset that supports these protocol numbers, newest first. Without numbers, it answers with an error."""
+def answering(number: int, content: bytes = b"") -> Callable[[int], fake_netlink.FakeSocket]:
+    """An ipset that answers each question with this error number, or with this content."""
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
-        if not numbers:
-            return [fake_netlink.error(sequence, errno.ENOENT)]
-        protocols = b"".join(fake_netlink.attribute(at, bytes([number])) for at, number in zip((1, 10), numbers, strict=False))
-        revisions = fake_netlink.attribute(4, bytes([5])) + fake_netlink.attribute(10, bytes([0]))
-        return [fake_netlink.message(sequence, bytes(4) + (protocols if kind & 0xFF == 1 else revisions))]
+        ((_, _, _, sequence, _),) = fake_netlink.split(data)
+        return [fake_netlink.error(sequence, number) if number else fake_netlink.message(sequence, bytes(4) + content)]
 
     return lambda _protocol: fake_netlink.FakeSocket(answer)
 
 
 @pytest.mark.checklist(94)
-@pytest.mark.parametrize("numbers", [(6,), (6, 6), (7, 6), (9, 5)])
-def test_with_an_ipset_of_our_protocol_version_nothing_is_missing(numbers: tuple[int, ...]) -> None:
-    assert host.missing_set_types(ipset_of(*numbers)) == ()
+def test_with_an_ipset_that_has_revisions_of_each_type_nothing_is_missing() -> None:
+    content = fake_netlink.attribute(4, bytes([5])) + fake_netlink.attribute(10, bytes([0]))
+    assert host.missing_set_types(answering(0, content)) == ()
 
 
 @pytest.mark.checklist(94)
-@pytest.mark.parametrize(
-    ("numbers", "what"),
-    [
-        ((5,), "this kernel's ipset supports protocol 5 to 5, not 6"),
-        ((5, 4), "this kernel's ipset supports protocol 4 to 5, not 6"),
-        ((9, 7), "this kernel's ipset supports protocol 7 to 9, not 6"),
-        ((), "this kernel's ipset does not report its protocol (No such file or directory)"),
-    ],
-)
-def test_an_ipset_of_another_protocol_version_is_refused_with_a_readable_sentence(numbers: tuple[int, ...], what: str) -> None:
-    (missing,) = host.missing_set_types(ipset_of(*numbers))
-    assert missing.what == what
+def test_an_ipset_of_another_protocol_version_has_none_of_the_types() -> None:
+    ipset_err_protocol = 4097
+    missing = host.missing_set_types(answering(ipset_err_protocol))
+    assert len(missing) == len(SetType) * len(Family)
+    assert str(missing[0]).startswith("this kernel has no ipset type hash:ip for IPv4: run modprobe ip_set_hash_ip on the host")
+
+
+@pytest.mark.checklist(94)
+def test_a_kernel_without_ipset_lacks_it_as_a_whole() -> None:
+    (missing,) = host.missing_set_types(answering(errno.ENOENT))
+    assert missing.what == "this kernel has no ipset (No such file or directory)"
     assert "kernel" in missing.remedy
 
 
 def test_after_a_lost_answer_no_set_type_counts_as_missing() -> None:
-    with pytest.raises(KernelError, match="ask for the protocol of ipset"):
+    with pytest.raises(KernelError, match="find hash:ip"):
         host.missing_set_types(lambda _protocol: fake_netlink.FakeSocket(lambda _: []))
 
 

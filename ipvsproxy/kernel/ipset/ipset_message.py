@@ -1,7 +1,7 @@
 """ipset messages as bytes: to create, list and fill sets. Entries are encoded and decoded many at a time.
 
-This module also finds out what this kernel's ipset supports: the protocol versions, and the revisions of each set type. To
-answer, the kernel loads the module of the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
+This module also finds out which revisions of a set type this kernel's ipset supports. To answer, the kernel loads the module of
+the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
 """
 
 import functools
@@ -22,10 +22,8 @@ CONTAINER_LIMIT = 60_000
 """The most bytes of entries in one message; the kernel's limit is 65,535."""
 HASH_SIZE = 1024
 """The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
-PROTOCOL, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 1, 3, 4, 5, 7, 8, 10
+TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 3, 4, 5, 7, 8, 10
 """Attributes of a message."""
-OLDEST_PROTOCOL = LOWEST_REVISION
-"""The attribute of the oldest protocol version in the answer about the protocol; same number as above."""
 CAPACITY = 19
 """The attribute ``maxelem`` inside ``DATA``."""
 
@@ -264,31 +262,14 @@ def _family(set_type: SetType, family: Family) -> int:
 
 
 class Range(NamedTuple):
-    """Protocol versions or set type revisions, from the oldest to the newest that the kernel supports."""
+    """The revisions of a set type, from the oldest to the newest that the kernel supports."""
 
     oldest: int
     newest: int
 
-    def __contains__(self, number: object) -> bool:
-        return isinstance(number, int) and self.oldest <= number <= self.newest
-
-
-def protocols(channel: netlink.Channel) -> Range:
-    """The protocol versions of ipset that the kernel supports. Before Linux 5.0, the kernel reports only one version.
-
-    Raises:
-        KernelError: the kernel has no ipset, or did not answer.
-    """
-    action = "ask for the protocol of ipset"
-    data, start, end = channel.ask(_encoded(ipset.IPSET_CMD_PROTOCOL, _ANY_FAMILY, [], 0), action)
-    with netlink.parsing(action):
-        found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-        newest = _byte(found.payload(PROTOCOL))
-        return Range(_byte(found.payload(OLDEST_PROTOCOL)) if OLDEST_PROTOCOL in found else newest, newest)
-
 
 def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Range | None:
-    """The revisions of a set type; None means that the kernel neither has the type nor can load it.
+    """The revisions of a set type; None means that the kernel neither has the type nor can load it, or speaks another protocol.
 
     Raises:
         KernelError: the kernel has no ipset, or did not answer.
