@@ -68,7 +68,7 @@ class _Names:
         sides = self._survey.sides(key)
         name = sides.desired.owner.service if sides.desired else None
         service = self._store.services.get(name) if name else None
-        port = self._survey.service_port(service, key) if service else None
+        port = self._survey.service_port(service, sides.desired) if service and sides.desired else None
         is_scope = isinstance(key, FirewallMark)
         return {
             "owner": "service" if name else "other" if sides.is_foreign else "stale" if sides.observed else "unknown",

@@ -14,7 +14,14 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Owner, Service, ServiceName, ServicePort
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import (
+    ConnectionCounts,
+    FirewallMark,
+    ObservedVirtualServer,
+    Role,
+    VirtualServer,
+    VirtualServerKey,
+)
 from ipvsproxy.reconcile.kinds.kind import Difference, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
@@ -174,19 +181,14 @@ class Survey:
         """The Service port whose second scope this virtual server serves."""
         return self._tables.scopes.marks.port_of(key.mark)
 
-    def service_port(self, service: Service, key: VirtualServerKey) -> ServicePort | None:
+    def service_port(self, service: Service, desired: VirtualServer) -> ServicePort | None:
         """The port of a Service that one of its virtual servers serves."""
+        key, is_node_port = desired.key, desired.role is Role.NODE_PORT
         asked = self.port_of(key) if isinstance(key, FirewallMark) else key
         if asked is None:
             return None
-        ports = [port for port in service.ports if port.protocol is asked.protocol]
-        is_own = isinstance(key, FirewallMark) or key.address in service.addresses
-        if found := next((port for port in ports if is_own and port.port == asked.port), None):
-            return found
-        if isinstance(key, FirewallMark) or key.address in service.cluster_addresses:
-            return None
-        # An external or load-balancer address may also be an address of this node, and then node ports are served on it, too.
-        return next((port for port in ports if port.node_port == asked.port), None)
+        ports = (port for port in service.ports if port.protocol is asked.protocol)
+        return next((port for port in ports if (port.node_port if is_node_port else port.port) == asked.port), None)
 
     @property
     def draining(self) -> int:

@@ -12,14 +12,16 @@ from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import Rarities, ServiceState
-from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import Role, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.tables.table import Table
+from tests.support import builders
 from tests.support.fake_kernel import KernelVirtualServer
 
 ROUND_ROBIN = VirtualServerSettings("rr")
 OLD = Owner(1.0, ServiceName("default", "old"))
 YOUNG = Owner(2.0, ServiceName("default", "young"))
+NODE_ADDRESSES = builders.addresses(builders.NODE_ADDRESS, "172.17.0.1")
 
 
 def virtual_server(
@@ -50,11 +52,15 @@ def state(
     flows: Mapping[Flow, frozenset[RealServerKey]] | None = None,
     refused: Iterable[VirtualServerKey] = (),
 ) -> ServiceState:
-    """The desired state of one Service; all of its virtual servers have the same real servers."""
+    """The desired state of one Service; all of its virtual servers have the same real servers.
+
+    Virtual servers on addresses of nodes serve node ports.
+    """
     desired = EvenWeights.of(list(real_servers))
+    roles = {key: Role.NODE_PORT if key.address in NODE_ADDRESSES else Role.CLUSTER_IP for key in virtual_servers}
     return ServiceState(
         owner=owner,
-        served=tuple(VirtualServer(key, ROUND_ROBIN, desired, owner) for key in virtual_servers),
+        served=tuple(VirtualServer(key, ROUND_ROBIN, desired, owner, role=role) for key, role in roles.items()),
         entries=tuple(entries),
         addresses=tuple(map(parse_address, addresses)),
         rare=Rarities(flows=flows or {}, refused=tuple(refused)),

@@ -1,17 +1,23 @@
 """Queries about desired and observed state, on a node whose kernel has all desired objects."""
 
 import dataclasses
-import functools
 
 import pytest
 
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses, HealthCheckPort, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import KINDS, Operation, Verb
-from ipvsproxy.model.service import ServiceName, ServiceType
+from ipvsproxy.model.service import ServiceName, ServicePort, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServer
+from ipvsproxy.model.virtual_servers import (
+    ConnectionCounts,
+    FirewallMark,
+    Role,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.reconcile.attempts import MOST_KEPT, Pace
 from ipvsproxy.reconcile.kinds.kind import Stage
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
@@ -261,12 +267,17 @@ def test_statistics_count_each_conflict_once_and_waiting_drains_separately_from_
 def test_the_survey_finds_the_service_port_of_a_virtual_server_by_address_and_by_node_port() -> None:
     first, second = builders.service_port(80, name="http", node_port=30080), builders.service_port(443, name="https")
     service = builders.service("web", first, second, cluster=["10.96.0.1"], load_balancer=["192.168.0.11"])
-    port_of = functools.partial(Reconciler(Policy()).survey.service_port, service)
-    assert port_of(builders.frontend("10.96.0.1", 443)) == second
-    assert port_of(builders.frontend("192.168.0.10", 30080)) == first
-    assert port_of(builders.frontend("192.168.0.11", 80)) == port_of(builders.frontend("192.168.0.11", 30080)) == first
-    assert port_of(builders.frontend("10.96.0.1", 30080)) is None
-    assert port_of(builders.frontend("10.96.0.1", 80, Protocol.UDP)) is None
+
+    def port_of(key: VirtualServerKey, role: Role) -> ServicePort | None:
+        served = VirtualServer(key, VirtualServerSettings("rr"), role=role)
+        return Reconciler(Policy()).survey.service_port(service, served)
+
+    assert port_of(builders.frontend("10.96.0.1", 443), Role.CLUSTER_IP) == second
+    assert port_of(builders.frontend("192.168.0.10", 30080), Role.NODE_PORT) == first
+    assert port_of(builders.frontend("192.168.0.11", 80), Role.LOAD_BALANCER_IP) == first
+    assert port_of(builders.frontend("10.96.0.1", 30080), Role.CLUSTER_IP) is None
+    assert port_of(builders.frontend("10.96.0.1", 80, Protocol.UDP), Role.CLUSTER_IP) is None
+    assert port_of(FirewallMark.of(Family.IPV4, 7), Role.CLUSTER_IP) is None
 
 
 def test_a_real_server_that_does_not_drain_has_no_connections_of_a_drain(node: simulation.SimulatedNode) -> None:

@@ -239,11 +239,11 @@ class Traffic:
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
         desired, before = self.survey.virtual_servers.get(key), self._labels.get(key)
         service = self.store.services.get(desired.owner.service) if desired else None
-        if service is None:
+        if desired is None or service is None:
             return None
         if before and before[0] is service:
             return before
-        port = self.survey.service_port(service, key)
+        port = self.survey.service_port(service, desired)
         name, protocol = (port.name, port.protocol) if port else ("", key.protocol)
         return service, _labels(service.name.namespace, service.name.name, name, protocol.name)
 

@@ -148,7 +148,7 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]
     ways = [jump for jump in listing.jumps if jump not in skeleton.jumps]
-    for table in dict.fromkeys([*_tables(skeleton), *(key.table for key in gone), *(jump.table for jump in ways)]):
+    for table in dict.fromkeys([*(key.table for key in (*skeleton.chains, *gone)), *(jump.table for jump in ways)]):
         keys = [key for key in skeleton.chains if key.table == table]
         going = [key for key in gone if key.table == table]
         lines.append(f"*{table}")
@@ -173,19 +173,7 @@ def render_removal(skeleton: Skeleton, listing: Listing) -> str:
     A chain to which another program's rule jumps is only emptied, because the kernel would refuse the whole table if the chain
     were deleted.
     """
-    lines: list[str] = []
-    for table in _tables(skeleton):
-        keys = [key for key in skeleton.chains if key.table == table and key in listing.chains]
-        jumps = [jump for jump in skeleton.jumps if jump.table == table for _ in range(listing.jumps.get(jump, 0))]
-        if not keys and not jumps:
-            continue
-        lines.append(f"*{table}")
-        lines += [f":{key.chain} - [0:0]" for key in keys]
-        lines += [f"-D {jump.source} {render_jump(jump)}" for jump in jumps]
-        lines += [f"-X {key.chain}" for key in keys if key not in listing.foreign_jumps]
-        lines.append("COMMIT")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _tables(skeleton: Skeleton) -> Iterator[str]:
-    return iter(dict.fromkeys(key.table for key in skeleton.chains))
+    chains = {key: texts for key, texts in listing.chains.items() if key in skeleton.chains}
+    jumps = {jump: count for jump, count in listing.jumps.items() if jump in skeleton.jumps}
+    nothing = dataclasses.replace(skeleton, chains={}, jumps=())
+    return render_restore(nothing, dataclasses.replace(listing, chains=chains, jumps=jumps))

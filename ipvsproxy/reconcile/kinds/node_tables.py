@@ -29,7 +29,7 @@ from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
-from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.model.virtual_servers import Role, VirtualServerKey
 from ipvsproxy.reconcile.kinds.flows import Flows
 from ipvsproxy.reconcile.kinds.kind import ReconciledKind, Stage
 from ipvsproxy.reconcile.kinds.local_addresses import Addresses, Routes
@@ -218,11 +218,9 @@ class NodeTables:
         lost = {key for key in state.virtual_servers if self.virtual_servers.owner_of(key) != owner}
         if not lost:
             return state.entries
-        # A virtual server whose address is not named by any entry serves a node port. If the Service still owns a virtual server
-        # of this node port, the entry of the node port stays.
-        named = {ownership.virtual_server_of(entry) for entry in state.entries if IP_SETS[entry.set].kind not in SCOPE_KINDS}
-        kept_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
-        lost_ports = {ownership.node_port(key) for key in lost - named} - kept_ports
+        # If the Service still owns a virtual server of a node port, the entry of the node port stays.
+        of_node_ports = {one.key for one in state.served if one.role is Role.NODE_PORT}
+        lost_ports = set(map(ownership.node_port, of_node_ports & lost)) - set(map(ownership.node_port, of_node_ports - lost))
         return tuple(
             entry
             for entry in state.entries

@@ -202,8 +202,7 @@ def test_the_survey_finds_the_second_scope_of_a_service_port() -> None:
     mark = survey.scope(port, Family.IPV4)
     assert mark == FirewallMark.of(Family.IPV4, FIRST)
     assert survey.port_of(mark) == port
-    assert survey.service_port(service, mark) == service.ports[0]
-    assert survey.service_port(service, FirewallMark.of(Family.IPV4, SECOND)) is None
+    assert survey.service_port(service, survey.virtual_servers[mark]) == service.ports[0]
     assert survey.witness(mark) == mark_entry(mark)
     assert survey.witness(FirewallMark.of(Family.IPV4, SECOND)) is None
     assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
