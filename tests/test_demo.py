@@ -5,6 +5,7 @@ Not tested: the installation of packages, which needs a fresh machine.
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -114,6 +115,51 @@ def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_unti
     assert "TCP  10.96.0.80:80 rr" in output
     assert "\033[" not in output
     assert "checks, all as expected" in output
+
+
+_STUBS = {
+    "scripts/setup": 'echo "setup $*" >>log',
+    # What scripts.demo_node does of --stay: it answers each command of the mailbox, until its file "stop" appears.
+    "scripts/kernel": """
+        directory=${*: -1} number=1
+        touch "$directory/ready"
+        while [[ ! -e $directory/stop ]]; do
+            sleep 0.05
+            [[ -e $directory/$number.command ]] || continue
+            { echo "node ran: $(cat "$directory/$number.command")"; } >"$directory/draft"
+            mv "$directory/draft" "$directory/$number.output"
+            number=$((number + 1))
+        done
+        echo "the demo ends"
+        exit 1
+    """,
+    ".venv/bin/python": "exec sleep 600",
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="scripts/demo needs root")
+@pytest.mark.parametrize("last", ["exit\nnever\n", ""], ids=["exit", "end of input"])
+def test_each_line_of_the_shell_of_the_demo_is_a_command_in_the_node_until_exit(tmp_path: Path, last: str) -> None:
+    for name, lines in _STUBS.items():
+        stub = tmp_path / name
+        stub.parent.mkdir(parents=True, exist_ok=True)
+        stub.write_text(f"#!/bin/bash\n{lines}\n")
+        stub.chmod(0o755)
+    shutil.copy(ROOT / "scripts/demo", tmp_path / "scripts/demo")
+    ended = subprocess.run(
+        [tmp_path / "scripts/demo", "--shell"],
+        input=f"ipvsadm -Ln\n\nip address | head -1\n{last}",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.returncode == 1, "the status of the demo"
+    said = [line for line in ended.stdout.splitlines() if line.startswith(("node ran", "the demo"))]
+    assert said == ["node ran: ipvsadm -Ln", "node ran: ip address | head -1", "the demo ends"]
+    assert "Each line is a command in the node" in ended.stdout
+    assert (tmp_path / "log").read_text() == "setup --for-demo\n"
+    assert list((tmp_path / "build").iterdir()) == []
 
 
 def test_a_request_to_the_demo_fails_while_nothing_listens(tmp_path: Path) -> None:

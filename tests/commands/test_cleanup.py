@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
+from ipvsproxy import cli
 from ipvsproxy.commands import cleanup
 from ipvsproxy.config import load
 from ipvsproxy.daemon.loop import leftover_removal
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
+from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables import nft_tables
@@ -120,6 +122,24 @@ def test_a_cleanup_that_could_not_read_the_kernel_reports_only_that_problem(*, d
     problem, removed = cleanup.render_text(result, dry_run=dry_run).splitlines()
     assert removed == ("would remove: not known" if dry_run else "removed: nothing")
     assert problem == "problem: another ipvsproxy is running"
+
+
+@pytest.mark.parametrize("arguments", [["cleanup", "--dry-run"], ["cleanup", "--dry-run", "--output=json"]])
+def test_a_dry_run_of_the_cleanup_without_privileges_does_not_say_that_there_is_nothing(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(iptables_process, "capabilities", lambda _: 0)
+    assert cli.main(arguments) == cleanup.NOT_CLEAN
+    shown = capsys.readouterr().out
+    lacking = "this process may not change the network (it has no CAP_NET_ADMIN)"
+    if "--output=json" in arguments:
+        document = json.loads(shown)
+        assert (document["clean"], document["operations"]) == (False, [])
+        (problem,) = document["problems"]
+    else:
+        problem, removed = shown.splitlines()
+        assert removed == "would remove: not known"
+    assert lacking in problem
 
 
 def test_a_dry_run_of_the_cleanup_lists_all_objects_and_changes_nothing(kernel: FakeKernel) -> None:

@@ -207,6 +207,7 @@ def test_the_view_of_a_service_is_a_diagram_from_clients_to_endpoints_with_reaso
     page.context.grant_permissions(["clipboard-read"])
     rules = page.locator(".rule", has_text="2 rules")
     rules.locator("summary").click()
+    expect(rules.locator("code").nth(1)).to_have_css("border-top-style", "solid")
     lines = rules.locator("code").all_text_contents()
     rules.get_by_role("button", name="Copy").click()
     assert page.evaluate("navigator.clipboard.readText()").splitlines() == lines
