@@ -133,21 +133,23 @@ class Proxy:
         """
         return await self.get("/metrics")
 
-    async def get(self, path: str) -> str:
+    async def get(self, path: str, session: aiohttp.ClientSession | None = None) -> str:
         """An answer of the proxy's metrics server, such as a document of ipvsproxy's page.
+
+        Without a ``session``, which keeps its connections open as a browser does, a connection is opened for this answer.
 
         Raises:
             RuntimeError: as ``scrape``.
         """
-        return await self._ask(self._places.metrics_port, path)
+        return await self._ask(self._places.metrics_port, path, session)
 
-    async def _ask(self, port: int, path: str) -> str:
+    async def _ask(self, port: int, path: str, session: aiohttp.ClientSession | None = None) -> str:
         timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)
         try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(f"http://127.0.0.1:{port}{path}") as answer,
-            ):
+            async with contextlib.AsyncExitStack() as stack:
+                if session is None:
+                    session = await stack.enter_async_context(aiohttp.ClientSession())
+                answer = await stack.enter_async_context(session.get(f"http://127.0.0.1:{port}{path}", timeout=timeout))
                 answer.raise_for_status()
                 return await answer.text()
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import aiohttp
+
 from scripts.benchmark import outside, workload
 from scripts.benchmark.beside import FIRST_POLL_S, Cluster, Size
 from tests.support.api_server import ApiServer
@@ -82,10 +84,10 @@ async def _view(proxy: outside.Proxy) -> None:
 
     async def repeat(path: str, pause_s: float) -> None:
         while True:
-            await proxy.get(f"/ui/api/{path}&viewer=benchmark")
+            await proxy.get(f"/ui/api/{path}&viewer=benchmark", session)
             await asyncio.sleep(pause_s)
 
-    async with asyncio.TaskGroup() as group:
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         group.create_task(repeat("services.json?sort=connections&order=desc&page=1&size=50", PAGE_S))
         group.create_task(repeat("node.json?since=1e12", HEAD_S))
 

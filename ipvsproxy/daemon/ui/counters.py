@@ -322,6 +322,8 @@ class CounterFollower:
     def __post_init__(self) -> None:
         self.rates = ServiceRates()
         self.active: Mapping[ServiceName, ConnectionCounts] = {}
+        self.samples = 0
+        """Changes whenever ``rates`` or ``active`` may have changed."""
         self._wake = asyncio.Event()
         self._sampled_s: float | None = None
         self._cost_s = 0.0
@@ -362,6 +364,7 @@ class CounterFollower:
 
     def _forget(self) -> None:
         self.rates, self.active = ServiceRates(), {}
+        self.samples += 1
         self._opened.clear()
         self._shown.clear()
         self._cost_s = 0.0
@@ -386,6 +389,8 @@ class CounterFollower:
             self._is_readable = False
         else:
             self._is_readable = True
+        finally:
+            self.samples += 1
 
     async def _read_shown(self, now: float) -> None:
         """Count the open connections of the Services on the pages that viewers see."""

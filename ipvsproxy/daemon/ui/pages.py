@@ -252,8 +252,8 @@ class Pages:
         selection = _selection(query)
         table = await self._fresh_board()
         found = await in_slices(table.finding(selection), self._clock)
-        document = table.answer(selection, found)
-        self._counters.show([ServiceName(*name.split("/", 1)) for name in document["names"]])
+        names, document = table.answer(selection, found)
+        self._counters.show(names)
         return document
 
     async def _service(self, query: Mapping[str, str]) -> Any:

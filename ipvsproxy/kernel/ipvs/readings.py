@@ -28,7 +28,6 @@ from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
-    NO_CONNECTIONS,
     ConnectionCounts,
     FirewallMark,
     ObservedVirtualServer,
@@ -86,8 +85,8 @@ class FamilyReader(abc.ABC, Generic[Row]):
         """Whether each reading with ``whole`` adds up the connections of all real servers."""
         self.connections_of_all: ConnectionCounts | None = None
         """The connections of all real servers at the last reading with ``whole``; None if they were not added up."""
-        self._added: ConnectionCounts | None = None
-        """The connections that the reading in progress has added up so far."""
+        self._added: list[int] | None = None
+        """The active and the inactive connections that the reading in progress has added up so far."""
         self._clock = clock
         self._known: dict[Hashable, int] = {}
         """The hashes of each virtual server when it was last returned, by its name in a row."""
@@ -155,7 +154,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         if whole:
             if self._added is not None:
                 self.connections_of_all = None  # the last reading did not get to its end
-            self._added = NO_CONNECTIONS if self.adds_connections else None
+            self._added = [0, 0] if self.adds_connections else None
         before, met, self.foreign = len(self._known), 0, 0
         rows = self._rows()
         reading, hashes = Reading(), dict[Hashable, int]()
@@ -186,16 +185,15 @@ class FamilyReader(abc.ABC, Generic[Row]):
         if met < before:
             yield self._take_gone({self._name(row) for row in rows})
         if whole:
-            self.connections_of_all, self._added = self._added, None
+            self.connections_of_all = ConnectionCounts(*self._added) if self._added else None
+            self._added = None
 
     def _add(self, connections: Iterable[tuple[int, ...]]) -> None:
         """Adds the active and inactive connections of a virtual server's real servers, if they are being added up."""
-        if self._added is not None:
-            active, inactive = self._added
-            for more_active, more_inactive in connections:
-                active += more_active
-                inactive += more_inactive
-            self._added = ConnectionCounts(active, inactive)
+        if (added := self._added) is not None:
+            for active, inactive in connections:
+                added[0] += active
+                added[1] += inactive
 
     def _take_gone(self, present: set[Hashable]) -> Reading:
         gone = self._known.keys() - present - self._passed
