@@ -166,10 +166,14 @@ class Manifests:
         for name in set(self._files) - set(present):
             del self._files[name]
         for name, content in sorted(read.items()):
-            events += content.rejected
             kept = self._files[name].objects if content.rejected and name in self._files else {}
             self._files[name] = FileContent({**kept, **content.objects}, content.rejected)
-        merged, conflicts = self._merge()
+        merged, source, conflicts = self._merge()
+        for name, content in sorted(read.items()):
+            for event in content.rejected:
+                other = source.get(ObjectIdentity(event.kind, event.key), name) if event.key else name
+                reason = event.reason if other == name else f"{event.reason}; the {event.kind} in {other} is used"
+                events.append(event._replace(reason=reason))
         events += sorted(conflicts - self._conflicts)
         events += [put for identity, put in merged.items() if self._delivered.get(identity) != put]
         events += [Gone(identity.kind, identity.key) for identity in self._delivered.keys() - merged.keys()]
@@ -189,7 +193,8 @@ class Manifests:
     def _rejected(self) -> Iterator[Rejected]:
         return (event for content in self._files.values() for event in content.rejected)
 
-    def _merge(self) -> tuple[dict[ObjectIdentity, Put], set[Rejected]]:
+    def _merge(self) -> tuple[dict[ObjectIdentity, Put], dict[ObjectIdentity, str], set[Rejected]]:
+        """The objects of all files, the file that each object is taken from, and the objects that another file has, too."""
         merged: dict[ObjectIdentity, Put] = {}
         source: dict[ObjectIdentity, str] = {}
         conflicts: set[Rejected] = set()
@@ -200,7 +205,7 @@ class Manifests:
                     conflicts.add(Rejected(identity.kind, identity.key, name, reason))
                 else:
                     merged[identity], source[identity] = put, name
-        return merged, conflicts
+        return merged, source, conflicts
 
 
 SETTLE_S = 0.03

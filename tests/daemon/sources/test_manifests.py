@@ -208,7 +208,10 @@ def test_the_objects_of_a_file_that_becomes_invalid_stay(world: World) -> None:
 def test_the_object_of_a_document_that_becomes_invalid_stays_and_the_other_documents_are_updated(world: World) -> None:
     world.write(all=text(service("a"), service("b")))
     broken = service("a") | {"spec": "none"}
-    assert described(world.write(all=text(broken, service("b", "10.0.0.2")))) == ["Rejected default/a", "Put default/b"]
+    rejected, put = world.write(all=text(broken, service("b", "10.0.0.2")))
+    assert described([rejected, put]) == ["Rejected default/a", "Put default/b"]
+    assert isinstance(rejected, Rejected)
+    assert "is used" not in rejected.reason, "the object before the error is of this file"
     assert described(world.remove("all")) in (["Gone default/a", "Gone default/b"], ["Gone default/b", "Gone default/a"])
 
 
@@ -252,6 +255,7 @@ def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_t
     rejected, put = world.write(addon=text(bare), **{allotted: text(service("web"))})
     assert isinstance(rejected, Rejected)
     assert (rejected.where, rejected.field) == ("addon.yaml, document 1", "spec.clusterIP")
+    assert rejected.reason == f"is missing, and only an API server allots one; the Service in {allotted}.yaml is used"
     assert address(put) == "10.0.0.1"
     assert described(world.write(addon="# a comment\n" + text(bare))) == ["Rejected default/web"]
     assert described(world.remove(allotted)) == ["Gone default/web"]
