@@ -54,7 +54,7 @@ FIGURES_CHANGES, FIGURES_CHURN_S = 300, 20
 CILIUM = (50_000, 1)
 """The size of Cilium's own benchmark of its load balancer, ``pkg/loadbalancer/benchmark``."""
 FLOWS = 1_000_000
-VIEWED, VIEWED_S = (10_000, 2), 60.0
+VIEWED, VIEWED_S = (10_000, 2), 120.0
 WITHOUT_KERNEL = ("own", "flows")
 """Measurements that touch no kernel."""
 _LAUNCH_FIGURES = (
@@ -668,7 +668,7 @@ def _launch(services: int, endpoints: int, *, quick: bool) -> Case:
 
 
 def _viewer() -> Case:
-    """Measures a minute without a viewer of the page, and a minute with one, while all Services have traffic."""
+    """Measures two minutes without a viewer of the page, and two with one, while all Services have traffic."""
     services, endpoints = VIEWED
     arguments = {"services": services, "endpoints": endpoints, "seconds": VIEWED_S}
 
