@@ -17,13 +17,10 @@ from ipvsproxy.daemon.http import health_check_node_ports
 from ipvsproxy.daemon.loop import journal
 from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.service import ObjectKind, Put, Service, ServiceName
+from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.services import state
-from ipvsproxy.translate.settings import Settings
 from tests.fuzz.chooser import HOSTILE
-from tests.support import builders
 
 TEXT_LINE = re.compile(r"timestamp=\S+ level=warning event=part_not_used kind=Service name=.* field=\S* reason=.*")
 
@@ -77,18 +74,6 @@ def test_foreign_labels_and_annotations_are_not_kept_in_memory() -> None:
     (plain,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10"}})
     (laden,) = decoded({"metadata": {"name": "web", "labels": many, "annotations": many}, "spec": {"clusterIP": "10.96.0.10"}})
     assert laden == plain
-
-
-def test_ten_thousand_ports_become_as_many_virtual_servers_and_invalid_ports_are_summed_up() -> None:
-    ports = [{"name": f"p{number}", "port": number} for number in range(1, 10_001)]
-    wrong = [{"name": f"w{number}", "port": -number} for number in range(10_000)]
-    (event,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports + wrong}})
-    assert isinstance(event, Put)
-    assert isinstance(event.object, Service)
-    desired = state.translate(event.object, (), builders.node_view(), Settings())
-    assert len(desired.virtual_servers) == 10_000
-    assert len(event.object.skipped) == 21
-    assert "9980 such parts from here on" in event.object.skipped[-1].reason
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=_shortly)

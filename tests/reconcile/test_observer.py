@@ -303,12 +303,14 @@ def test_different_settings_in_a_poll_count_as_drift_although_the_real_servers_a
     assert node.plan().operations == [Operation(Verb.SET, node.reconciler._tables.virtual_servers.desired[KEY])]
 
 
-def test_a_new_object_from_one_part_of_a_reading_is_kept_until_the_reading_ends_and_serves_as_a_witness() -> None:
+@pytest.mark.parametrize("kind", ["addresses", "routes"])
+def test_a_new_object_from_one_part_of_a_reading_is_kept_until_the_reading_ends_and_serves_as_a_witness(kind: str) -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
     bound = frozenset({KEY.address, stray.address})
-    at_once(node.reconciler.observer.observing(Observation(addresses=bound, device=True), node.now))
+    part = Observation(addresses=bound, device=True) if kind == "addresses" else Observation(routes=frozenset({stray.address}))
+    at_once(node.reconciler.observer.observing(part, node.now))
     assert node.reconciler.observer.newcomers
     assert not node.plan().operations
     for _ in node.reconciler.observer.concluding(node.now):
@@ -326,19 +328,6 @@ def test_no_object_counts_as_new_after_a_complete_reading() -> None:
     node.observe()
     assert not node.reconciler.observer.newcomers
     assert node.plan().operations == [Operation(Verb.REMOVE, BoundAddresses.of(stray.address))]
-
-
-def test_a_new_route_from_one_part_of_a_reading_is_kept_until_the_reading_ends_and_serves_as_a_witness() -> None:
-    node = running("10.244.0.1")
-    stray = builders.frontend("10.96.9.9", 80)
-    poll(node, {stray: examples.observed({ONE: 1})})
-    at_once(node.reconciler.observer.observing(Observation(routes=frozenset({stray.address})), node.now))
-    assert node.reconciler.observer.newcomers
-    assert not node.plan().operations
-    for _ in node.reconciler.observer.concluding(node.now):
-        pass
-    assert not node.reconciler.observer.newcomers
-    assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
 def test_a_drain_ends_when_a_poll_shows_that_its_virtual_server_no_longer_exists() -> None:

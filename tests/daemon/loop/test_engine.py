@@ -17,7 +17,7 @@ from ipvsproxy.daemon.loop import engine
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.service import ObjectKind, Rejected, Service, ServiceName, ServiceType, Skipped
+from ipvsproxy.model.service import ObjectKind, Service, ServiceName, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts
 from ipvsproxy.translate.services import state
@@ -83,18 +83,6 @@ async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_one_
     served = [len(summary.changes.services) for summary in node.watcher.summaries]
     assert served == [0, 5, 5]
     assert [round(summary.waited_s) for summary in node.watcher.summaries] == [0, 5, 5]
-
-
-@in_virtual_time
-async def test_a_change_after_an_idle_time_is_programmed_at_once() -> None:
-    node = MemoryNode(min_interval_s=5)
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet(7)
-        node.put(WEB)
-        await node.quiet()
-        assert WEB_KEY in node.kernel.virtual_servers
-        assert node.watcher.summaries[-1].waited_s == 0
 
 
 @in_virtual_time
@@ -334,33 +322,6 @@ async def test_an_address_conflict_of_two_services_is_logged_once() -> None:
 
 
 @in_virtual_time
-async def test_an_unused_object_or_field_is_logged_once_for_each_change() -> None:
-    broken = builders.with_options(
-        WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
-    )
-    rejected = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "", "expected array", "spec.ports")
-    in_file = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "web.yaml, document 2", "not YAML")
-    node = MemoryNode()
-    async with node.running():
-        with structlog.testing.capture_logs() as logs:
-            node.begin_with(broken, builders.node())
-            node.deliver([rejected, in_file])
-            await node.quiet()
-            node.put(broken)
-            node.deliver([rejected])
-            await node.quiet(100)
-        unused = [line for line in logs if line["event"] == "part_not_used"]
-        assert [(line["log_level"], line["name"], line.get("field"), line["reason"]) for line in unused] == [
-            ("warning", "default/web", "spec.externalIPs[0]", "no address"),
-            ("debug", "default/web", None, "headless"),
-            ("warning", "default/bad", "spec.ports", "expected array"),
-            ("warning", "default/bad", None, "not YAML"),
-        ]
-        assert [line.get("where") for line in unused] == [None, None, None, "web.yaml, document 2"]
-        assert_from_scratch(node)
-
-
-@in_virtual_time
 async def test_a_family_without_its_sets_or_rules_or_device_is_reported_as_incomplete() -> None:
     node = MemoryNode()
     async with node.running():
@@ -375,16 +336,3 @@ async def test_a_family_without_its_sets_or_rules_or_device_is_reported_as_incom
         node.kernel.fail(lambda operation: "kube-ipvs0" in str(operation), times=1000)
         await node.quiet(memory_node.AUDIT_INTERVAL_S)
         assert node.watcher.summaries[-1].lacking == frozenset(Family)
-
-
-@in_virtual_time
-async def test_an_unexpected_exception_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = MemoryNode()
-
-    def apply(_: object) -> list[Outcome]:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(node.kernel, "apply", apply)
-    node.begin_with(WEB, builders.node())
-    with pytest.raises(ZeroDivisionError):
-        await node.engine.run()

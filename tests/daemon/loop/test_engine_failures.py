@@ -9,7 +9,6 @@ import structlog.testing
 
 from ipvsproxy.daemon.loop import engine, reader
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
-from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import attempts
@@ -21,7 +20,6 @@ from tests.support.spoiling import (
     OTHER_KEY,
     STRAY_PORT,
     add_stray_node_port,
-    adds_web,
     change_sysctl,
     flush_rules,
     flush_set,
@@ -146,36 +144,6 @@ async def test_unreadable_addresses_of_the_host_are_read_again_soon() -> None:
         await node.quiet(1)
         assert builders.frontend("172.16.0.9", 30080) in node.kernel.virtual_servers
         assert_from_scratch(node)
-
-
-@in_virtual_time
-async def test_a_failing_operation_is_retried_after_growing_pauses_and_does_not_delay_other_operations() -> None:
-    node = MemoryNode(audit_interval_s=10_000)
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
-        began_s = loop().time()
-        tries_s: list[float] = []
-
-        def is_web(operation: Operation) -> bool:
-            if adds_web(operation):
-                tries_s.append(round(loop().time() - began_s))
-            return adds_web(operation)
-
-        node.kernel.fail(is_web, errno.ENOMEM, times=5)
-        with structlog.testing.capture_logs() as logs:
-            node.put(WEB, SLICE, OTHER)
-            await node.quiet()
-            assert WEB_KEY not in node.kernel.virtual_servers
-            assert OTHER_KEY in node.kernel.virtual_servers, "one that fails does not hold up others"
-            assert node.watcher.summaries[-1].report.pending
-            await node.quiet(40)
-        assert_from_scratch(node)
-    assert tries_s == [0, 1, 3, 7, 15]
-    failed = [line for line in logs if line["event"] == "operation_failed" and "virtual_server" in line["operation"]]
-    assert [(line["operation"], line["errno"]) for line in failed] == [
-        ("add virtual_server TCP 10.96.0.10:80", errno.ENOMEM),
-    ] * 5
 
 
 @in_virtual_time

@@ -236,18 +236,6 @@ async def test_while_a_first_list_is_doubted_no_family_is_incomplete_and_no_oper
 
 
 @in_virtual_time
-async def test_a_set_copy_that_appears_at_run_time_is_found_by_an_audit_and_counts_as_drift() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
-        node.kernel.set_copy = True
-        node.engine.kernel_changed()
-        await node.quiet(4000)
-    assert not node.kernel.set_copy
-
-
-@in_virtual_time
 async def test_a_foreign_virtual_server_stays_on_an_address_without_node_ports() -> None:
     """For example, keepalived has a virtual server on its own address of eth0, while node ports use only the primary address."""
     kernel = memory_node.new_kernel()
