@@ -11,6 +11,7 @@ from ipvsproxy.translate.view import (
     GRACE_S,
     Lingering,
     known_node_port_ranges,
+    knows_direct_return,
     node_port_ranges,
     primary_family,
     view_node,
@@ -302,3 +303,11 @@ def test_no_setting_of_direct_return_is_restored_without_a_record_or_where_anoth
         Observation(sysctls=record),
     ):
         assert without_direct_return(observed) == ()
+
+
+def test_a_reading_shows_what_direct_return_has_changed_unless_it_lacks_the_settings_or_a_recorded_tunnel_device() -> None:
+    record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
+    assert knows_direct_return(Observation(sysctls={}))
+    assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))
+    assert not knows_direct_return(Observation(sysctls=record))
+    assert not knows_direct_return(Observation(interface_addresses=()))
