@@ -151,6 +151,17 @@ def test_new_real_servers_are_not_delayed_after_the_failure_of_their_virtual_ser
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
+def test_new_real_servers_are_tried_with_their_virtual_server_when_it_is_desired_otherwise_after_its_failure() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*web("10.244.0.1"))
+    numbers = {VirtualServer: errno.ENOMEM, RealServers: errno.ESRCH}
+    planned = [(one, numbers.get(type(one.item))) for one in node.plan().operations]
+    outcomes = [Outcome(one, "no", number) if number else Outcome(one) for one, number in planned]
+    at_once(node.reconciler.settling(outcomes, node.now))
+    node.put(builders.service("web", affinity_timeout_s=10800, created_s=5.0), web("10.244.0.1")[1])
+    assert (Verb.ADD, RealServers) in kinds(node.plan().operations)
+
+
 def test_a_failed_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
