@@ -242,8 +242,11 @@ class Leftovers:
         state.due_s = self.clock() + delay_s(state.failures)
         if state.failures < patience:
             return
-        event, rules = (RESISTS, "these rules meanwhile") if place else (OTHER_BACKEND_RESISTS, "its rules")
-        self._log_once(place, state, event, error=error, hint=f"another attempt follows; packets meet {rules}")
+        hint = f"another attempt follows; packets meet {'these rules meanwhile' if place else 'its rules'}"
+        if place:
+            self._log_once(place, state, RESISTS, error=error, hint=hint)
+        else:
+            self._log_once(place, state, OTHER_BACKEND_RESISTS, error=error, hint=hint)
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
         """Record the sets of the other backend that rules still use."""
