@@ -18,6 +18,9 @@ from tests.chaos.history import History, Violation
 from tests.support import lab
 from tests.support.program import ProgramError
 
+DIRECT_RETURN_EVERY = 3
+"""Of this many histories, the last has direct return."""
+
 
 def main() -> int:
     """Run the histories, and print the figures of all histories."""
@@ -42,13 +45,24 @@ def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: arg
         drawn = plan.draw(arguments.seed, number, arguments.steps, arguments.rules_backend)
         if arguments.only:
             drawn = plan.only(arguments.only)
-        history = History(drawn, seed, node, Path(name), figures, quick=arguments.quick, backend=arguments.rules_backend)
+        direct_return = arguments.direct_return or number % DIRECT_RETURN_EVERY == DIRECT_RETURN_EVERY - 1
+        history = History(
+            drawn,
+            seed,
+            node,
+            Path(name),
+            figures,
+            quick=arguments.quick,
+            backend=arguments.rules_backend,
+            direct_return=direct_return,
+        )
         try:
             history.run()
             verdict = "ok"
         except (Violation, ProgramError) as violation:
             again = f"scripts/chaos --seed {arguments.seed} --first {number} --histories 1 --steps {arguments.steps}"
             again += f" --rules-backend={arguments.rules_backend}"
+            again += " --direct-return" if direct_return else ""
             again += f" --only={plan.name_of(arguments.only)}" if arguments.only else ""
             figures.violations.append(str(violation))
             verdict = f"VIOLATION: {violation}\n  repeat it: {again}"
@@ -78,6 +92,7 @@ def _parse() -> argparse.Namespace:
         metavar="KIND",
         help="instead of drawn steps, run this bad moment, trouble or harm alone: " + ", ".join(plan.KINDS),
     )
+    parser.add_argument("--direct-return", action="store_true", help="turn direct return on (default: in some of the histories)")
     parser.add_argument("--quick", action="store_true", help="run verify only at the end of each history")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file, after each history")
     parser.add_argument("--diary", action="store_true", help="print the events of each history")

@@ -213,7 +213,7 @@ def clean(
         may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
         restored = node.kernel.apply(todo.settings)
         outcomes += restored
-        may_remove_rules = view.knows_direct_return(observed) and not any(outcome.error for outcome in restored)
+        may_remove_rules = view.knows_direct_return(observed) and view.are_tunnels_down(restored)
         if may_remove_rules:
             outcomes += node.kernel.apply(todo.rules)
             _clear(node, result, may_remove=True)

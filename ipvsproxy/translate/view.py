@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipvsproxy.model.kernel import DEVICE, TUNNEL_RECORD, InterfaceAddress, parse_record
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node
 from ipvsproxy.model.state import Observation
-from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings, direct_return_sysctls
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings, device_flags, direct_return_sysctls
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
 """Stands for an unknown address of the node."""
@@ -111,6 +111,12 @@ def knows_direct_return(observed: Observation) -> bool:
     if observed.sysctls is None:
         return False
     return observed.interface_addresses is not None or not parse_record(observed.sysctls.get(TUNNEL_RECORD, ""))
+
+
+def are_tunnels_down(restored: Iterable[Outcome]) -> bool:
+    """Whether none of these outcomes of ``without_direct_return`` is the failure to restore a tunnel device."""
+    devices = set(map(device_flags, Family))
+    return not any(outcome.error and outcome.operation.item.key in devices for outcome in restored)
 
 
 def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:

@@ -24,7 +24,10 @@ class Configuration:
         cluster_flag: str,
         binding: Binding = Binding.ADDRESSES,
         backend: Backend = Backend.IPTABLES,
+        *,
+        direct_return: bool = False,
     ) -> None:
+        self.direct_return = direct_return
         self._usual_binding = binding
         self.backend = backend
         self._path = directory / "config.json"
@@ -50,7 +53,12 @@ class Configuration:
             "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
             "conntrack": {"maxPerCore": 0},
             "ipvs": {"scheduler": scheduler},
-            "ipvsproxy": {"vipBinding": self.binding, "rulesBackend": self.backend, "trafficScopes": "api"},
+            "ipvsproxy": {
+                "vipBinding": self.binding,
+                "rulesBackend": self.backend,
+                "trafficScopes": "api",
+                "directReturn": "on" if self.direct_return else "off",
+            },
             "clientConnection": {"kubeconfig": self._kubeconfig},
         }
         draft = self._path.with_suffix(".draft")

@@ -76,10 +76,12 @@ class History:
         quick: bool = False,
         without: Moment | None = None,
         backend: Backend = Backend.IPTABLES,
+        direct_return: bool = False,
     ) -> None:
         """``backend`` is the backend that has the rules and sets at the beginning. ``quick``: ``verify`` is run only at the end.
 
-        The program runs without the fix for the moment that ``without`` names.
+        ``direct_return``: it is on, and Services and Nodes choose it by annotations. The program runs without the fix for the
+        moment that ``without`` names.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
@@ -101,7 +103,8 @@ class History:
         self.log = directory / "log"
         self.log_reader: LogReader | None = None
         self.native_rules = moments.NativeRules(directory)
-        self._world = World(self._dice)
+        self._direct_return = direct_return
+        self._world = World(self._dice, direct_return=direct_return)
         self.clients = Clients(node, figures)
         self.cluster: cluster.Cluster
         self._running: program.Program
@@ -121,8 +124,10 @@ class History:
             self._foreign = foreign.read()
             self.cluster = self._make_cluster()
             cleaning.callback(self.cluster.close)
-            self.configuration = Configuration(self._directory, self.cluster.flag, self._binding, self._first_backend)
-            self.note(f"Service addresses are local by {self._binding}")
+            self.configuration = Configuration(
+                self._directory, self.cluster.flag, self._binding, self._first_backend, direct_return=self._direct_return
+            )
+            self.note(f"Service addresses are local by {self._binding}{', direct return is on' if self._direct_return else ''}")
             self.cluster.apply(self._world.objects.values(), ())
             self._start()
             cleaning.callback(self._end)
@@ -278,7 +283,13 @@ class History:
 
     def desired(self) -> kernel_state.State:
         chosen = self.configuration
-        return kernel_state.desired(self._world.objects.values(), chosen.scheduler, chosen.binding, chosen.backend)
+        return kernel_state.desired(
+            self._world.objects.values(),
+            chosen.scheduler,
+            chosen.binding,
+            chosen.backend,
+            direct_return=chosen.direct_return,
+        )
 
     def _live_with_drift(self) -> None:
         """Run all drift steps up to the next step of another kind; requests may be lost."""

@@ -7,7 +7,8 @@ tools. Neither state is computed with our drivers.
 import dataclasses
 import json
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
@@ -31,6 +32,11 @@ SYSCTLS: Mapping[str, str] = {
     "net.ipv4.vs.expire_quiescent_template": "1",
 }
 
+OF_TUNNELS: Mapping[bool, Mapping[str, str]] = {
+    True: {"tunl0": "up", "ip6tnl0": "up", "net.ipv4.vs.sloppy_tcp": "1"},
+    False: {"tunl0": "down", "ip6tnl0": "down", "net.ipv4.vs.sloppy_tcp": "0"},
+}
+"""Devices and settings of direct return while it is on, and as a start without it restores them."""
 OTHER_BACKEND = {Backend.IPTABLES: Backend.NFTABLES, Backend.NFTABLES: Backend.IPTABLES}
 
 State = dict[str, Any]
@@ -41,9 +47,12 @@ def desired(
     scheduler: str = SETTINGS.scheduler,
     binding: Binding = Binding.ADDRESSES,
     backend: Backend = Backend.IPTABLES,
+    *,
+    direct_return: bool = False,
 ) -> State:
     """The desired state in the form of the recordings, with foreign objects."""
-    settings = dataclasses.replace(SETTINGS, scheduler=scheduler, binding=binding, backend=backend)
+    chosen: dict[str, Any] = {"scheduler": scheduler, "binding": binding, "backend": backend, "direct_return": direct_return}
+    settings = dataclasses.replace(SETTINGS, **chosen)
     events = [decode.decode_document(item, "chaos") for item in objects]
     parsed = [event.object for event in events if isinstance(event, Put)]
     slices: dict[ServiceName, list[EndpointSlice]] = {}
@@ -51,14 +60,17 @@ def desired(
         if isinstance(item, EndpointSlice) and item.service:
             slices.setdefault(item.service, []).append(item)
     api_servers = builders.api_servers(slices.get(ServiceName("default", "kubernetes"), ()))
-    node = next(item for item in parsed if isinstance(item, Node))
-    view = view_node(settings, NODE, node, list(_interface_addresses()), api_servers)
+    nodes = {item.name: item for item in parsed if isinstance(item, Node)}
+    others = [item for item in nodes.values() if item.name != NODE and direct_return]
+    ends = {item.name: item.addresses for item in others if item.takes_direct_return}
+    view = view_node(settings, NODE, nodes[NODE], list(_interface_addresses()), api_servers, tunnel_ends=ends)
     services = [item for item in parsed if isinstance(item, Service)]
     states = [state.translate(item, slices.get(item.name, ()), view, settings) for item in services]
-    rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), settings, view)
+    sources = [address for item in others for address in item.addresses]
+    rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), settings, view, sources)
     rendered["virtual_servers"] |= foreign.VIRTUAL_SERVERS
     rendered["real_servers"] |= foreign.REAL_SERVERS
-    return _normal(rendered | {"sysctls": dict(SYSCTLS)})
+    return _normal(rendered | {"sysctls": {**SYSCTLS, **OF_TUNNELS[direct_return]}})
 
 
 def _interface_addresses() -> Iterable[InterfaceAddress]:
@@ -80,11 +92,20 @@ def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IP
         del state["ipsets"]
     if "addresses" in sections:
         state["addresses"] |= golden_state.read_routes()
+    if "sysctls" in sections:
+        state["sysctls"] |= dict(_of_tunnels())
     other = OTHER_BACKEND[backend]
     for section, rows in golden_state.read_state([one for one in ("ipsets", "iptables") if one in sections], other).items():
         if section in state:
             state[section] |= {f"in {other}: {name}": value for name, value in rows.items()}
     return _normal(state)
+
+
+def _of_tunnels() -> Iterator[tuple[str, str]]:
+    for device in ("tunl0", "ip6tnl0"):
+        flags = Path("/sys/class/net", device, "flags")
+        yield device, "up" if flags.exists() and int(flags.read_text(), 16) & 1 else "down"
+    yield "net.ipv4.vs.sloppy_tcp", Path("/proc/sys/net/ipv4/vs/sloppy_tcp").read_text().strip()
 
 
 def _normal(state: State) -> State:
@@ -94,7 +115,7 @@ def _normal(state: State) -> State:
         tables = state["iptables"].items()
         normal["iptables"] = {chain: lines if "/KUBE-" in chain else sorted(lines) for chain, lines in tables if lines}
     if "sysctls" in state:
-        normal["sysctls"] = {name: state["sysctls"].get(name) for name in SYSCTLS}
+        normal["sysctls"] = {name: state["sysctls"].get(name) for name in (*SYSCTLS, *OF_TUNNELS[True])}
     return normal
 
 

@@ -49,6 +49,22 @@ def test_the_changes_of_a_plan_together_give_the_objects_of_the_world() -> None:
     assert objects == world.objects
 
 
+@pytest.mark.parametrize("direct_return", [True, False])
+def test_a_world_with_direct_return_has_tunnels_to_nodes_that_come_and_go(
+    monkeypatch: pytest.MonkeyPatch, *, direct_return: bool
+) -> None:
+    monkeypatch.setattr(kernel_state, "_interface_addresses", list)
+    world, forwards, nodes = World(random.Random(3), direct_return=direct_return), set(), set()
+    for _ in range(60):
+        world.change()
+        desired = kernel_state.desired(world.objects.values(), direct_return=direct_return)
+        forwards |= {(row.partition(" ")[0], one["forward"]) for row, one in desired["real_servers"].items()}
+        nodes.add(tuple(desired["ipsets"].get("KUBE-IPVSPROXY-NODES", {"members": ()})["members"]))
+    assert (("FWM", "tunnel") in forwards) == direct_return
+    others = {("172.18.0.3",), ("172.18.0.4",), ("172.18.0.3", "172.18.0.4")}
+    assert nodes == ({(), *others} if direct_return else {()})
+
+
 def test_all_kinds_of_drift_faults_troubles_and_moments_occur_in_turn() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)

@@ -22,6 +22,11 @@ SILENT = tuple(f"10.244.1.{number}" for number in range(100, 110))
 TARGETS: Mapping[str, int] = {"TCP": 8080, "UDP": 8053, "SCTP": 8080}
 PORT_NAMES: Mapping[str, str] = {"TCP": "http", "UDP": "dns"}
 NODE = "node-a"
+OTHER_NODES: Mapping[str, tuple[str, ...]] = {
+    "node-b": ("172.18.0.3", "fc00:f853:ccd::3"),
+    "node-c": ("172.18.0.4", "fc00:f853:ccd::4"),
+}
+DIRECT_RETURN = "ipvsproxy.io/direct-return"
 
 
 class Key(NamedTuple):
@@ -91,8 +96,10 @@ def anchors() -> Iterator[Object]:
 class World:
     """All objects by key. A change consists of the objects to put, and the keys of the objects to delete."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, dice: random.Random, *, direct_return: bool = False) -> None:
+        """``direct_return``: other Nodes come and go, and some Nodes and Services have the annotation for direct return."""
         self._dice = dice
+        self._direct_return = direct_return
         self.objects: dict[Key, Object] = {key_of(item): item for item in anchors()}
 
     def change(self) -> tuple[str, list[Object], list[Key]]:
@@ -100,11 +107,17 @@ class World:
         number = self._dice.randrange(SERVICES)
         name = f"s{number}"
         known = Key("Service", name) in self.objects
-        choices = ["flap", *(["endpoints", "endpoints", "split", "service", "delete"] if known else ["create"] * 3)]
+        choices = [
+            "flap",
+            *["node"] * (2 if self._direct_return else 0),
+            *(["endpoints", "endpoints", "split", "service", "delete"] if known else ["create"] * 3),
+        ]
         match self._dice.choice(choices):
             case "flap":
                 what, after = "endpoints of flapping", self._slices("flapping", ["TCP"], ANSWERING, 1)
                 return self._replace(what, "flapping", after)
+            case "node":
+                return self._change_node()
             case "create":
                 after = [self._random_service(number)]
                 return self._replace(f"create {name}", name, [*after, *self._random_slices(name, after[0])], after)
@@ -119,6 +132,18 @@ class World:
             case what:
                 service = self.objects[Key("Service", name)]
                 return self._replace(f"{what} of {name}", name, self._random_slices(name, service))
+
+    def _change_node(self) -> tuple[str, list[Object], list[Key]]:
+        """Add another Node, change its annotation, or delete it."""
+        name = self._dice.choice(list(OTHER_NODES))
+        what = self._dice.choice(["with direct return", "with direct return", "without direct return", "deleted"])
+        key = Key("Node", name)
+        if what == "deleted":
+            return f"Node {name} {what}", [], [key] if self.objects.pop(key, None) else []
+        addresses = [{"type": "InternalIP", "address": address} for address in OTHER_NODES[name]]
+        metadata = {"name": name, "annotations": {DIRECT_RETURN: str(what.startswith("with ")).lower()}}
+        item = self.objects[key] = _object("v1", "Node", metadata, status={"addresses": addresses})
+        return f"Node {name} {what}", [item], []
 
     def ipv6_objects(self) -> list[Object]:
         """All Services with a cluster IP of IPv6, and their EndpointSlices."""
@@ -176,9 +201,11 @@ class World:
             }
         if dice.random() < 0.3:
             more["externalIPs"] = [f"198.51.100.{number}"]
+        asks = self._direct_return and dice.random() < 0.7
         if has_node_ports:
             more["externalTrafficPolicy"] = dice.choice(["Cluster", "Local"])
         item = _service(name, addresses, ports, **more)
+        item["metadata"] |= {"annotations": {DIRECT_RETURN: "true"}} if asks else {}
         if kind == "LoadBalancer":
             item["status"] = {"loadBalancer": {"ingress": [{"ip": f"203.0.113.{100 + number}"}]}}
             ranges = dice.choice([[], ["172.18.0.0/24"], ["192.0.2.1/32", "172.18.0.0/16"], ["0.0.0.0/0"]])
@@ -261,7 +288,7 @@ def _slice(name: str, service: str, protocols: list[str], endpoints: Mapping[str
     ports = [{"name": one.lower() if is_random else PORT_NAMES[one], "protocol": one, "port": TARGETS[one]} for one in protocols]
     ipv6 = any(":" in address for address in endpoints)
     entries = [
-        {"addresses": [address], "conditions": dict(conditions), "nodeName": NODE if _is_local(address) else "node-b"}
+        {"addresses": [address], "conditions": dict(conditions), "nodeName": _node_of(address)}
         for address, conditions in endpoints.items()
     ]
     metadata = {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": service}}
@@ -269,5 +296,7 @@ def _slice(name: str, service: str, protocols: list[str], endpoints: Mapping[str
     return _object("discovery.k8s.io/v1", "EndpointSlice", metadata, **rest)
 
 
-def _is_local(address: str) -> bool:
-    return address.startswith(("10.244.0.", "fd00:10:244::"))
+def _node_of(address: str) -> str:
+    if address.startswith(("10.244.0.", "fd00:10:244::")):
+        return NODE
+    return "node-c" if address[-1] in "02468" else "node-b"

@@ -588,16 +588,20 @@ def test_a_tunnel_device_that_direct_return_has_not_brought_up_is_left_alone(ker
 def test_rules_and_sets_stay_until_the_tunnel_device_that_they_guard_is_down() -> None:
     kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
     guard = {skeleton.SCOPE_CHAINS[0]: (Rule(tunnel=True, target=Verdict.DROP),)}
-    kernel.sysctls |= {path: "0x81", TUNNEL_RECORD: render_record({path: "0x80"})}
+    other = "net/ipv4/vs/sloppy_tcp"
+    kernel.sysctls |= {path: "0x81", other: "1", TUNNEL_RECORD: render_record({path: "0x80", other: "0"})}
     kernel.chains[Family.IPV4] |= guard
     stays = "rules and sets stay, because a tunnel device of direct return may still be up; run cleanup again"
-    kernel.fail(lambda operation: isinstance(operation.item, Sysctl))
+    kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=2)
     result = clean(kernel)
-    assert (result.problems, len(result.failures)) == ([stays], 1)
+    assert (result.problems, len(result.failures)) == ([stays], 2)
     for unread in ("sysctls", "interface_addresses"):
         kernel.unreadable = {unread}
         assert clean(kernel).problems == [f"{unread} cannot be read", stays]
     assert (kernel.sysctls[path], kernel.chains[Family.IPV4]) == ("0x81", guard)
     kernel.unreadable = set()
-    assert clean(kernel).is_fine
+    kernel.fail(lambda operation: operation.item.key == other)
+    result = clean(kernel)
+    assert (result.problems, len(result.failures)) == ([], 1), "a setting that is read-only in a container opens nothing"
     assert (kernel.sysctls[path], kernel.chains[Family.IPV4]) == ("0x80", {})
+    assert clean(kernel).is_fine

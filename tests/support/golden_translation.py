@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ipvsproxy.model.net import Family, host_port
+from ipvsproxy.model.net import Address, Family, host_port
+from ipvsproxy.model.real_servers import TUNNELLED, without_method
 from ipvsproxy.model.rules import Backend, Skeleton, render_jump
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
-from ipvsproxy.model.state import ClusterScope, ServiceState
+from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_FALLBACK,
@@ -25,10 +26,11 @@ DEVICE_ROW = {"flags": "BROADCAST,NOARP", "kind": "dummy", "mtu": "1500"}
 State = dict[str, Any]
 
 
-def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -> State:
+def render(states: Sequence[ServiceState], settings: Settings, view: NodeView, other_nodes: Iterable[Address] = ()) -> State:
     """The sections that come from the kernel, in the form that ``scope_rows.without_marks`` returns.
 
     ``states`` are in the order of their Services; of several that desire the same virtual server, the first gets it.
+    ``other_nodes`` are the addresses from which tunnels are accepted.
     """
     virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
     for state in states:
@@ -39,25 +41,31 @@ def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -
         IpSet(kind, family).name: set()
         for family in settings.families
         for kind in SetKind
-        if kind not in SCOPE_KINDS or (kind not in DIRECT_KINDS and any(scope.family is family for _, scope in scopes))
+        if kind not in SCOPE_KINDS or kind in _second_sets(family, scopes, other_nodes)
     }
     for entry in (entry for state in states for entry in state.entries):
         sets[entry.set].add(str(entry))
+    for address in other_nodes:
+        sets[IpSet(SetKind.NODES, address.family).name].add(str(address))
     for first, scope in scopes:
-        sets[IpSet(SetKind.MARKS, scope.family).name].add(scope_rows.named_server(first))
-        sets[IpSet(SetKind.SCOPE, scope.family).name] |= {f"{one} skbmark/{settings.scope_bits:#x}" for one in _members(scope)}
+        sets[IpSet(SetKind.MARKS, scope.family).name].add(first)
+        members = {f"{one} skbmark/{settings.scope_bits:#x}" for one in _members(scope)}
+        sets[IpSet(scope.clients.value, scope.family).name] |= members
     return {
         "virtual_servers": {_name(key): _settings_row(server.settings) for key, server in virtual_servers.items()}
-        | {scope_rows.named_server(first): _settings_row(scope.settings) for first, scope in scopes},
+        | {first: _settings_row(scope.settings) for first, scope in scopes},
         "real_servers": {
             f"{_name(key)} -> {real_server}": {"forward": "masq", "weight": 1}
             for key, server in virtual_servers.items()
             for real_server in server.real_servers
         }
         | {
-            f"{scope_rows.named_server(first)} -> {real_server}": {"forward": "masq", "weight": 1}
+            f"{first} -> {real_server}": {
+                "forward": "tunnel" if weight >= TUNNELLED else "masq",
+                "weight": without_method(weight),
+            }
             for first, scope in scopes
-            for real_server in scope.weights
+            for real_server, weight in scope.weights.items()
         },
         "ipsets": {name: _set_row(IP_SETS[name], members) for name, members in sets.items()},
         "iptables": dict(_rule_rows(states, sets, settings, view)),
@@ -74,15 +82,23 @@ def _name(key: VirtualServerKey) -> str:
 def _scopes(
     states: Sequence[ServiceState], virtual_servers: Mapping[VirtualServerKey, VirtualServer]
 ) -> Iterator[tuple[str, ClusterScope]]:
-    """Each second scope, with the first of its addresses."""
+    """Each second scope with its name, which is that of the first of its addresses."""
     for state in states:
         for scope in state.rare.scopes:
             assert all(virtual_servers[key].owner == state.owner for key in scope.virtual_servers)
-            yield min(_members(scope)), scope
+            yield scope_rows.named_server(min(_members(scope)), scope.clients.value), scope
+
+
+def _second_sets(family: Family, scopes: Iterable[tuple[str, ClusterScope]], other_nodes: Iterable[Address]) -> set[SetKind]:
+    """The sets that exist only while a second scope needs them, or while other nodes may take part in direct return."""
+    clients = {scope.clients for _, scope in scopes if scope.family is family}
+    local = {SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS} if Clients.OF_NODE in clients else set()
+    has_direct_return = clients - {Clients.OF_NODE} or any(address.family is family for address in other_nodes)
+    return local | {*DIRECT_KINDS, SetKind.MARKS} if has_direct_return else local
 
 
 def _members(scope: ClusterScope) -> list[str]:
-    name = IpSet(SetKind.SCOPE, scope.family).name
+    name = IpSet(scope.clients.value, scope.family).name
     return [str(SetEntry(name, key.address, key.protocol, key.port)) for key in scope.virtual_servers]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.state import Clients
 from ipvsproxy.model.virtual_servers import FirewallMark
 
 State = dict[str, Any]
@@ -24,12 +25,12 @@ def server_row(mark: int, family: Family) -> str:
     return f"FWM {mark} {family.label}"
 
 
-def named_server(first: str) -> str:
+def named_server(first: str, kind: SetKind = SetKind.SCOPE) -> str:
     """The name of a second scope without its mark.
 
-    ``first`` is the first address of the scope in the set, such as ``203.0.113.12,tcp:80``.
+    ``first`` is the first address of the scope in the set of this kind, such as ``203.0.113.12,tcp:80``.
     """
-    return f"FWM of {first}"
+    return f"FWM of {first}" if kind is SetKind.SCOPE else f"FWM of {first} in {kind.value}"
 
 
 def without_marks(state: Mapping[str, Any]) -> State:
@@ -55,10 +56,10 @@ def without_scopes(state: Mapping[str, Any]) -> State:
     return normal
 
 
-def marks_of(sets: Mapping[str, Any], family: Family) -> Mapping[int, list[str]]:
-    """The addresses and ports that have each mark, sorted."""
+def marks_of(sets: Mapping[str, Any], family: Family, kind: SetKind = SetKind.SCOPE) -> Mapping[int, list[str]]:
+    """The addresses and ports that have each mark of this kind, sorted."""
     found: dict[int, list[str]] = {}
-    for member in sets.get(IpSet(SetKind.SCOPE, family).name, {}).get("members", ()):
+    for member in sets.get(IpSet(kind, family).name, {}).get("members", ()):
         match = _MARKED.fullmatch(member)
         assert match, member
         found.setdefault(int(match["mark"], 16), []).append(match["address"])
@@ -67,7 +68,10 @@ def marks_of(sets: Mapping[str, Any], family: Family) -> Mapping[int, list[str]]
 
 def _names(sets: Mapping[str, Any]) -> Mapping[FirewallMark, str]:
     return {
-        FirewallMark.of(family, mark): addresses[0] for family in Family for mark, addresses in marks_of(sets, family).items()
+        FirewallMark.of(family, mark): named_server(addresses[0], clients.value)
+        for family in Family
+        for clients in Clients
+        for mark, addresses in marks_of(sets, family, clients.value).items()
     }
 
 
@@ -77,7 +81,7 @@ def _server(row: str, names: Mapping[FirewallMark, str]) -> str:
         return row
     family = next(one for one in Family if one.label == match["family"])
     name = names.get(FirewallMark.of(family, int(match["mark"])))
-    return named_server(name) if name else row
+    return name or row
 
 
 def _real_server(row: str, names: Mapping[FirewallMark, str]) -> str:
@@ -88,7 +92,7 @@ def _real_server(row: str, names: Mapping[FirewallMark, str]) -> str:
 def _set(name: str, content: Mapping[str, Any], names: Mapping[FirewallMark, str]) -> State:
     members: Iterable[str] = content["members"]
     for family in Family:
-        if name == IpSet(SetKind.SCOPE, family).name:
+        if name in {IpSet(clients.value, family).name for clients in Clients}:
             members = [_MARKED.sub(lambda match: f"{match['address']} skbmark{match['mask'] or ''}", one) for one in members]
         elif name == IpSet(SetKind.MARKS, family).name:
             members = [_mark_member(one, family, names) for one in members]
@@ -97,4 +101,4 @@ def _set(name: str, content: Mapping[str, Any], names: Mapping[FirewallMark, str
 
 def _mark_member(member: str, family: Family, names: Mapping[FirewallMark, str]) -> str:
     key = FirewallMark.of(family, int.from_bytes(parse_address(member), "big"))
-    return named_server(names[key]) if key in names else member
+    return names.get(key, member)

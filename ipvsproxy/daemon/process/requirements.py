@@ -41,7 +41,7 @@ from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import LocalMode, device_flags
-from ipvsproxy.translate.view import shared_tunnel, without_direct_return
+from ipvsproxy.translate.view import are_tunnels_down, shared_tunnel, without_direct_return
 
 FALLBACK_SCHEDULER = "rr"
 """The scheduler to use if the kernel lacks the configured one: any scheduler is better than none."""
@@ -100,7 +100,7 @@ def end_direct_return(kernel: Kernel) -> bool:
             log.error("kernel_setting_not_restored", path=path, error=outcome.error)
         else:
             log.info("kernel_setting_restored", path=path, hint="this node has no direct return any more")
-    return bool(outcomes) and not any(outcome.error for outcome in outcomes)
+    return bool(outcomes) and are_tunnels_down(outcomes)
 
 
 def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:

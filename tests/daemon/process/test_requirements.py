@@ -28,7 +28,8 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import TUNNEL_RECORD, InterfaceAddress, render_record
-from ipvsproxy.model.net import parse_address
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.translate.settings import device_flags
 from tests.config import loading
 from tests.support import memory_node
 from tests.support.summaries import Clock
@@ -254,9 +255,15 @@ def test_settings_that_a_former_process_has_changed_for_direct_return_are_restor
     assert "kernel_setting_not_restored" in capsys.readouterr().out
     monkeypatch.setattr(SysctlDriver, "observe", lambda *_: kernel.sysctls)
     kernel.fail(lambda operation: operation.item.key == "net/ipv4/vs/sloppy_tcp")
-    assert not requirements.end_direct_return(kernel)
+    assert requirements.end_direct_return(kernel), "no tunnel device is up"
     assert kernel.sysctls["net/ipv4/conf/all/rp_filter"] == "2"
     assert kernel.sysctls[TUNNEL_RECORD] == render_record({"net/ipv4/vs/sloppy_tcp": "0"})
     shown = capsys.readouterr().out
     assert "kernel_setting_restored" in shown
     assert "kernel_setting_not_restored" in shown
+    device = device_flags(Family.IPV4)
+    kernel.sysctls |= {device: "0x81", TUNNEL_RECORD: render_record({device: "0x80"})}
+    kernel.fail(lambda operation: operation.item.key == device)
+    assert not requirements.end_direct_return(kernel)
+    assert requirements.end_direct_return(kernel), "tried again"
+    assert kernel.sysctls[device] == "0x80"
