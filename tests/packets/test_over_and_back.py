@@ -33,6 +33,8 @@ from tests.support.one_node import OneNode, Pod
 pytestmark = [pytest.mark.kernel, test_runbook.NEEDS_KUBECTL]
 
 WITHIN_S = patience.seconds(600.0)
+ANSWER_WITHIN_S = 60.0
+"""For each request, on a busy machine: a refused request fails at once, and UDP does not send a lost one again."""
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80))
 SERVERS = ("virtual_servers", "real_servers")
@@ -212,6 +214,7 @@ def _migrate(one: OneNode, proxies: Proxies) -> None:
 
     one.type_in(prepare)
     assert "pod/replace-kube-proxy" in one.type_in(label)
+    _check_shown_log(proxies.log.read_text())
     assert "200" in one.type_in(look).splitlines()
     for refused in program.run_in_turn(("cleanup", "--only=own"), ("cleanup", "--dry-run", "--only=own"), within_s=300):
         assert (refused.status, refused.output.splitlines()[0][:26]) == (1, "problem: another ipvsproxy")
@@ -232,6 +235,17 @@ def _migrate(one: OneNode, proxies: Proxies) -> None:
     assert proxies.served_by == [*by_turns, "kube-proxy", "kube-proxy", "kube-proxy"]
 
 
+def _check_shown_log(log: str) -> None:
+    """The lines of the log that the page shows have the keys of the real lines; those of lists come from an API server."""
+    page = (test_runbook.ROOT / "docs/migration.md").read_text()
+    shown = re.findall(r"^… (level=info event=(\w+) .+)$", page, re.MULTILINE)
+    assert [event for _, event in shown] == ["starting", "listed", "synced"]
+    for line, event in shown:
+        keys = re.findall(r"(\w+)=", line)
+        real = [re.findall(r"(\w+)=", one)[1:] for one in log.splitlines() if f" event={event} " in one]
+        assert event == "listed" or any(one[: len(keys)] == keys for one in real), (line, real)
+
+
 def _printed(step: str) -> list[str]:
     """The blocks of commands of one step of the page."""
     return test_runbook.blocks_of("migration.md", step)
@@ -243,13 +257,16 @@ def _undisturbed(node: lab.Lab) -> Iterator[Callable[[], None]]:
 
     The block gets a function that fails if an open connection is lost.
     """
-    held = [node.open(*one) for one in LONG_LIVED]
+    held = [node.open(*one, timeout_s=ANSWER_WITHIN_S) for one in LONG_LIVED]
 
     def check_held() -> None:
-        assert [one.ask() for one in held] == [one.backend for one in held]
+        assert [one.ask(ANSWER_WITHIN_S) for one in held] == [one.backend for one in held]
 
+    interval_s, timeout_s = patience.seconds(0.1), patience.seconds(ANSWER_WITHIN_S)
     with contextlib.ExitStack() as loads:
-        results = [loads.enter_context(node.load(*one[:4], src=one.src, interval_s=patience.seconds(0.1))) for one in CLIENTS]
+        results = [
+            loads.enter_context(node.load(*one[:4], src=one.src, interval_s=interval_s, timeout_s=timeout_s)) for one in CLIENTS
+        ]
         yield check_held
     assert {client: load.failures for client, (load,) in zip(CLIENTS, results, strict=True) if load.failed} == {}
     assert all(load.outcomes["ok"] > 10 for (load,) in results), "clients have sent requests throughout"
