@@ -75,12 +75,11 @@ class OurNode:
             survey=reconciler.survey,
             store=self._scene.store,
             status=status,
-            clock=clock,
             watches=lambda: watches,
             leftovers=lambda: left,
             other_backend=lambda: True,
         )
-        self.metrics.show(tuple(Family), sources, self._scene.traffic)
+        self.metrics.show(sources, self._scene.traffic)
         self.happen()
 
     def happen(self) -> None:

@@ -128,7 +128,7 @@ async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics:
     families, period_s = node.choices.translation.families, config.engine.audit_interval_s
     status = Status(families=families, sync_period_s=period_s + PATIENCE_S, missing=lambda: node.store.missing)
     figures = Sources(survey=comparison.survey, store=node.store, status=status, watches=lambda: source.statuses)
-    metrics.show(families, figures)
+    metrics.show(figures)
     dry_run = DryRun(comparison, status, metrics, node_name=config.node_name, interval_s=period_s)
     log.info("dry_run_starting", node=config.node_name, hint="nothing will be programmed")
 

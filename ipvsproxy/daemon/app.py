@@ -115,9 +115,7 @@ class _Node(Watcher):
             source_problem=lambda: self.source.problem,
         )
         self._recorder = Recorder(node_name=self.config.node_name, post=self.source.post, on_outcome=self.metrics.announced)
-        self._announcer = Announcer(
-            node_name=self.config.node_name, recorder=self._recorder, store=self._store, status=self._status
-        )
+        self._announcer = Announcer(self._recorder, self._store, self._status)
         self._health_checks = HealthChecks(
             is_healthy=lambda: self._status.is_healthy and not self._status.is_turned_away, on_failure=self._announcer.port_failed
         )
@@ -272,14 +270,9 @@ class _Node(Watcher):
             unopened_ports=lambda: self._health_checks.unopened,
         )
         sampler = Sampler(counters)
-        traffic = Traffic(
-            sampler=sampler,
-            survey=self._engine.survey,
-            store=self._store,
-            limit=config.servers.service_metrics_limit,
-            of_endpoints=config.servers.endpoint_metrics,
-        )
-        self.metrics.show(self.programs, figures, traffic)
+        servers = config.servers
+        traffic = Traffic(sampler, figures, limit=servers.service_metrics_limit, of_endpoints=servers.endpoint_metrics)
+        self.metrics.show(figures, traffic)
         return Pages(
             figures,
             sampler,

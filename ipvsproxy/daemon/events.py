@@ -200,9 +200,8 @@ STARTING = "StartKubeProxy"
 class Announcer:
     """Receives the results of syncs from the event loop, and records events about them."""
 
-    def __init__(self, *, node_name: str, recorder: Recorder, store: Store, status: Status) -> None:
-        self._node = of_node(node_name)
-        self._node_name = node_name
+    def __init__(self, recorder: Recorder, store: Store, status: Status) -> None:
+        self._node = of_node(recorder.node_name)
         self._recorder = recorder
         self._store = store
         self._status = status
@@ -236,7 +235,7 @@ class Announcer:
 
     def port_failed(self, service: ServiceName, port: int, reason: str) -> None:
         """Record that the health-check port of a Service could not be opened."""
-        note = f'node {self._node_name} failed to start healthcheck "{service}" on port {port}: {reason}'
+        note = f'node {self._node.name} failed to start healthcheck "{service}" on port {port}: {reason}'
         self._recorder.record(KubernetesEvent(self._regard(service), "FailedToStartServiceHealthcheck", "Listen", note))
 
     def _announce_notices(self) -> None:

@@ -212,7 +212,7 @@ class Stage:
         self.store.deliver([put(builders.service("web", namespace="shop"))], 0)
         clock = self.desk.clock
         self.status = Status(families=[Family.IPV4], sync_period_s=30, clock=clock, wall_clock=clock)
-        self.announcer = Announcer(node_name="node-a", recorder=self.desk.recorder, store=self.store, status=self.status)
+        self.announcer = Announcer(self.desk.recorder, self.store, self.status)
 
     async def written(self) -> list[tuple[str, str, str]]:
         self.desk.clock.now += SPREAD_S

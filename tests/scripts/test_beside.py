@@ -121,8 +121,8 @@ def test_the_rows_of_a_measurement_name_the_measured_proxy() -> None:
 async def test_a_sync_has_finished_once_the_metrics_show_its_time() -> None:
     metrics, now_s = Metrics(), 1.75e9
     status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: now_s, wall_clock=lambda: now_s)
-    sources = Sources(survey=Reconciler(Policy()).survey, store=Store(started_s=0), status=status, clock=lambda: now_s)
-    metrics.show(tuple(Family), sources)
+    sources = Sources(survey=Reconciler(Policy()).survey, store=Store(started_s=0), status=status)
+    metrics.show(sources)
     assert not outside.has_synced((await metrics.expose()).whole.decode())
     metrics.synced(summaries.summary())
     assert outside.has_synced((await metrics.expose()).whole.decode())

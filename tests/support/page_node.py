@@ -147,7 +147,6 @@ class PageNode(MemoryNode):
             survey=self.engine.survey,
             status=self.status,
             watches=lambda: self.watches,
-            clock=self._now,
         )
         self.pages = Pages(
             sources,

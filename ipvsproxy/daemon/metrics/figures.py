@@ -52,7 +52,7 @@ class Watch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """The sources of the values that the metrics and the web page show. ``clock`` is the clock that measures drains and watches.
+    """The sources of the values that the metrics and the web page show. The clock of ``status`` measures drains and watches.
 
     ``leftovers`` maps each place to whether rules of another proxy may remain there, ``other_backend`` says whether our objects
     may remain in the other backend, and ``unopened_ports`` counts health-check node ports.
@@ -61,7 +61,6 @@ class Sources:
     survey: Survey
     store: Store
     status: Status
-    clock: Callable[[], float] = time.monotonic
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
     leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
     other_backend: Callable[[], bool] = bool
@@ -69,7 +68,7 @@ class Sources:
 
     def watch_states(self) -> Mapping[ObjectKind, Watch]:
         """The current state of the watch of each kind."""
-        stale, now = self.status.stale(), self.clock()
+        stale, now = self.status.stale(), self.status.clock()
         return {
             kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else max(0.0, now - watch.contact_s))
             for kind, watch in self.watches().items()

@@ -53,7 +53,7 @@ NEVER_READ = ("timeouts", "flow")
 
 def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_core.Metric | None]:
     """All gauges with their current values, with a pause (None) after each ``OBJECTS_AT_ONCE`` objects."""
-    kernel, status, untaken = sources.survey.statistics(sources.clock()), sources.status, sources.store.untaken
+    kernel, status, untaken = sources.survey.statistics(sources.status.clock()), sources.status, sources.store.untaken
     watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
     doubted = {kind.value: doubt.missing for kind, doubt in sources.store.doubts.items()}
     yield _one(series.SERVICE_CHANGES_PENDING, untaken.get(ObjectKind.SERVICE, 0))
@@ -169,10 +169,10 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
-    def show(self, families: Collection[Family], sources: Sources, traffic: Traffic | None = None) -> None:
-        """From now on, show the series of these IP families, sources and traffic counters."""
+    def show(self, sources: Sources, traffic: Traffic | None = None) -> None:
+        """From now on, show the series of these sources, of their IP families, and of these traffic counters."""
         self._traffic = traffic
-        self._families = tuple(sorted(families))
+        self._families = tuple(sources.status.families)
         self._sources = sources
         for family in self._families:
             for metric in series.EACH_FAMILY:

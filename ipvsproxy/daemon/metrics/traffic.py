@@ -12,8 +12,7 @@ import asyncio
 import dataclasses
 import itertools
 import operator
-import time
-from collections.abc import Callable, Collection, Container, Generator, Hashable, Iterator, Mapping
+from collections.abc import Collection, Container, Generator, Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -21,7 +20,7 @@ import structlog
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures, series
-from ipvsproxy.daemon.metrics.figures import FRESH_S, Sampler
+from ipvsproxy.daemon.metrics.figures import FRESH_S, Sampler, Sources
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
@@ -29,8 +28,6 @@ from ipvsproxy.model import steps
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServerKey
-from ipvsproxy.reconcile.survey import Survey
-from ipvsproxy.store.objects import Store
 
 LONGEST_READING_S = 5.0
 """The longest wait of a scrape for the counters: half of Prometheus's default timeout, because scrapes take turns.
@@ -118,18 +115,17 @@ class Ledger:
         return self.totals[labels]
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False)
 class Traffic:
     """Reads the traffic counters for scrapes. With a ``limit`` of 0, counters are never read."""
 
     sampler: Sampler
-    survey: Survey
-    store: Store
+    sources: Sources
     limit: int
     of_endpoints: bool
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        self._clock = self.sources.status.clock
         self._read_s: float | None = None
         self._services = Ledger(self.limit)
         self._endpoints = Ledger(self.limit)
@@ -142,7 +138,7 @@ class Traffic:
         If the kernel is busy or the reading fails, the previous counters are kept. Only one call of this method may run at a
         time.
         """
-        now = self.clock()
+        now = self._clock()
         if not self.limit or (self._read_s is not None and now - self._read_s < FRESH_S):
             return
         try:
@@ -155,7 +151,7 @@ class Traffic:
         except KernelError as error:
             log.warning("traffic_counters_unreadable", error=str(error))
             return
-        await in_slices(self._booking(counters, endpoints), self.clock)
+        await in_slices(self._booking(counters, endpoints), self._clock)
         self._read_s = now
 
     async def _read_endpoints(
@@ -167,7 +163,7 @@ class Traffic:
         server would count as removed, and its traffic would be counted from zero when it returns.
         """
         keys = itertools.chain(counters, (key for key in self._labels if key not in counters))
-        chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self.clock))
+        chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self._clock))
         endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = {}
         while some := list(itertools.islice(chosen, SERVERS_AT_ONCE)):
             endpoints |= await self.sampler.kernel.call(operator.methodcaller("endpoints", some))
@@ -205,7 +201,7 @@ class Traffic:
     def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
         """Add the connections of draining real servers, as they were last read."""
         # Drains may begin and end between two steps.
-        drains = self.survey.draining_connections()
+        drains = self.sources.survey.draining_connections()
         for number, (virtual_server, real_server, connections) in enumerate(drains, 1):
             if number % steps.ITEMS_AT_ONCE == 0:
                 yield
@@ -226,7 +222,7 @@ class Traffic:
             elif key in self._labels:
                 left.add(self._labels[key][0].name)
         # A port keeps its series while it has any virtual server, even if the virtual servers that had traffic have been removed.
-        desired = self.survey.virtual_servers
+        desired = self.sources.survey.virtual_servers
         # the mapping of desired virtual servers may change between two steps
         for number, key in enumerate(list(desired) if left else (), 1):
             if number % steps.ITEMS_AT_ONCE == 0:
@@ -237,13 +233,13 @@ class Traffic:
         self.sampler.always = joined.keys()  # virtual servers with traffic in this reading or the last one
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
-        desired, before = self.survey.virtual_servers.get(key), self._labels.get(key)
-        service = self.store.services.get(desired.owner.service) if desired else None
+        desired, before = self.sources.survey.virtual_servers.get(key), self._labels.get(key)
+        service = self.sources.store.services.get(desired.owner.service) if desired else None
         if desired is None or service is None:
             return None
         if before and before[0] is service:
             return before
-        port = self.survey.service_port(service, desired)
+        port = self.sources.survey.service_port(service, desired)
         name, protocol = (port.name, port.protocol) if port else ("", key.protocol)
         return service, _labels(service.name.namespace, service.name.name, name, protocol.name)
 

@@ -100,7 +100,7 @@ class Pages:
     processor_clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
-        sources, self._clock = self.sources, self.sources.clock
+        sources, self._clock = self.sources, self.sources.status.clock
         self._node = NodePage(
             sources=sources,
             node_name=self.node_name,
@@ -114,7 +114,7 @@ class Pages:
         self._board: Board | None = None
         self._view: NodeView | None = None
         self._numbers: Numbers | None = None
-        self._names = Names(self.targets, sources.store, sources.clock)
+        self._names = Names(self.targets, sources.store, sources.status.clock)
         self._turn = asyncio.Lock()
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
@@ -123,7 +123,7 @@ class Pages:
             survey=sources.survey,
             viewers=self._viewers,
             history=self._node.history,
-            clock=sources.clock,
+            clock=sources.status.clock,
             wall_clock=self.wall_clock,
             processor_clock=self.processor_clock,
         )

@@ -45,8 +45,8 @@ class Node:
         self.answer_health = paths.health_server(lambda: self.config, self.status, self.metrics.healthz, self.metrics.livez)
         self.metrics_routes = MetricsPaths(lambda: self.config, self.metrics.expose, ui)
         reconciler = Reconciler(Policy())
-        sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status, clock=self.clock)
-        self.metrics.show(BOTH, sources)
+        sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status)
+        self.metrics.show(sources)
 
     def sync(self) -> None:
         self.status.queued(self.clock.now)

@@ -63,7 +63,6 @@ class Figures:
             survey=self.reconciler.survey,
             store=self.store,
             status=self.status,
-            clock=self.clock,
             watches=lambda: self.watches,
             leftovers=lambda: self.leftovers,
             other_backend=lambda: self.other_backend,
@@ -224,7 +223,7 @@ def test_counting_many_objects_for_a_scrape_lets_other_tasks_run_in_between() ->
             0,
         )
     )
-    sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
+    sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status)
     assert sum(one is None for one in metrics.gauges(sources, BOTH)) == 3 + 3
 
 

@@ -40,7 +40,7 @@ def _metrics(families: Collection[Family] = BOTH, clock: Clock | None = None) ->
     metrics = Metrics(clock=clock, wall_clock=lambda: WALL_S)
     status = Status(families=families, sync_period_s=30, clock=clock, wall_clock=clock)
     reconciler = Reconciler(Policy())
-    metrics.show(families, Sources(survey=reconciler.survey, store=Store(started_s=0), status=status, clock=clock))
+    metrics.show(Sources(survey=reconciler.survey, store=Store(started_s=0), status=status))
     return metrics
 
 

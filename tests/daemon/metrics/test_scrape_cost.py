@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from ipvsproxy.daemon.base import timing
-from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import traffic
-from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
 from tests.daemon.metrics.test_traffic import Scene
 from tests.support import builders
@@ -43,10 +41,8 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
     )
     keys = [VirtualServerKey(Protocol.TCP, builders.addresses(one)[0], 80) for one in addresses]
     scene.kernel.counters = dict.fromkeys(keys, Counters(1, 2, 3, 4, 5))
-    status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
-    sources = Sources(survey=scene.reconciler.survey, store=scene.store, status=status, clock=scene.clock)
     metrics = Metrics(clock=scene.clock)
-    metrics.show(tuple(Family), sources, scene.traffic)
+    metrics.show(scene.sources, scene.traffic)
     pauses = [0]
 
     async def pause(_: float) -> None:

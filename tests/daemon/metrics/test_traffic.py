@@ -96,14 +96,10 @@ class Scene:
         self.kernel = Ipvs()
         self.store = Store(started_s=0)
         self.reconciler = Reconciler(Policy())
-        self.traffic = Traffic(
-            sampler=Sampler(KernelThread(executor or InlineExecutor(), self.kernel), self.clock),
-            survey=self.reconciler.survey,
-            store=self.store,
-            clock=self.clock,
-            limit=limit,
-            of_endpoints=of_endpoints,
-        )
+        status = Status(families=tuple(Family), sync_period_s=30, clock=self.clock, wall_clock=self.clock)
+        self.sources = Sources(survey=self.reconciler.survey, store=self.store, status=status)
+        sampler = Sampler(KernelThread(executor or InlineExecutor(), self.kernel), self.clock)
+        self.traffic = Traffic(sampler, self.sources, limit=limit, of_endpoints=of_endpoints)
         for service in services:
             self.put(service)
 
@@ -370,9 +366,7 @@ async def test_prometheus_can_parse_the_page_in_both_formats(limit: int) -> None
         }
     }
     metrics = Metrics()
-    status = Status(families=tuple(Family), sync_period_s=30, clock=scene.clock, wall_clock=scene.clock)
-    sources = Sources(survey=scene.reconciler.survey, store=scene.store, status=status, clock=scene.clock)
-    metrics.show(tuple(Family), sources, scene.traffic)
+    metrics.show(scene.sources, scene.traffic)
     read: Any = parser.text_string_to_metric_families
     plain = {family.name: family.type for family in read((await metrics.expose()).whole.decode())}
     read = openmetrics_parser.text_string_to_metric_families
