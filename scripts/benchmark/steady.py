@@ -1,6 +1,7 @@
 """Measures a running program in one process: changes, churn, a rolling update, idling, audits, scrapes."""
 
 import asyncio
+import dataclasses
 import gc
 import pathlib
 import resource
@@ -281,7 +282,8 @@ class _Steady:
         self._meter.reset()
         share, polling = await self._processor_share(60), self._meter.figures()
         await self._nothing_read()
-        reader._drift_check_interval_s, reader._whole_poll_due_s = RARE_POLL_S, time.monotonic() + RARE_POLL_S / 2
+        settings = dataclasses.replace(reader.choices.settings, drift_check_interval_s=RARE_POLL_S)
+        reader.choices, reader._whole_poll_due_s = reader.choices._replace(settings=settings), time.monotonic() + RARE_POLL_S / 2
         rare_share = await self._processor_share(2 * RARE_POLL_S)
         await self._nothing_read()
         reader._poll_due_s = reader._whole_poll_due_s = reader._audit_due_s

@@ -77,7 +77,7 @@ class Engine:
         self._is_sync_due = False
         self._new_choices: Choices | None = None
         self._journal = journal.Journal(self.clock)
-        self._reader = KernelReader(self._reconciler, self.kernel, self._journal, self.clock, self.processor_clock)
+        self._reader = KernelReader(self.choices, self._reconciler, self.kernel, self._journal, self.clock, self.processor_clock)
         self._addresses_changed = False
         self._sync_took_s = 0.0
         self._translator = Translator(choices=self.choices, store=self.store, reconciler=self._reconciler)
@@ -158,7 +158,7 @@ class Engine:
         began = self.clock()
         await self._adopt_choices()
         self._demand_primary_family()
-        self._put_node()
+        self._translator.put_node()
         if self.prepare is not None:
             await self.prepare()
         # The unreadable parts of the kernel state are still programmed, but none of their objects is removed, and they are read
@@ -375,16 +375,11 @@ class Engine:
         if self._new_choices is None:
             return
         new, self._new_choices = self._new_choices, None
-        self.choices = new
+        self.choices = self._reader.choices = new
         self._reconciler.adopt(new.policy)
         self._translator.adopt(new)
-        self._put_node()
-        self._reader.request_audit()
-
-    def _put_node(self) -> None:
-        settings = self.choices.settings
-        self._reader.adopt(self._translator.settings.families, settings.audit_interval_s, settings.drift_check_interval_s)
         self._translator.put_node()
+        self._reader.request_audit()
 
 
 class _Applied(NamedTuple):

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import structlog
 
+from ipvsproxy.config.settings import Choices
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.journal import Journal
 from ipvsproxy.kernel.base.errors import KernelError
@@ -146,9 +147,13 @@ class _Reading:
 class KernelReader:
     """Reads the kernel for a reconciler. All times are measured with ``clock``.
 
+    ``choices`` has the IP families whose rules are read, and the intervals of audits and whole polls; it may be replaced. Audits
+    and polls run less often if they take much processor time.
+
     ``clock`` is a monotonic clock, and ``processor_clock`` measures the processor time of this process; both are in seconds.
     """
 
+    choices: Choices
     reconciler: Reconciler
     kernel: KernelThread[Kernel]
     journal: Journal
@@ -156,9 +161,6 @@ class KernelReader:
     processor_clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._families: Collection[Family] = ()
-        self._audit_interval_s = math.inf
-        self._drift_check_interval_s = math.inf
         self._audit_due_s = 0.0
         self._poll_due_s = 0.0
         self._whole_poll_due_s = 0.0
@@ -188,14 +190,6 @@ class KernelReader:
         drifted, self._drifted = self._drifted, Counter()
         return drifted
 
-    def adopt(self, families: Collection[Family], audit_interval_s: float, drift_check_interval_s: float) -> None:
-        """From now on, read the rules of these IP families, and run audits and whole polls at these intervals.
-
-        Audits and polls run less often if they take much processor time.
-        """
-        self._families, self._audit_interval_s = families, audit_interval_s
-        self._drift_check_interval_s = drift_check_interval_s
-
     def request_poll(self, *, whole: bool = True) -> None:
         """Poll as soon as the pause after the last reading is over, or after the reading in progress.
 
@@ -217,8 +211,8 @@ class KernelReader:
         """Read the whole kernel. For parts that cannot be read, the last observed state is kept."""
         now = self.clock()
         # The times of the next readings are set before the reading, because a change during the reading requests another reading.
-        self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + self._poll_interval_s
-        self._whole_poll_due_s = now + self._drift_check_interval_s
+        self._audit_due_s, self._poll_due_s = now + self.choices.settings.audit_interval_s, now + self._poll_interval_s
+        self._whole_poll_due_s = now + self.choices.settings.drift_check_interval_s
         self._reading = None
         sets, families, sysctls = self._subjects()
         observation = await self.kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
@@ -232,7 +226,7 @@ class KernelReader:
 
     @property
     def _poll_interval_s(self) -> float:
-        return min(POLL_INTERVAL_S, self._drift_check_interval_s)
+        return min(POLL_INTERVAL_S, self.choices.settings.drift_check_interval_s)
 
     async def read_on(self) -> None:
         """Read one part of an audit or a poll. Begins a reading if no reading is in progress."""
@@ -273,7 +267,8 @@ class KernelReader:
             await in_slices(self.reconciler.observer.concluding(now), self.clock)
         poll_cost_s = 0.0
         if done.is_audit:
-            self._audit_due_s = min(self._audit_due_s, done.began_s + max(self._audit_interval_s, done.cost_s / AUDIT_SHARE))
+            audit_s = max(self.choices.settings.audit_interval_s, done.cost_s / AUDIT_SHARE)
+            self._audit_due_s = min(self._audit_due_s, done.began_s + audit_s)
             # A poll never counts as more expensive than an audit. Without this limit, if audits come more often than whole polls,
             # one expensive poll would prevent all later polls.
             self._whole_poll_cost_s = min(self._whole_poll_cost_s, done.cost_s)
@@ -282,7 +277,7 @@ class KernelReader:
         else:
             poll_cost_s = done.cost_s
         if done.is_whole:
-            whole_poll_s = max(self._drift_check_interval_s, self._whole_poll_cost_s / POLL_SHARE)
+            whole_poll_s = max(self.choices.settings.drift_check_interval_s, self._whole_poll_cost_s / POLL_SHARE)
             self._whole_poll_due_s = min(self._whole_poll_due_s, done.began_s + whole_poll_s)
         elif self._has_drifted:
             # another program is writing, and may also have changed objects that this poll has not read
@@ -295,7 +290,7 @@ class KernelReader:
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """The parameters of a reading that can change: the sets, the IP families and the sysctls."""
         sets, sysctls = self.reconciler.survey.subjects()
-        return sets, self._families, sysctls
+        return sets, self.choices.translation.families, sysctls
 
     async def _take_in(self, part: Observation) -> None:
         now = self.clock()
