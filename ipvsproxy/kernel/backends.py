@@ -124,7 +124,7 @@ def remove_table() -> bool:
     if not modules.may_have_nf_tables():
         return False
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-        for _ in range(nft_tables.ATTEMPTS):
+        for _ in range(nft.ATTEMPTS):
             try:
                 generation = nft.generation(channel)
                 content = nft_tables.own_table(channel)

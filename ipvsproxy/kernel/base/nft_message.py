@@ -7,7 +7,7 @@ that a register holds.
 import errno
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink
@@ -26,6 +26,8 @@ COMMENT_LIMIT = 128
 
 The comment must not contain quotes.
 """
+ATTEMPTS = 5
+"""How often a reading or a transaction is repeated while other programs change tables."""
 STALE = 85
 """The error ERESTART: another program has changed the rules since the generation that a transaction names."""
 
@@ -110,6 +112,23 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
         return {-1: STALE}
     refused = {index - 1: number for index, number in failed.items() if number != netlink.UNANSWERED}
     return refused or {index - 1: number for index, number in failed.items()}
+
+
+def run_while_stale(
+    channel: netlink.Channel, make: Callable[[], tuple[Sequence[Message], int | None]], *, insists: bool = False
+) -> dict[int, int]:
+    """Run the messages that ``make`` returns with the generation in which they were made; return the same as ``run``.
+
+    While other programs change tables meanwhile, make and run them again, ``ATTEMPTS`` times in all. With ``insists``, the last
+    attempt names no generation, so it succeeds even if other programs change tables all the time. No messages succeed.
+    """
+    for attempt in range(ATTEMPTS):
+        messages, generation = make()
+        is_forced = insists and attempt == ATTEMPTS - 1
+        failed = run(channel, messages, None if is_forced else generation) if messages else {}
+        if STALE not in failed.values():
+            break
+    return failed
 
 
 def trial(family: int, table: str) -> list[Message]:

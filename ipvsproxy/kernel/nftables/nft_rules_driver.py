@@ -256,20 +256,17 @@ class NftRulesDriver:
 
     def _apply(self, operation: Operation) -> Outcome:
         try:
-            for attempt in range(nft_tables.ATTEMPTS):
-                listing = self._read_often()
-                messages = self.messages(operation, listing)
-                # The last attempt names no generation, so it succeeds even if other programs change rules all the time.
-                generation = listing.generation if attempt < nft_tables.ATTEMPTS - 1 else None
-                failed = nft.run(self._channel, messages, generation) if messages else {}
-                if nft.STALE not in failed.values():
-                    break
+            failed = nft.run_while_stale(self._channel, lambda: self._transaction(operation), insists=True)
         except (KernelError, ValueError) as error:
             return Outcome(operation, error=str(error), errno=error.errno if isinstance(error, KernelError) else errno.EINVAL)
         if failed:
             number = failed[min(failed)]
             return Outcome(operation, error=f"{operation}: {nft.explain(number)}", errno=max(number, 0))
         return Outcome(operation)
+
+    def _transaction(self, operation: Operation) -> tuple[Sequence[Message], int | None]:
+        listing = self._read_often()
+        return self.messages(operation, listing), listing.generation
 
     def _put(self, skeleton: Skeleton, listing: TableListing) -> list[Message]:
         family = skeleton.family

@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 VARIANT = "nftables"
 """The value for nftables of the metric label that otherwise gives the variant of iptables."""
-ATTEMPTS = 5
-"""How often a reading or a transaction is repeated while other programs change tables."""
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
 """The prefixes of the names of our chains."""
 
@@ -104,7 +102,7 @@ def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | N
     Raises:
         KernelError: the generation could not be read.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(nft.ATTEMPTS):
         generation = nft.generation(channel)
         found = read()
         if nft.generation(channel) == generation:
@@ -409,19 +407,17 @@ class LeftoverTables:
         Raises:
             KernelError: the table exists and could not be removed.
         """
-        action = f"remove the table {place.table}"
         with _channel() as channel:
-            for _ in range(ATTEMPTS):
+
+            def removal() -> tuple[Sequence[Message], int | None]:
                 generation, found = _read(channel, place)
-                if found is None or not is_left(found):
-                    return
-                failed = nft.run(channel, [nft.table_removal(place.name, place.family)], generation)
-                if not failed:
-                    return
-                number = failed[min(failed)]
-                if number != nft.STALE:
-                    raise KernelError(action=action, errno=max(number, 0), detail=nft.explain(number))
-        raise KernelError(action=action, errno=nft.STALE, detail=nft.explain(nft.STALE))
+                is_due = found is not None and is_left(found)
+                return [nft.table_removal(place.name, place.family)] if is_due else [], generation
+
+            failed = nft.run_while_stale(channel, removal)
+        if failed:
+            number = failed[min(failed)]
+            raise KernelError(action=f"remove the table {place.table}", errno=max(number, 0), detail=nft.explain(number))
 
 
 def _channel() -> "contextlib.closing[netlink.Channel]":

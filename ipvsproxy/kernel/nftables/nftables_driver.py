@@ -17,9 +17,8 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
-from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver, TableListing
+from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
@@ -87,23 +86,21 @@ class NftDriver:
             present = self.sets.shaped_as_ours(created)
             unlike = [ip_set for ip_set, is_ours in present.items() if not is_ours]
             new = [Operation(Verb.ADD, ip_set) for ip_set in created if not present.get(ip_set, False)]
-            for _ in range(nft_tables.ATTEMPTS if unlike else 0):
-                listing = self.rules.listing()
-                messages = self._replacement(unlike, new, operations, listing)
-                if nft.STALE not in nft.run(self._channel, messages, listing.generation).values():
-                    break
+            if unlike:
+                nft.run_while_stale(self._channel, lambda: self._replacement(unlike, new, operations))
         except (KernelError, ValueError):
             return  # the creation that follows reports the same error
         self.sets.written(new)
 
     def _replacement(
-        self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation], listing: TableListing
-    ) -> Sequence[Message]:
-        """The messages that replace these sets.
+        self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation]
+    ) -> tuple[Sequence[Message], int | None]:
+        """The messages that replace these sets, and the generation on which they depend.
 
         ``new`` creates all sets of the operations that are absent or have other parameters, because rules may look up any of
         them.
         """
+        listing = self.rules.listing()
         names = {ip_set.name for ip_set in unlike}
         entries = [one for one in operations if isinstance(one.item, SetEntries) and one.item.set in names]
         with_entries = self.sets.messages([*new, *(one for one in entries if one.verb is not Verb.REMOVE)])
@@ -116,7 +113,7 @@ class NftDriver:
             if not asked:
                 written += self.rules.rewriting(family, listing)
         flushed = self.rules.flushing({ip_set.family for ip_set in unlike}, listing)
-        return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
+        return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written], listing.generation
 
     def _apply_as_one(self, operations: Sequence[Operation]) -> bool:
         """Apply all operations in one transaction. Returns true if all operations have been applied."""
@@ -126,23 +123,24 @@ class NftDriver:
         if encoded is None:
             return False
         try:
-            for _ in range(nft_tables.ATTEMPTS):
-                messages, generation = self._with_rules(encoded, of_rules)
-                if len(messages) > self._channel.limit:
-                    return False
-                failed = nft.run(self._channel, messages, generation)
-                if nft.STALE not in failed.values():
-                    break
+            failed = nft.run_while_stale(self._channel, lambda: self._with_rules(encoded, of_rules))
         except (KernelError, ValueError):  # applying the operations in parts will report this error
             return False
         self.sets.written(of_sets)
         return not failed
 
     def _with_rules(self, of_sets: Sequence[Message], of_rules: Sequence[Operation]) -> tuple[Sequence[Message], int | None]:
-        """The transaction, and the generation on which it depends; None for no generation, as in a transaction without rules."""
-        if not of_rules:
-            return of_sets, None
-        listing = self.rules.listing()
-        written = [message for operation in of_rules for message in self.rules.messages(operation, listing)]
-        # Sets are created before rules refer to them, and no rule refers to the sets that are removed.
-        return [*of_sets, *written], listing.generation
+        """The transaction, and the generation on which it depends; None for no generation, as in a transaction without rules.
+
+        Raises:
+            ValueError: the transaction would be too large, or a rule has no equivalent in nf_tables.
+        """
+        messages, generation = list(of_sets), None
+        if of_rules:
+            listing = self.rules.listing()
+            generation = listing.generation
+            # Sets are created before rules refer to them, and no rule refers to the sets that are removed.
+            messages += (one for operation in of_rules for one in self.rules.messages(operation, listing))
+        if len(messages) > self._channel.limit:
+            raise ValueError(f"{len(messages)} messages are too many for one transaction")
+        return messages, generation
