@@ -363,7 +363,7 @@ def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
 def _fingerprint(rules: Iterable[_Expressions]) -> bytes:
     """Identifies the expressions of the rules of nf_tables that together stand for one rule."""
     described = [[(name, sorted(values.items())) for name, values in expressions] for expressions in rules]
-    return hashlib.blake2b(repr(described).encode(), digest_size=nft.FINGERPRINT_SIZE).digest()
+    return hashlib.blake2b(repr((nft_rule.ENCODING, described)).encode(), digest_size=nft.FINGERPRINT_SIZE).digest()
 
 
 def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], family: Family) -> Iterator[Message]:

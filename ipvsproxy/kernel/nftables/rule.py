@@ -1,8 +1,8 @@
 """Translates one rule into expressions of nf_tables that have the same effect on a packet as the rule in iptables.
 
 Most rules become one rule of nf_tables; a rule that matches one of three protocols, or a set of ranges, becomes several.
-Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule, and a
-reading compares the rule's expressions with the expressions that this module makes from the text.
+Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule and a
+fingerprint of the expressions that this module has made from it, with which a reading compares the observed expressions.
 
 The differences from iptables, and why they do not matter to packets:
 
@@ -47,6 +47,12 @@ from ipvsproxy.model.rules import (
 from ipvsproxy.model.sets import IP_SETS, SetType
 
 Expressions = Sequence[bytes]
+
+ENCODING = 1
+"""A part of each fingerprint. With another number, rules that an earlier version has written are written again.
+
+Increase the number when the expressions of any rule change although its text stays the same.
+"""
 
 _VERDICT_REGISTER = 0
 
