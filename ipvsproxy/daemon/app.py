@@ -30,6 +30,7 @@ from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import Source, Staleness
+from ipvsproxy.daemon.ui.node_page import NodePage
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
@@ -273,15 +274,9 @@ class _Node(Watcher):
         servers = config.servers
         traffic = Traffic(sampler, figures, limit=servers.service_metrics_limit, of_endpoints=servers.endpoint_metrics)
         self.metrics.show(figures, traffic)
-        return Pages(
-            figures,
-            sampler,
-            node_name=config.node_name,
-            translation=lambda: self._engine.translation,
-            source="manifests" if config.source.manifests else "API server",
-            programs=lambda: self.programs,
-            targets=self.source.targets,
-        )
+        source = "manifests" if config.source.manifests else "API server"
+        page = NodePage(sources=figures, node_name=config.node_name, source=source, programs=self.programs)
+        return Pages(page, sampler, lambda: self._engine.translation, self.source.targets)
 
     def _deliver(self, events: Sequence[Event]) -> None:
         journal.log_received(events)

@@ -15,6 +15,7 @@ from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.sources.source import ApiError, WatchStatus
+from ipvsproxy.daemon.ui.node_page import NodePage
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic, TrafficReader
@@ -149,14 +150,15 @@ class PageNode(MemoryNode):
             watches=lambda: self.watches,
         )
         self.pages = Pages(
-            sources,
+            NodePage(
+                sources=sources,
+                node_name=builders.THIS_NODE,
+                source="API server",
+                programs=dict.fromkeys(Family, PROGRAM),
+            ),
             Sampler(KernelThread(self.executor, self.traffic), self._now, processor_clock=_no_time),
-            node_name=builders.THIS_NODE,
-            translation=lambda: self.engine.translation,
-            source="API server",
-            programs=lambda: dict.fromkeys(Family, PROGRAM),
-            targets=self.read_targets,
-            wall_clock=self.wall_clock,
+            lambda: self.engine.translation,
+            self.read_targets,
             processor_clock=_no_time,
         )
         watcher.pages, watcher.status = self.pages, self.status

@@ -122,7 +122,7 @@ def begin(node: PageNode, count: int = 10_000) -> None:
 
 def add_past(node: PageNode, length_s: int = 880) -> None:
     """Let traffic and changes happen for a while. There are few changes, and one of them takes long."""
-    history, now, at_s = node.pages._node.history, node.traffic._now(), node.wall_clock()
+    history, now, at_s = node.pages.node.history, node.traffic._now(), node.wall_clock()
     node.traffic.began_s = now - length_s
     history._points.clear()
     history._samples.clear()

@@ -96,7 +96,7 @@ class Running:
             await self.node.watcher.until(lambda: bool(self.node.watcher.summaries))
             page_scene.add_traffic(self.node)
             # After the first reading, the next reading happens only when a viewer requests it.
-            while self.node.pages._node.history.last is None:  # noqa: ASYNC110 - no event signals the reading
+            while self.node.pages.node.history.last is None:  # noqa: ASYNC110 - no event signals the reading
                 await asyncio.sleep(0.01)
             page_scene.add_past(self.node)
             self._ready.set()

@@ -32,7 +32,7 @@ import structlog
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures
-from ipvsproxy.daemon.metrics.figures import Sampler
+from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.ui.node_page import History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
@@ -305,21 +305,16 @@ class Opened:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class CounterFollower:
-    """Reads counters regularly and keeps the rates.
+    """Reads counters regularly and keeps the rates. ``processor_clock`` measures the processor time of the calling thread."""
 
-    Times are times of ``clock``, which is monotonic; ``wall_clock`` gives seconds since the epoch, and ``processor_clock``
-    measures the processor time of the calling thread.
-    """
-
+    sources: Sources
     sampler: Sampler
-    survey: Survey
     viewers: Viewers
     history: History
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
     processor_clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
+        self._clock = self.sources.status.clock
         self.rates = ServiceRates()
         self.active: Mapping[ServiceName, ConnectionCounts] = {}
         self.samples = 0
@@ -337,26 +332,26 @@ class CounterFollower:
 
     def synced(self) -> None:
         """A sync has ended: read the counters of the node, unless they were read a moment ago."""
-        if self._sampled_s is None or self.clock() - self._sampled_s >= QUIET_S:
+        if self._sampled_s is None or self._clock() - self._sampled_s >= QUIET_S:
             self._wake.set()
 
     def show(self, names: Collection[ServiceName]) -> None:
         """These Services are on the page that a viewer sees."""
-        now = self.clock()
+        now = self._clock()
         self._shown.update(dict.fromkeys(names, now))
 
     async def run(self) -> None:
         """Read counters until this task is cancelled."""
         while True:
-            is_watched = self.viewers.have_looked(self.clock())
+            is_watched = self.viewers.have_looked(self._clock())
             if not is_watched:
                 self._forget()
             due_s = self._due_s()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due_s - self.clock()) if is_watched else None):
+                async with asyncio.timeout(max(0.0, due_s - self._clock()) if is_watched else None):
                     await self._wake.wait()
             self._wake.clear()
-            if self.clock() >= self._due_s():
+            if self._clock() >= self._due_s():
                 await self.sample()
 
     def _due_s(self) -> float:
@@ -371,19 +366,19 @@ class CounterFollower:
 
     async def sample(self) -> None:
         """Make the readings that are due now. Counters that cannot be read count as unknown until the next reading."""
-        now = self._sampled_s = self.clock()
+        now = self._sampled_s = self._clock()
         is_watched = self.viewers.have_looked(now)
         try:
             call = self.sampler.kernel.call(lambda reader: (reader.totals(), reader.open_connections(is_wanted=is_watched)))
-            self.history.add(*await call, now, self.wall_clock())
+            self.history.add(*await call, now, self.sources.status.wall_clock())
             if is_watched:
                 sample = await self.sampler.read()
-                taking = self.rates.taking(sample.counters, sample.began_s, self.survey.virtual_servers)
-                _, took_s = await in_slices(timed(taking, self.processor_clock), self.clock)
+                taking = self.rates.taking(sample.counters, sample.began_s, self.sources.survey.virtual_servers)
+                _, took_s = await in_slices(timed(taking, self.processor_clock), self._clock)
                 self._cost_s = sample.cost_s + took_s
                 await self._read_shown(now)
         except KernelError as error:
-            self.history.add(None, None, now, self.wall_clock())
+            self.history.add(None, None, now, self.sources.status.wall_clock())
             if self._is_readable:
                 log.warning("page_counters_unreadable", error=str(error))
             self._is_readable = False
@@ -398,7 +393,7 @@ class CounterFollower:
         keys: list[VirtualServerKey] = []
         owners: dict[VirtualServerKey, ServiceName] = {}
         for name in self._shown:
-            own = keys_of(self.survey, name)
+            own = keys_of(self.sources.survey, name)
             if len(keys) + len(own) <= SERVERS_OF_PAGES:
                 keys += own
                 owners.update(dict.fromkeys(own, name))
@@ -428,10 +423,10 @@ class CounterFollower:
         self._opened[name] = opened
         if len(self._opened) > OPENED:
             del self._opened[next(iter(self._opened))]
-        now = self.clock()
+        now = self._clock()
         if opened.read_s is None or now - opened.read_s >= SAMPLE_S:
-            keys = keys_of(self.survey, name)[:SERVERS_OF_SERVICE]
-            await in_slices(opened.taking(await self._read_endpoints(keys), now), self.clock)
+            keys = keys_of(self.sources.survey, name)[:SERVERS_OF_SERVICE]
+            await in_slices(opened.taking(await self._read_endpoints(keys), now), self._clock)
         return opened
 
 

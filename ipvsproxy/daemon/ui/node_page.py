@@ -5,7 +5,7 @@ import dataclasses
 import importlib.metadata
 import itertools
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
@@ -156,16 +156,16 @@ def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:
 class NodePage:
     """The node as a document, with its events and its history.
 
-    ``source`` says where Services come from; ``programs`` returns the programs that currently write the rules, by IP family.
+    ``source`` says where Services come from; ``programs`` are the programs that write the rules, by IP family.
     """
 
     sources: Sources
     node_name: str
     source: str
-    programs: Callable[[], Mapping[Family, Program]]
-    started_s: float
+    programs: Mapping[Family, Program]
 
     def __post_init__(self) -> None:
+        self.started_s = self.sources.status.wall_clock()
         self.version = importlib.metadata.version("ipvsproxy")
         self.history = History()
         self.events = EventLog()
@@ -219,7 +219,7 @@ class NodePage:
                         "healthy": family in status.updated and not status.is_late(family),
                         "updatedAt": status.updated.get(family),
                     }
-                    for family, program in self.programs().items()
+                    for family, program in self.programs.items()
                 ],
             },
             "connectionsPerSecond": last.connections if last else None,

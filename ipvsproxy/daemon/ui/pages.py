@@ -23,7 +23,7 @@ from ipvsproxy.daemon.http.paths import UI
 from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import figures
-from ipvsproxy.daemon.metrics.figures import Numbers, Sampler, Sources
+from ipvsproxy.daemon.metrics.figures import Numbers, Sampler
 from ipvsproxy.daemon.ui import board, counters, endpoint_changes, node_page
 from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
@@ -31,8 +31,7 @@ from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.names import Names, ReadTargets
 from ipvsproxy.daemon.ui.node_page import NodePage
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables.iptables_driver import Program
-from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.reconcile.survey import Statistics
 from ipvsproxy.translate.settings import Settings
@@ -83,48 +82,34 @@ class Pages:
 
     The caller must report each sync to this object; ``run`` reads the counters regularly.
 
-    ``source`` and ``translation`` say where Services come from and how they are translated. ``programs`` returns the programs
-    that currently write the rules, by IP family. ``targets`` is a function that reads the pods of a Service. ``processor_clock``
-    measures the processor time of the calling thread.
+    ``translation`` returns the settings by which Services are translated. ``targets`` is a function that reads the pods of a
+    Service. ``processor_clock`` measures the processor time of the calling thread.
     """
 
-    sources: Sources
+    node: NodePage
     sampler: Sampler
-    _: dataclasses.KW_ONLY
-    node_name: str
     translation: Callable[[], Settings]
-    source: str
-    programs: Callable[[], Mapping[Family, Program]]
     targets: ReadTargets
-    wall_clock: Callable[[], float] = time.time
     processor_clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
-        sources, self._clock = self.sources, self.sources.status.clock
-        self._node = NodePage(
-            sources=sources,
-            node_name=self.node_name,
-            source=self.source,
-            programs=self.programs,
-            started_s=self.wall_clock(),
-        )
-        self._hosts = {"localhost", self.node_name.lower(), socket.gethostname().lower()}
+        sources = self.sources = self.node.sources
+        self._clock, self._wall_clock = sources.status.clock, sources.status.wall_clock
+        self._hosts = {"localhost", self.node.node_name.lower(), socket.gethostname().lower()}
         self._viewers = counters.Viewers()
         self._troubles = Troubles(sources.survey)
         self._board: Board | None = None
         self._view: NodeView | None = None
         self._numbers: Numbers | None = None
-        self._names = Names(self.targets, sources.store, sources.status.clock)
+        self._names = Names(self.targets, sources.store, self._clock)
         self._turn = asyncio.Lock()
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
         self._counters = CounterFollower(
+            sources=sources,
             sampler=self.sampler,
-            survey=sources.survey,
             viewers=self._viewers,
-            history=self._node.history,
-            clock=sources.status.clock,
-            wall_clock=self.wall_clock,
+            history=self.node.history,
             processor_clock=self.processor_clock,
         )
         self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
@@ -140,12 +125,12 @@ class Pages:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended. While nobody looks at the page, this call takes only some microseconds."""
-        at_s = self.wall_clock()
+        at_s = self._wall_clock()
         self._view = summary.view
         names = summary.changes.services
         weights = summary.report.weights if len(names) <= node_page.SERVICES_NAMED else ()
-        self._node.events.synced(summary, at_s, *endpoint_changes.describe(weights, self.sources.survey, self.sources.store))
-        self._node.history.note_changes(len(names), summary.waited_s + summary.duration_s)
+        self.node.events.synced(summary, at_s, *endpoint_changes.describe(weights, self.sources.survey, self.sources.store))
+        self.node.history.note_changes(len(names), summary.waited_s + summary.duration_s)
         self._numbers = None
         self._note_states(at_s)
         for outcome in summary.report.errors:
@@ -161,11 +146,11 @@ class Pages:
 
     def _note_states(self, at_s: float) -> None:
         health = self.sources.status
-        self._node.events.note("health", "changes", "in time" if health.is_healthy else "late", at_s)
-        self._node.events.note("health", "load balancers", "accepted" if health.is_eligible else "turned away", at_s)
+        self.node.events.note("health", "changes", "in time" if health.is_healthy else "late", at_s)
+        self.node.events.note("health", "load balancers", "accepted" if health.is_eligible else "turned away", at_s)
         for kind, watch in self.sources.watch_states().items():
             state = "stale" if watch.is_stale else "connected" if watch.is_open else "not connected"
-            self._node.events.note("watch", kind.value, state, at_s)
+            self.node.events.note("watch", kind.value, state, at_s)
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request whose path begins with ``UI``, or whose path is ``UI`` without the final slash."""
@@ -200,7 +185,7 @@ class Pages:
         if part == "service":
             name = ServiceName(*query.get("name", "").partition("/")[::2])
             return [name] if name in self.sources.store.services else []
-        return _without_names(self._node.events.since(int(_number(query, "since", 0)))) if part == "events" else []
+        return _without_names(self.node.events.since(int(_number(query, "since", 0)))) if part == "events" else []
 
     def _check(self, request: Request) -> None:
         if request.method not in ("GET", "HEAD"):
@@ -224,9 +209,9 @@ class Pages:
     async def _describe_node(self, query: Mapping[str, str]) -> Any:
         since_s = _number(query, "since", 0.0)
         self._counters.looked_at()
-        self._note_states(self.wall_clock())
+        self._note_states(self._wall_clock())
         statistics = self.sources.survey.statistics(self._clock())
-        return self._node.describe(
+        return self.node.describe(
             statistics,
             await self._count(statistics),
             zone=self._view.zone if self._view else "",
@@ -296,9 +281,9 @@ class Pages:
         steps = counters.timed(explainer.describing(name, keys), self.processor_clock)
         document, took_s = await in_slices(steps, self._clock)
         answer = {
-            "node": self._node.node_name,
+            "node": self.node.node_name,
             "zone": self._view.zone,
-            "now": self.wall_clock(),
+            "now": self._wall_clock(),
             "row": row,
             "service": document,
         }
@@ -321,12 +306,12 @@ class Pages:
 
     async def _list_events(self, query: Mapping[str, str]) -> Any:
         since = int(_number(query, "since", 0))
-        self._note_states(self.wall_clock())
-        last, events = self._node.events.last, list(self._node.events.since(since))
+        self._note_states(self._wall_clock())
+        last, events = self.node.events.last, list(self.node.events.since(since))
         targets = self._names.known(_without_names(events))
         endpoint_changes.name(events, targets)
         return {
-            "startedAt": self._node.started_s,
+            "startedAt": self.node.started_s,
             "last": last,
             "events": events,
         }
