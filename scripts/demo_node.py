@@ -13,6 +13,7 @@ import os
 import pathlib
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -326,7 +327,7 @@ def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Pa
         changes_s = time.monotonic() + BETWEEN_CHANGES_S
         while not stop.exists() and time.monotonic() < ends_s:
             time.sleep(BETWEEN_LOOKS_S)
-            demo_mailbox.run_commands(mailbox, lambda line: _run_in(node, line))
+            demo_mailbox.run_commands(mailbox, _run)
             if time.monotonic() >= changes_s:
                 changes_s += BETWEEN_CHANGES_S
                 _replace(path, with_it if path.read_text() == without else without)
@@ -335,12 +336,15 @@ def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Pa
     answering.join()
 
 
-def _run_in(node: lab.Lab, line: str) -> str:
-    """Returns the output of a command line run in the node, which is stopped after one minute."""
-    path = f"{pathlib.Path('.venv/bin').absolute()}:{os.environ['PATH']}"
-    argv = ("env", f"PATH={path}", "timeout", "60", "bash", "-c", f"exec 2>&1; {line}")
-    _, output, errors = node.call("run", namespace="node", argv=argv, stdin=None)
-    return f"{output}{errors}"
+def _run(line: str) -> str:
+    """Returns the output of a command line, which is stopped after one minute. The node is the namespace of this process."""
+    environment = {**os.environ, "PATH": f"{pathlib.Path('.venv/bin').absolute()}:{os.environ['PATH']}"}
+    command = ["timeout", "60", "bash", "-c", line]
+    # Not by the lab's agent: that would stop the clients until the command has ended.
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return done.stdout.decode(errors="replace")
 
 
 def _replace(path: pathlib.Path, text: str) -> None:

@@ -25,6 +25,9 @@ from tests.support import lab
 ROOT = Path(__file__).parents[1]
 SAMPLED_WITHIN_S = 300.0
 """Until the page has rates, for which it reads the counters twice."""
+UNTIL_CLIENTS_CONNECT = (
+    'before=$(ipvsadm -Ln --stats); while [[ $(ipvsadm -Ln --stats) == "$before" ]]; do sleep 0.1; done; echo; echo clients go on'
+)
 POD_ADDRESSES = {f"10.244.{node}.{pod}" for node in (0, 1) for pod in (11, 12)}
 POD_ADDRESSES |= {f"fd00:10:244::{pod}" for pod in (11, 12)} | {f"fd00:10:244:1::{pod}" for pod in (11, 12)}
 
@@ -93,7 +96,7 @@ def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_unti
                 busiest = next(row for row in told["services"] if row["name"] == told["names"][0])
             top = [sys.executable, "-m", "ipvsproxy", "top", "--once", f"--server={address.removesuffix('/ui/')}"]
             shown = subprocess.run(top, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
-            (tmp_path / "1.draft").write_text("ipvsadm -Ln; nonsense")
+            (tmp_path / "1.draft").write_text(f"ipvsadm -Ln; nonsense; {UNTIL_CLIENTS_CONNECT}")
             (tmp_path / "1.draft").rename(tmp_path / "1.command")
             while not (tmp_path / "1.output").exists():
                 assert running.poll() is None
@@ -109,6 +112,7 @@ def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_unti
     assert "demo/web" in shown
     assert "TCP  10.96.0.80:80 rr" in said
     assert "nonsense: command not found" in said
+    assert said.endswith("\nclients go on\n")
     assert f"Open {address} in a browser" in output
     assert re.search(r"ssh -L (\d+):127\.0\.0\.1:\1 \S", output)
     assert f"ipvsproxy top --server={address.removesuffix('/ui/')}\n" in output
