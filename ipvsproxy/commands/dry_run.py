@@ -39,31 +39,29 @@ SHOWN = 5
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+@dataclasses.dataclass(eq=False)
 class DryRun:
     """Compares desired and observed state repeatedly, and reports differences in the log, in metrics and in the health status."""
 
-    def __init__(
-        self, comparison: inspection.Comparison, status: Status, metrics: Metrics, *, node_name: str, interval_s: float
-    ) -> None:
-        """``interval_s`` is the time between two comparisons while nothing changes."""
-        self._node_name = node_name
-        self._comparison = comparison
-        self._status = status
-        self._metrics = metrics
-        self._interval_s = interval_s
+    node: inspection.Inspected
+    status: Status
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self.comparison = inspection.Comparison(self.node)
         self._changed = asyncio.Event()
         self._known: frozenset[tuple[str, str]] = frozenset()
 
     def changed(self) -> None:
         """Called when objects in the store have changed."""
-        self._status.node = self._comparison.store.node(self._node_name)
+        self.status.node = self.comparison.store.node(self.node.config.node_name)
         self._changed.set()
 
     async def run(self) -> None:
         """Compare for ever."""
         while True:
             await self.compare()
-            await comes_within(self._interval_s, self._changed.wait())
+            await comes_within(self.node.config.engine.audit_interval_s, self._changed.wait())
             await asyncio.sleep(PATIENCE_S)
 
     async def compare(self) -> None:
@@ -72,20 +70,20 @@ class DryRun:
         If the kernel cannot be read, or if a first list is in doubt, log the problem and keep the previous figures.
         """
         self._changed.clear()
-        if self._comparison.store.may_lack_all:
+        if self.comparison.store.may_lack_all:
             log.warning("first_list_not_believed", hint="the list is empty; nothing is compared before a second list confirms it")
             return
         began_s = time.monotonic()
-        self._status.syncing(began_s)
+        self.status.syncing(began_s)
         try:
-            changes = await self._comparison.read()
+            changes = await self.comparison.read()
         except (inspection.UnknownStateError, KernelError) as error:
             log.error("kernel_unreadable", error=str(error))
             return
         self._report(changes, time.monotonic() - began_s)
 
     def _report(self, changes: Changes, duration_s: float) -> None:
-        differences = self._comparison.differences()
+        differences = self.comparison.differences()
         counts = Counter(one.kind for one in differences)
         new = [one for one in differences if (one.kind, one.name) not in self._known]
         for one in new[:SHOWN]:
@@ -100,9 +98,9 @@ class DryRun:
             duration_s=round(duration_s, 4),
             **counts,
         )
-        self._metrics.would_differ({kind: counts[kind] for kind in survey.COMPARED_KINDS})
-        states, view = self._comparison.survey.states, self._comparison.view
-        self._status.synced(SyncSummary(changes=changes, states=states, view=view, observed_s=duration_s))
+        self.metrics.would_differ({kind: counts[kind] for kind in survey.COMPARED_KINDS})
+        states, view = self.comparison.survey.states, self.comparison.view
+        self.status.synced(SyncSummary(changes=changes, states=states, view=view, observed_s=duration_s))
 
 
 def run(config: Config) -> int:
@@ -116,20 +114,23 @@ async def _serve(config: Config, signals: lifecycle.Signals) -> int:
     try:
         async with inspection.readable_kernel(config) as kernel:
             node = await inspection.inspect(config, kernel, source)
-            await _serve_on(node, source, metrics, signals)
+            await _serve_on(node, metrics, signals)
     except KernelError as error:
         raise CannotStartError(error) from error
     log.info("stopped", hint="nothing was programmed")
     return 0
 
 
-async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics: Metrics, signals: lifecycle.Signals) -> None:
-    config, comparison = node.config, inspection.Comparison(node)
-    families, period_s = node.choices.translation.families, config.engine.audit_interval_s
-    status = Status(families=families, sync_period_s=period_s + PATIENCE_S, missing=lambda: node.store.missing)
-    figures = Sources(survey=comparison.survey, store=node.store, status=status, watches=lambda: source.statuses)
-    metrics.show(figures)
-    dry_run = DryRun(comparison, status, metrics, node_name=config.node_name, interval_s=period_s)
+async def _serve_on(node: inspection.Inspected, metrics: Metrics, signals: lifecycle.Signals) -> None:
+    config, source = node.config, node.source
+    status = Status(
+        families=node.choices.translation.families,
+        sync_period_s=config.engine.audit_interval_s + PATIENCE_S,
+        missing=lambda: node.store.missing,
+    )
+    dry_run = DryRun(node, status, metrics)
+    survey = dry_run.comparison.survey
+    metrics.show(Sources(survey=survey, store=node.store, status=status, watches=lambda: source.statuses))
     log.info("dry_run_starting", node=config.node_name, hint="nothing will be programmed")
 
     async def follow() -> None:

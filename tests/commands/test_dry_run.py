@@ -8,7 +8,7 @@ import structlog
 
 from ipvsproxy.commands import dry_run
 from ipvsproxy.commands.dry_run import DryRun
-from ipvsproxy.commands.inspection import Comparison, Inspected
+from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.config.settings import ListenAddress
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -32,7 +32,7 @@ class Shadowed:
         self.node: Inspected = inspected(kernel, *WEB)
         self.metrics = Metrics()
         self.status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: 0.0, wall_clock=lambda: 0.0)
-        self.dry_run = DryRun(Comparison(self.node), self.status, self.metrics, node_name=builders.THIS_NODE, interval_s=3600)
+        self.dry_run = DryRun(self.node, self.status, self.metrics)
 
     async def differences(self) -> Mapping[str, float]:
         """The exported number of differences of each kind."""

@@ -103,6 +103,6 @@ async def test_a_dry_run_compares_nothing_while_a_first_list_is_doubted() -> Non
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(EmptySource(), node.store):
         with structlog.testing.capture_logs() as logs:
-            await dry_run.DryRun(Comparison(node), status, Metrics(), node_name=builders.THIS_NODE, interval_s=30).compare()
+            await dry_run.DryRun(node, status, Metrics()).compare()
     assert [line["event"] for line in logs] == ["first_list_not_believed"]
     assert status.updated_s is None
