@@ -30,7 +30,7 @@ from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program
 from tests.support.one_node import OneNode, Pod
 
-pytestmark = [pytest.mark.kernel, test_runbook.NEEDS_KUBECTL]
+pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(600.0)
 ANSWER_WITHIN_S = 60.0
