@@ -24,9 +24,8 @@ RECEIVE_BUFFER = 16 << 20
 """The size in bytes of the queue of events. An event takes about 1 KiB of it, so 10,000 addresses at once cause no overrun."""
 
 _GROUPS = (1, 5, 9, 7, 11)  # RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
-_NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR = 16, 17, 18, 20, 21
+_NEWLINK, _DELLINK, _NEWADDR, _DELADDR = 16, 17, 20, 21
 _NEWROUTE, _DELROUTE = 24, 25
-_REQUEST_DUMP = 0x1 | 0x300
 _LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
 _ROUTE = struct.Struct("=BBBBBBBBI")  # the fields of rtmsg: family, lengths, tos, table, protocol, scope, type, flags
 _ROUTE_PROTOCOL = 5
@@ -72,13 +71,13 @@ class ChangeListener:
     connect: Callable[[], socket.socket] = open_socket
 
     def __post_init__(self) -> None:
-        self._names: dict[int, str] = {}
         try:
             self._socket = self.connect()
         except OSError as error:
             raise _broken(error) from error
         self._filter_own()
-        self._ask_for_names()
+        self._index = self._find_device()
+        """The index of the device; 0 if the device does not exist."""
 
     def fileno(self) -> int:
         """The file descriptor to watch for reading."""
@@ -107,24 +106,19 @@ class ChangeListener:
             try:
                 changes += self._decode(self._socket.recv(_DATAGRAM))
             except BlockingIOError:
-                if not self._names:
-                    self._ask_for_names()
                 break
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise _broken(error) from error
-                self._names.clear()
+                self._index = self._find_device()
                 changes.append(Change.OURS)
         return tuple(changes)
 
-    def _ask_for_names(self) -> None:
-        # The answer arrives on the same socket as the notifications, in the order in which the kernel sent both.
-        length = message.HEADER.size + _LINK.size
-        request = message.HEADER.pack(length, _GETLINK, _REQUEST_DUMP, 1, 0) + _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    def _find_device(self) -> int:
         try:
-            self._socket.send(request)
-        except OSError as error:
-            raise _broken(error) from error
+            return socket.if_nametoindex(self.device)
+        except OSError:
+            return 0
 
     def _filter_own(self) -> None:
         """Make the kernel filter out notifications of our own changes and of other programs' routes.
@@ -159,30 +153,21 @@ class ChangeListener:
         _, _, index, flags, changed = _LINK.unpack_from(data, body)
         attributes = message.attributes(data, body + _LINK.size, end)
         name = message.text(data, attributes.get(_IFLA_IFNAME, (end, end)))
-        before = self._names.get(index, name)
-        if kind == _NEWLINK:
-            self._names[index] = name
-        else:
-            self._names.pop(index, None)
-        gone = kind == _DELLINK or before != name
-        if gone and before == self.device and port not in self.own_ports:
-            yield Change.OURS
+        if kind == _NEWLINK and name == self.device:
+            self._index = index
+        elif index == self._index:  # the device was removed or renamed
+            self._index = 0
+            if port not in self.own_ports:
+                yield Change.OURS
         if index == LOOPBACK_INDEX and changed & _UP and not flags & _UP:
             yield Change.OURS
 
     def _address(self, kind: int, port: int, data: bytes, body: int) -> Iterator[Change]:
         if port not in self.own_ports:
             *_, index = _ADDRESS.unpack_from(data, body)
-            yield Change.OURS if self._name(index) == self.device else Change.OTHER_ADDRESSES
+            yield Change.OURS if index == self._index else Change.OTHER_ADDRESSES
             if index == LOOPBACK_INDEX and kind == _DELADDR:
                 yield Change.OURS
-
-    def _name(self, index: int) -> str:
-        # The list of names arrives in parts, and notifications may arrive between these parts.
-        try:
-            return self._names.get(index) or socket.if_indextoname(index)
-        except OSError:
-            return ""
 
 
 def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
