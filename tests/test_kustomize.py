@@ -191,6 +191,18 @@ def test_a_changed_configuration_renames_its_config_map_so_that_the_pods_are_rep
     assert len(names) == 2
 
 
+def test_the_command_in_the_platforms_page_prints_the_name_of_the_config_map_that_the_cleanup_job_needs(
+    tmp_path: pathlib.Path,
+) -> None:
+    built = {item["kind"]: item for item in build("overlays/own-configuration")}
+    page = (MANIFESTS.parent / "docs/platforms.md").read_text()
+    (path,) = re.findall(r"`kubectl -n kube-system get daemonset ipvsproxy -o jsonpath='(.+)'`", page)
+    (tmp_path / "daemonset.yaml").write_text(yaml.safe_dump(built["DaemonSet"]))
+    command = ("kubectl", "patch", "--local", "-f", str(tmp_path / "daemonset.yaml"), "-p", "{}", "-o", f"jsonpath={path}")
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed == built["ConfigMap"]["metadata"]["name"]
+
+
 def test_the_components_of_the_own_configuration_overlay_need_only_their_comment_signs_removed(tmp_path: pathlib.Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     overlay = tmp_path / "manifests/overlays/own-configuration/kustomization.yaml"
