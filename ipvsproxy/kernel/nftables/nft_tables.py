@@ -281,15 +281,17 @@ def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
     listed = table(channel, name.family, name.name)
     if listed is None:
         return None
-    last: dict[str, Sequence[Expression]] = {}
-    action = f"read the rules of the table {listed}"
+    last = dict(_rules_of(channel, name))
+    closed = (chain for chain, place in listed.chains.items() if _is_closed(place, last.get(chain, ())))
+    return dataclasses.replace(listed, closed=tuple(closed))
+
+
+def _rules_of(channel: netlink.Channel, name: TableName) -> Iterator[tuple[str, Sequence[Expression]]]:
+    """The rules of a table in their order, each with the name of its chain."""
+    action = f"read the rules of the table {family_name(name.family)} {name.name}"
     with netlink.parsing(action):
         for found in map(nft.read, channel.dump(nft.rules_query(name.name, name.family), action)):
-            last[found.text(nft.NFTA_RULE_CHAIN)] = nft_rule.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b""))
-        return dataclasses.replace(
-            listed,
-            closed=tuple(chain for chain, place in listed.chains.items() if _is_closed(place, last.get(chain, ()))),
-        )
+            yield found.text(nft.NFTA_RULE_CHAIN), nft_rule.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b""))
 
 
 def _is_closed(place: BaseChain | None, last_rule: Sequence[Expression]) -> bool:
@@ -322,13 +324,11 @@ def rules() -> list[tuple[str, Sequence[Expression]]]:
     if not modules.may_have_nf_tables():
         return found
     with _channel() as channel:
-        for family, name, _ in names(channel):
-            place = f"{family_name(family)} {name}"
-            action = f"read the rules of the table {place}"
-            with Tolerated(*ABSENT), netlink.parsing(action):
-                for rule in map(nft.read, channel.dump(nft.rules_query(name, family), action) if place != _OURS else ()):
-                    where = f"table {place} chain {rule.text(nft.NFTA_RULE_CHAIN)}"
-                    found.append((where, nft_rule.expressions(rule.payload(nft.NFTA_RULE_EXPRESSIONS, b""))))
+        for one in names(channel):
+            place = f"{family_name(one.family)} {one.name}"
+            with Tolerated(*ABSENT):
+                rules_of = _rules_of(channel, one) if place != _OURS else ()
+                found += ((f"table {place} chain {chain}", expressions) for chain, expressions in rules_of)
     return found
 
 
