@@ -34,7 +34,7 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
-from ipvsproxy.model.steps import at_once
+from ipvsproxy.model.steps import at_once, each
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
@@ -255,12 +255,15 @@ class Scopes:
         """
         changed, self._changed = self._changed, {}
         concerned: dict[ServiceName, None] = {}
-        for state in filter(None, map(self._states.get, changed)):
+
+        def judge(state: ServiceState) -> None:
             for port, scopes in _ports(state).items():
                 if any(self.virtual_servers.owner_of(key) == state.owner for one in scopes for key in one.virtual_servers):
                     self.marks.want(port)
                 elif self.marks.release(port):
                     concerned[port.service] = None
+
+        yield from each(judge, filter(None, map(self._states.get, changed)))
         recalled, self._recalls = self._recalled() if self._recalls else (), False
         concerned |= dict.fromkeys(port.service for port in self.marks.give(recalled))
         for name in concerned:

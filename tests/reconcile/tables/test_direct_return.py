@@ -1,10 +1,13 @@
 """The scopes of direct return in the tables: marks, sets and virtual servers, across restarts and removals of endpoints."""
 
+import msgspec
+
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import TUNNELLED
-from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, IpSet, MarkedEntry, SetKind
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS
 from tests.reconcile.simulation import SimulatedNode
@@ -123,3 +126,14 @@ def test_sets_of_direct_return_are_read_while_they_are_desired_or_observed() -> 
     off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])  # the kernel in memory keeps the chains of a table without any other
     off.sync(after_s=60)
     assert sets_of_direct_return(off) == set()
+
+
+def test_marks_for_many_services_are_given_in_steps() -> None:
+    node = node_with()
+    node.sync()
+    for number in range(2 * ITEMS_AT_ONCE):
+        service, slices = shop(HERE)
+        service = msgspec.structs.replace(service, name=ServiceName(service.name.namespace, f"s{number}"))
+        node.put(service, slices)
+    assert sum(1 for _ in node.reconciler._tables.scopes.tending(may_close=True)) >= 2
+    assert not node.reconciler._tables.scopes.marks.waiting
