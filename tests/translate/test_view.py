@@ -2,14 +2,15 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import DEVICE, TUNNEL_RECORD, render_record
+from ipvsproxy.model.kernel import DEVICE, TUNNEL_RECORD, Sysctl, render_record
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.state import Observation
 from ipvsproxy.translate.settings import LocalMode, Settings
 from ipvsproxy.translate.view import (
     GRACE_S,
     Lingering,
+    are_tunnels_down,
     known_node_port_ranges,
     knows_direct_return,
     node_port_ranges,
@@ -311,3 +312,11 @@ def test_a_reading_shows_what_direct_return_has_changed_unless_it_lacks_the_sett
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))
     assert not knows_direct_return(Observation(sysctls=record))
     assert not knows_direct_return(Observation(interface_addresses=()))
+
+
+def test_only_a_tunnel_device_that_could_not_be_restored_counts_as_up() -> None:
+    device, other = (
+        Operation(Verb.REMOVE, Sysctl(path, "1")) for path in ("/sys/class/net/ip6tnl0/flags", "net/ipv4/vs/sloppy_tcp")
+    )
+    assert are_tunnels_down([Outcome(device), Outcome(other, error="read-only")])
+    assert not are_tunnels_down([Outcome(device, error="read-only"), Outcome(other)])
