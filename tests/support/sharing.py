@@ -86,6 +86,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
             continue
         items = [item for node in found for item in session.genitems(node)]
         session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+        session.items = items  # fixtures look here for the tests that need them
         session.testscollected = collected = collected + len(items)
         for item, following in zip(items, [*items[1:], None], strict=False):  # there may be no item
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
