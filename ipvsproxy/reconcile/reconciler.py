@@ -302,6 +302,11 @@ class Reconciler:
         return each(lambda one: fail(self._identity(one), one, now, is_running=is_running), again)
 
     @property
+    def unequal(self) -> int:
+        """The number of desired objects that the kernel lacks or has with another value."""
+        return sum(len(table.pending) for table in self._tables.unequal)
+
+    @property
     def pending(self) -> int:
         """The number of keys whose desired and observed values differ.
 

@@ -249,12 +249,15 @@ class Engine:
         await self._learn_schedulers(observed)
         changes = self.store.take()
         translated = observed
+        waiting = 0
         for names in _batches(changes.services):
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._translate_all(names)
-            if len(names) == SERVICES_AT_ONCE:
+            # Changes that wait for the removals are planned anew each time, so the more of them wait, the rarer the plans are.
+            if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
+                waiting = self._reconciler.unequal
             translated = self.clock()
         changes = self._translator.with_refusals(changes)
         self._journal.log_complaints(changes.complaints)

@@ -16,8 +16,8 @@ import structlog.testing
 from ipvsproxy.daemon.loop import engine
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.service import ObjectKind, Service, ServiceName, ServiceType
+from ipvsproxy.model.plan import Operation, Outcome, Plan, Verb
+from ipvsproxy.model.service import EndpointSlice, ObjectKind, Service, ServiceName, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts
 from ipvsproxy.translate.services import state
@@ -176,6 +176,37 @@ async def test_translating_many_services_lets_other_tasks_run_in_between(
 
 def node_ports(name: str = "web") -> Service:
     return builders.service(name, builders.service_port(node_port=30080), kind=ServiceType.NODE_PORT)
+
+
+@in_virtual_time
+async def test_a_change_of_many_services_is_planned_a_few_times_although_its_removals_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)
+    number_of_services = 64
+    node = MemoryNode()
+    planned: list[int] = []
+    planning = node.engine._reconciler.planning
+
+    def counting(now: float, *, only_additions: bool) -> Generator[None, None, Plan]:
+        planned.append(node.engine._reconciler.unequal)
+        return planning(now, only_additions=only_additions)
+
+    monkeypatch.setattr(node.engine._reconciler, "planning", counting)
+    services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(number_of_services)]
+    async with node.running():
+        node.begin_with(*services, *(_slice_of(one, "10.244.1.5") for one in services), builders.node())
+        await node.quiet()
+        assert len(planned) > number_of_services / 2, "each batch is applied before the next one is translated"
+        planned.clear()
+        node.put(*(_slice_of(one, "10.244.1.6") for one in services))
+        await node.quiet()
+        assert_from_scratch(node)
+    assert sum(planned) < 4 * number_of_services, "not half of the Services for each batch"
+
+
+def _slice_of(service: Service, endpoint: str) -> EndpointSlice:
+    return builders.endpoint_slice(builders.endpoint(endpoint, builders.OTHER_NODE), service=service.name.name)
 
 
 @in_virtual_time
