@@ -83,7 +83,7 @@ def _as_running(
         os.chdir(f"/proc/{running.process}/cwd")  # that ipvsproxy's flags may name files relative to this directory
         first = 1 if running.arguments[:1] == ["run"] else 0
         config = read([*running.arguments[first:], *arguments])
-    except (ConfigError, OSError):  # the reason is not shown: the values are those of the running ipvsproxy
+    except (ConfigError, OSError):  # the reason is not shown, because the running ipvsproxy has the same values
         complain(f"the flags of the ipvsproxy that runs here ({which}) cannot be used: give them to this command")
         return None
     complain(f"with the flags of the ipvsproxy that runs here ({which})")

@@ -69,7 +69,7 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
     """Each call moves the thread of the test to a fresh network namespace, which has only the interface lo, in state up.
 
     A namespace belongs to a thread: threads and processes that the test starts afterwards are in the new namespace. Threads that
-    already run, such as those of a session-wide fixture, stay in the old namespace, and so do their sockets. ``/proc/sys/net``
+    already run, such as threads of a session-wide fixture, stay in the old namespace, and so do their sockets. ``/proc/sys/net``
     shows the namespace of the thread that reads it, and ``/proc/net`` that of the process's main thread;
     ``/proc/thread-self/net`` always shows the namespace of the reading thread. ``/sys/class/net`` still shows the interfaces of
     the old namespace. When its last process, thread and socket are gone, a namespace is deleted with all its contents.

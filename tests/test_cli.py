@@ -40,7 +40,7 @@ class Modules:
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Modules:
-    """Only those tasks can run whose functions a test puts into these modules."""
+    """A task can run only if a test puts its function into these modules."""
     loaded = Modules()
     monkeypatch.setattr(cli, "load_module", loaded)
     return loaded

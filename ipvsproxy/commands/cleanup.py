@@ -54,7 +54,7 @@ class Extent(NamedTuple):
     def plan(
         self, observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
     ) -> cleanup.Cleanup:
-        """The operations that clean a kernel in this state; the arguments are those of ``clean``."""
+        """The operations that clean a kernel in this state; ``clean`` describes the arguments."""
         rules = dict.fromkeys(self.chains, ())
         skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
         todo = cleanup.plan(observed, skeletons, excluded, node_port_ranges)

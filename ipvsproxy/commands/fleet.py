@@ -131,7 +131,7 @@ class FleetNode(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the node has not answered in the way that an ipvsproxy answers."""
+        """Whether the node gave no answer, or an answer that does not come from ipvsproxy."""
         return any(trouble is Fault.NO_ANSWER for trouble, _ in self.troubles)
 
 

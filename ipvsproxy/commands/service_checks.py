@@ -111,7 +111,7 @@ def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
 def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, mtu: int) -> Iterator[Finding]:
     """Whether this node can take part in direct return, and whether the other nodes know that.
 
-    ``mtu`` is that of ``mtu_of``.
+    ``mtu`` is a result of ``mtu_of``.
     """
     takes_part = node is not None and node.takes_direct_return
     if not settings.direct_return:

@@ -1,7 +1,7 @@
 """The table of all options.
 
 The flags, the configuration file, ``--help``, completion, ``Config`` and the documentation are derived from this table. Flags,
-defaults and bounds are those of kube-proxy 1.36 (cmd/kube-proxy/app/options.go and pkg/proxy/apis/config in
+defaults and bounds are the same as in kube-proxy 1.36 (cmd/kube-proxy/app/options.go and pkg/proxy/apis/config in
 kubernetes/kubernetes). The options have the order in which they are written to a file.
 """
 

@@ -104,7 +104,7 @@ class Drivers:
 
     @property
     def modules(self) -> Sequence[str]:
-        """The kernel modules that are needed in addition to those of IPVS and of the backend."""
+        """The kernel modules that are needed in addition to the modules of IPVS and of the backend."""
         return tuple(TUNNEL_MODULES.values()) if self.direct_return is DirectReturn.ON else ()
 
 

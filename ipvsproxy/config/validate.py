@@ -1,7 +1,7 @@
 """The rules that turn the given values into a ``Config``, or into a list of all problems.
 
-The rules are those of kube-proxy (pkg/proxy/apis/config/validation in kubernetes/kubernetes). Like kube-proxy, ipvsproxy does not
-check options that have no effect in IPVS mode.
+The rules are the same as in kube-proxy (pkg/proxy/apis/config/validation in kubernetes/kubernetes). Like kube-proxy, ipvsproxy
+does not check options that have no effect in IPVS mode.
 """
 
 import collections

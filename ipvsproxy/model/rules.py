@@ -301,7 +301,7 @@ class ObservedSkeleton:
     Chains and jumps of other programs are not included. The rules of a chain that only drops packets are sorted, because their
     order has no effect, and kube-proxy writes them in random order.
 
-    ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those of our last write.
+    ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are as we last wrote them.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
     programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
     in ``strange_rules``. ``idle_jumps`` are existing jumps that no packet reaches, each with the reason.
@@ -402,7 +402,7 @@ class NftTable:
 
     ``family`` is the family's name in nft: ``ip``, ``ip6``, ``inet``, ... For a table of iptables-legacy, ``family`` is the name
     of the program. ``comment`` is empty if the table has none. ``chains`` maps each base chain to its hook and priority, and each
-    other chain to None. ``maps`` are the names of those sets that are maps. ``closed`` are the base chains of type ``filter``
+    other chain to None. ``maps`` are the names of the sets that are maps. ``closed`` are the base chains of type ``filter``
     that refuse every packet that no earlier rule has accepted, either by the chain's policy or by its last rule.
     """
 

@@ -180,8 +180,8 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     (FQDN).
 
     ``addresses`` holds the packed addresses of all endpoints, one after the other, and ``conditions`` holds their conditions in
-    the same order. One object per endpoint would take most of the memory in a large cluster, whereas there are few different
-    conditions.
+    the same order. One object per endpoint would take most of the memory in a large cluster, whereas the endpoints have few
+    different conditions.
 
     ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch; 0 means that
     the annotation is absent. The annotation gives the time at which the change began; slices that differ only in this time count

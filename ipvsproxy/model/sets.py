@@ -179,7 +179,7 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class MarkedEntry(SetEntry, frozen=True, gc=False):
-    """An entry that gives packets a mark: the bits in ``mask`` are set to those of ``mark``, and all other bits are unchanged.
+    """An entry that gives packets a mark: the bits in ``mask`` are set as in ``mark``, and all other bits are unchanged.
 
     A set holds at most one such entry for each address, protocol and port: an entry with another mark replaces the earlier entry.
     """

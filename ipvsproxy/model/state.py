@@ -133,5 +133,5 @@ class Observation:
 
     @property
     def local(self) -> frozenset[Address]:
-        """The service addresses on our device and those of our local routes, as far as both have been read."""
+        """The service addresses on our device and in our local routes, as far as both have been read."""
         return frozenset().union(self.addresses or (), self.routes or ())

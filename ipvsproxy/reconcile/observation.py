@@ -168,8 +168,8 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            # Before the addresses of this host are known, a twin proves nothing, because node ports on these addresses may be
-            # desired.
+            # Before the addresses of this host are known, a twin (see ``ownership``) does not prove that a virtual server is
+            # ours, because node ports on these addresses may be desired.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

@@ -1,7 +1,7 @@
 """The fixed rules: masquerading in the table ``nat``, source ranges and closed host ports in the table ``filter``.
 
 The number of rules does not grow with the number of Services. Only a load balancer address that this node itself may not use adds
-a rule. Except for the chains of traffic scopes, names, order and conditions are those of pkg/proxy/ipvs/proxier.go
+a rule. Except for the chains of traffic scopes, names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go
 (kubernetes/kubernetes), because operators know kube-proxy's rules, and kube-proxy must be able to take over again.
 """
 

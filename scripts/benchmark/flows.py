@@ -1,7 +1,7 @@
 """Measures the deletion of one UDP endpoint's flows among very many tracked flows, on a kernel that lists all flows.
 
 A fake socket acts as the kernel: it repeatedly answers with recorded messages of a listing, like a kernel before 5.8, which
-cannot filter flows. The time of the fake socket is subtracted, so that the figures are only those of the driver.
+cannot filter flows. The time of the fake socket is subtracted, so that the figures contain only the time of the driver.
 """
 
 import itertools

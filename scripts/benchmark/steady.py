@@ -144,7 +144,7 @@ class _Steady:
         }
 
     async def service(self, changes: int) -> Figures:
-        """Repeatedly adds a Service and then its EndpointSlice, with pauses in between.
+        """Repeatedly adds a Service and then its EndpointSlice, and waits between two changes.
 
         The latencies include both kinds of changes.
         """

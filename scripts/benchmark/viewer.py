@@ -40,7 +40,7 @@ _SYN = struct.pack("!HHIIBBHHH", _SOURCE_PORT, 80, 1, 0, 5 << 4, 0x02, 1024, 0, 
 
 
 def measure(services: int, endpoints: int, seconds: float, warm_s: float = WARM_S, settled_s: float = SETTLED_S) -> Figures:
-    """Measure ipvsproxy with this number of Services for so long without a viewer, and then with one.
+    """Measure ipvsproxy with this number of Services, first without a viewer, and then for the same time with a viewer.
 
     Raises:
         RuntimeError: the process has ended, or does not answer.

@@ -61,7 +61,7 @@ def ipv6_service(number: int) -> dict[str, Any]:
 
 
 def ipv6_slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
-    """EndpointSlices like those made by ``slices``, for IPv6."""
+    """EndpointSlices as ``slices`` makes them, but for IPv6."""
     first = number * endpoints
     for part, item in enumerate(slices(number, endpoints, nodes)):
         item["addressType"] = "IPv6"

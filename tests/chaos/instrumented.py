@@ -82,7 +82,7 @@ def count_tasks(path: Path) -> None:
 
 
 def main(flags: Sequence[str] | None = None) -> int:
-    """Run the program; if no flags are given, with those of the command line."""
+    """Run the program with these flags, or, if no flags are given, with the flags of the command line."""
     directory = Path(os.environ[DIRECTORY])
     if limit := int(os.environ.get(DESCRIPTORS, "0")):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

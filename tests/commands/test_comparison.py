@@ -96,7 +96,7 @@ def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
 
 
 async def tell(node: MemoryNode, before: State, after: State) -> None:
-    """Replace the API objects of one state by those of the next state, and let the node program the change."""
+    """Replace the API objects of one state by the API objects of the next state, and let the node program the change."""
     kept = {memory_node.key_of(item) for item in after}
     node.put(*(item for item in after if item not in before))
     node.remove(*(item for item in before if memory_node.key_of(item) not in kept))

@@ -388,7 +388,7 @@ def test_doctor_does_not_report_ports_that_our_own_process_holds() -> None:
     assert _judge(listeners={10256: "ipvsproxy (process 7)", 10249: "ipvsproxy (process 7)"}) == []
 
 
-def test_doctor_prints_faults_with_remedies_then_notes_and_only_the_topics_of_all_other_findings() -> None:
+def test_doctor_prints_faults_with_remedies_then_notes_and_then_only_the_topics_of_other_findings() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),

@@ -73,7 +73,7 @@ class Ending(NamedTuple):
 
     @property
     def failed(self) -> frozenset[str]:
-        """The names of the ordered acts that occurred and failed."""
+        """The names of the acts that were ordered to fail, and that have occurred and failed."""
         return frozenset(act.name for act in self.acts if act.failed)
 
 

@@ -50,7 +50,7 @@ def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(
 
 
 class FewSets:
-    """A fake program ipset: it cannot destroy three of our sets; the last of them fails with the error ``number``."""
+    """A fake program ipset: it fails to destroy three of our sets; for the last of the three, it returns the error ``number``."""
 
     number = ipset.IN_USE
     emptied: ClassVar[list[str]] = []

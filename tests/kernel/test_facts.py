@@ -1,4 +1,4 @@
-"""The facts about a host that ``doctor`` reads. Reading iptables and the kernel's tables is tested in the modules for those."""
+"""The facts about a host that ``doctor`` reads. Reading iptables and nftables is tested with the drivers."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Drivers and the whole program on a real kernel whose answers are changed to those of an older kernel.
+"""Drivers and the whole program on a real kernel whose answers are changed to the answers of an older kernel.
 
 Workarounds must converge, and refusals must be readable sentences.
 """
@@ -63,7 +63,7 @@ metadata: {name: node-a}
 
 @pytest.fixture(params=OLD_KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> old_kernel.OldKernel:
-    """Make all netlink sockets of this test answer as those of an old kernel."""
+    """Make all netlink sockets of this test answer as on an old kernel."""
     chosen = OLD_KERNELS[request.param]
     monkeypatch.setitem(vars(netlink), "socket", old_kernel.sockets(chosen))
     return chosen

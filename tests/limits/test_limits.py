@@ -194,7 +194,7 @@ def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...]
         pytest.param((_lost_notifications,), (), marks=patience.THOROUGH, id="lost notifications"),
     ],
 )
-def test_a_node_at_a_limit_serves_applies_changes_answers_and_stops(
+def test_a_node_at_a_limit_still_serves_traffic_applies_changes_answers_requests_and_stops(
     laboratory: lab.Lab, limits: tuple[Limit, ...], starter: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The limits are tested one after the other. Each has its own Service, because the Service of the previous test drains."""

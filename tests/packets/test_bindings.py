@@ -42,7 +42,7 @@ def served() -> set[str]:
 
 
 def is_in(running: Cluster, binding: Binding) -> bool:
-    """Whether all addresses are local by this binding, and no address is local by the other."""
+    """Whether this binding makes all addresses local, and the other binding makes no address local."""
     return bound(running) == {binding: served(), OTHER[binding]: set()}
 
 

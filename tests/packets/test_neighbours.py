@@ -323,7 +323,7 @@ def _wall(tmp_path: Path) -> Firewalld:
 
 
 def trust(wall: Firewalld) -> None:
-    """What docs/running.md requires: the interfaces of pods, and those through which clients come, are in a zone that accepts."""
+    """What docs/running.md requires: the interfaces of pods and of incoming clients are in a zone that accepts packets."""
     for interface in ("cni0", "eth0"):
         wall.command("--zone=trusted", f"--change-interface={interface}")
         wall.command("--permanent", "--zone=trusted", f"--add-interface={interface}")

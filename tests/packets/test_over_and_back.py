@@ -56,7 +56,7 @@ def _node() -> Iterator[lab.Lab]:
 
 
 def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[str, str, str]]:
-    """The rows that differ from those that kube-proxy left, except intended differences."""
+    """The rows that differ from the rows that kube-proxy left, except intended differences."""
     found = golden_state.differences(RECORDED, state, sections)
     return [
         (part, row, kind)

@@ -52,7 +52,7 @@ def nodes(*taking_part: str) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass
 class Three:
-    """Three nodes with a program each; the first node is that of ``cluster``, the others run while the block runs."""
+    """Three nodes with a program each; the first node belongs to ``cluster``, the two others run during the block."""
 
     cluster: cluster.Cluster
     directory: Path
@@ -211,7 +211,7 @@ def running(directory: Path, *flags: str) -> Iterator[Three]:
 
 
 def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[dict[str, Any]]:
-    """A Service with direct return, and perhaps with weights; ``pods`` and ``more`` are those of ``cluster.service``."""
+    """A Service with direct return, and perhaps with weights; ``pods`` and ``more`` are passed to ``cluster.service``."""
     annotations = {"direct-return": "true"} | ({"weights": weights} if weights else {})
     return service("web", 1, *pods, balancer=True, annotations=annotations, **more)
 

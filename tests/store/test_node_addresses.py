@@ -41,7 +41,7 @@ def test_an_endpoint_with_the_address_of_a_service_shows_the_node_of_the_address
     assert _others(store) == {TAKEN: OTHER_NODE}
 
 
-def test_load_balancer_addresses_are_looked_up_and_cluster_ips_are_not() -> None:
+def test_load_balancer_addresses_are_looked_up_but_cluster_ips_are_not_looked_up() -> None:
     cluster = builders.service("cluster", cluster=["10.244.1.9"])
     assert _others(_store(cluster, _service(balancer=[TAKEN]), _slice())) == {TAKEN: OTHER_NODE}
 

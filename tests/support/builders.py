@@ -121,7 +121,7 @@ def endpoint_slice(
     ports: Iterable[EndpointPort] = (EndpointPort("", Protocol.TCP, 8080),),
     family: Family | None = None,
 ) -> EndpointSlice:
-    """An EndpointSlice of a Service. Its family is that of its endpoints, or IPv4 if it has none."""
+    """An EndpointSlice of a Service. It has the IP family of its endpoints, or IPv4 if it has no endpoints."""
     return EndpointSlice(
         name=EndpointSliceName(namespace, f"{service}-{suffix}"),
         service=ServiceName(namespace, service),
@@ -167,7 +167,7 @@ def addresses(*texts: str) -> tuple[Address, ...]:
 
 
 def api_servers(slices: Iterable[EndpointSlice]) -> frozenset[RealServerKey]:
-    """The addresses of the API servers in these EndpointSlices, which are those of the Service for the API server."""
+    """The addresses of the API servers in these EndpointSlices, which belong to the Service for the API server."""
     return frozenset(RealServerKey.of(one.address, port.port) for item in slices for one in item.endpoints for port in item.ports)
 
 

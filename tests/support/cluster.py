@@ -167,7 +167,7 @@ class Cluster:
 
     Before the block, the node's kernel has no objects of the program.
 
-    ``starter`` is that of ``program.Program``.
+    ``starter`` is passed to ``program.Program``.
     """
 
     def __init__(self, laboratory: lab.Lab, directory: Path, *flags: str, starter: Sequence[str] = ()) -> None:

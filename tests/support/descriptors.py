@@ -7,8 +7,8 @@ import pathlib
 def opened() -> set[tuple[str, str]]:
     """The number of each open descriptor, and what it leads to.
 
-    A test that compares two of these sets must allow that descriptors are missing from the later one, because a thread that an
-    earlier test has left may close its own.
+    A test that compares two of these sets must accept that descriptors are missing from the later set: a thread that an earlier
+    test started may close its descriptors at any time.
     """
     found = set()
     for path in pathlib.Path("/proc/self/fd").iterdir():

@@ -1,6 +1,6 @@
 """An in-memory kernel that refuses the same operations as the real one, for tests without a kernel.
 
-After the same operations, its state and outcomes are those of the drivers in ``ipvsproxy/kernel``;
+After the same operations, it has the same state and outcomes as the drivers in ``ipvsproxy/kernel``;
 ``tests/kernel/test_contract.py`` runs the same tests on both. Its state is public: tests create drift, foreign objects and
 connections by changing its attributes.
 """
@@ -157,7 +157,7 @@ class FakeKernel:
         readable = {name: value for name, value in parts.items() if name not in self.unreadable}
         return dataclasses.replace(
             Observation(errors=tuple(f"{name} cannot be read" for name in sorted(self.unreadable))),
-            **readable,  # type: ignore[arg-type]  # the names are those of the fields
+            **readable,  # type: ignore[arg-type] # the names are names of fields
         )
 
     def poll(

@@ -33,7 +33,7 @@ class KernelSet:
     entries: set[SetEntry] = dataclasses.field(default_factory=set)
 
     def differs_from(self, ip_set: IpSet) -> bool:
-        """Whether the parameters of the set differ from those of our set with that name.
+        """Whether the parameters of the set differ from the parameters of our set with that name.
 
         The entries of such a set are ignored.
         """

@@ -67,7 +67,7 @@ def _run(*argv: str, stdin: str | None = None) -> str:
 def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
     """The sections of a recording that come from the kernel, limited to these; ``virtual_servers`` includes ``real_servers``.
 
-    The sets and rules are those of ``backend``.
+    The sets and rules are read from ``backend``.
     """
     state: State = {}
     if "virtual_servers" in sections:

@@ -82,7 +82,7 @@ def _name(key: VirtualServerKey) -> str:
 def _scopes(
     states: Sequence[ServiceState], virtual_servers: Mapping[VirtualServerKey, VirtualServer]
 ) -> Iterator[tuple[str, ClusterScope]]:
-    """Each second scope with its name, which is that of the first of its addresses."""
+    """Each second scope with its name, which is the name of its first address."""
     for state in states:
         for scope in state.rare.scopes:
             assert all(virtual_servers[key].owner == state.owner for key in scope.virtual_servers)

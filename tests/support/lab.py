@@ -344,7 +344,7 @@ class Lab:
         self.call("hush", namespace=namespace, protocol=protocol, address=address, port=port)
 
     def probe(self, from_: str, protocol: str, to: str, port: int, **options: Any) -> Result:
-        """Run one probe; the options are those of :class:`Probe`."""
+        """Run one probe; :class:`Probe` describes the options."""
         return self.probe_all([Probe(from_, protocol, to, port, **options)])[0]
 
     def probe_all(self, probes: Iterable[Probe]) -> list[Result]:

@@ -1,6 +1,6 @@
 """The table that kube-proxy in nftables mode leaves on a node: as text for nft, and in an in-memory kernel.
 
-The chains, maps, hooks, priorities and comments are those of setupNFTables and syncProxyRules in pkg/proxy/nftables/proxier.go
+The chains, maps, hooks, priorities and comments come from setupNFTables and syncProxyRules in pkg/proxy/nftables/proxier.go
 (kubernetes/kubernetes 1.31).
 """
 

@@ -199,7 +199,7 @@ def put(item: ApiObject) -> Put:
 
 
 def listed(kind: ObjectKind, objects: Collection[ApiObject]) -> Listed:
-    """The event that ends a list of this kind, with those of the objects that have the kind."""
+    """The event that ends a list of this kind, with the objects of this kind."""
     return Listed(kind, frozenset(key_of(item) for item in objects if KINDS[type(item)] is kind))
 
 

@@ -221,5 +221,5 @@ def sockets(kernel: OldKernel, make: Callable[..., socket.socket] = socket.socke
 
 
 def speak_as(version: str) -> None:
-    """Make all drivers of this process receive answers like those of this kernel version."""
+    """Make all drivers of this process receive the answers that a kernel of this version gives."""
     vars(netlink)["socket"] = sockets(OLD_KERNELS[version])

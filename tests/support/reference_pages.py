@@ -87,7 +87,7 @@ def declared() -> Iterator[Series]:
 
 
 def metrics(page: str) -> str:
-    """docs/metrics.md: the declared metrics, and those that prometheus_client adds."""
+    """docs/metrics.md: the declared metrics, and the metrics that prometheus_client adds."""
     ours = {one.name for one in ALL if one.name.startswith("ipvsproxy_")}
     groups = {
         "kube-proxy's": [one for one in declared() if one.name not in ours],

@@ -87,7 +87,7 @@ def status(
     unmet_settings: Mapping[str, str] | None = None,
     **more: Collection[Any],
 ) -> Status:
-    """The health of a node at a time since the epoch; ``more`` are the results of the functions that a ``Status`` calls."""
+    """The health of a node at the time ``now_s`` (since the epoch); ``more`` has results of the functions that it calls."""
     clock = Clock()
     functions: Any = {name: lambda found=found: found for name, found in more.items()}
     made = Status(families=updated, sync_period_s=30, clock=clock, wall_clock=lambda: now_s, **functions)

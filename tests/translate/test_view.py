@@ -30,7 +30,7 @@ def _node_port_addresses(
 
 
 def _case(number: int, four: str, six: str, **interfaces: str) -> object:
-    """A case of kube-proxy's own tests: the addresses of interfaces, and those of each family on which node ports answer."""
+    """A case of kube-proxy's own tests: the addresses of interfaces, and the addresses where node ports answer, by family."""
     return pytest.param(
         {DEVICE if name == "ours" else name: text.split() for name, text in interfaces.items()},
         four,

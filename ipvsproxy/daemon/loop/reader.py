@@ -83,7 +83,7 @@ class ReadableKernel(Protocol):
     def why_missing(self, scheduler: str) -> str:
         """Like ``why_unusable`` of ``Kernel``, but only looks at the files of kernel modules.
 
-        The scheduler is not tried.
+        This function does not ask the kernel for the scheduler.
         """
 
     def read_timeouts(self) -> Timeouts:

@@ -20,7 +20,7 @@ NOTHING_DONE = Report(done={}, failed={}, errors=(), pending=0)
 class SyncSummary:
     """The summary of one finished sync.
 
-    ``lacking`` are the IP families that have missing objects among those that all their Services need (device, sets, rules,
+    ``lacking`` are the IP families in which an object is missing that all Services of the family need (device, sets, rules,
     sysctls). ``unmet_settings`` maps the indispensable sysctls that do not have their desired value to the observed value.
     ``states`` has the desired state of each Service, and ``health_checks`` has the answer of each health-check node port; both
     change with the next sync. ``unserved`` are the IP families in which most virtual servers are missing. While a first list is

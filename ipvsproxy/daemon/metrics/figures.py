@@ -107,7 +107,7 @@ def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
 
 
 def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, None, None]:
-    """Remove all entries that are in none of the collections ``present``, with pauses."""
+    """Remove all entries that are in none of the collections ``present``; pauses let other tasks run in between."""
     gone = yield from steps.choosing(lambda key: not any(key in some for some in present), known)
     yield from steps.each(known.pop, gone)
 

@@ -75,7 +75,7 @@ class Ledger:
         self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
-        """Add the counters of all existing objects to the totals, with pauses.
+        """Add the counters of all existing objects to the totals; pauses let other tasks run in between.
 
         Labels that no longer belong to an object are forgotten. A total grows by the difference between the current and the last
         counters of an object; after a counter reset, it grows by the current counters.

@@ -136,7 +136,7 @@ async def running_kernel(
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """Start the kernel thread after its requirements have been checked.
 
-    ``chosen`` says which drivers are used. All other arguments are those of ``NodeKernel``; ``on_late_rules`` is called in the
+    ``chosen`` says which drivers are used. All other arguments are passed to ``NodeKernel``; ``on_late_rules`` is called in the
     event loop.
 
     Raises:
@@ -165,7 +165,7 @@ async def running_kernel(
 async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBackend:
     """Choose the backend of rules and sets, check its requirements, and log the choice.
 
-    ``also`` are kernel modules that are loaded together with those of the backend.
+    ``also`` are kernel modules that are loaded together with the backend's modules.
 
     Raises:
         CannotStartError: a requirement is missing.

@@ -18,7 +18,7 @@ lists request the last version that was read, even if it was read by an incomple
 list of the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list from our
 version on, and while a list is doubted, because a cache that lags cannot confirm its own list.
 
-The protocol is described on the page "Kubernetes API Concepts". Intervals and limits are those of client-go's reflector where
+The protocol is described on the page "Kubernetes API Concepts". Intervals and limits are the same as in client-go's reflector, if
 client-go has them.
 """
 

@@ -199,7 +199,7 @@ class Staleness:
         return [kind for kind, one in self.watches().items() if (one.contact_s or self._began_s) <= oldest_s]
 
     def check(self) -> None:
-        """Log the watches that have become stale since the last check, and those that are no longer stale."""
+        """Log the watches that have become stale since the last check, and the watches that are no longer stale."""
         stale = self.stale()
         for kind in stale:
             if kind not in self._logged:

@@ -146,7 +146,8 @@ class KubernetesSource(source.Source):
     async def targets(self, service: ServiceName | None = None) -> Targets:
         """As described in ``Source``.
 
-        Requests one list with all EndpointSlices, or with those of the Service, without pages. The list is decoded in a thread.
+        Requests one list with all EndpointSlices, or with the EndpointSlices of one Service, without pages. The list is decoded
+        in a thread.
 
         Raises:
             ApiError: the list of EndpointSlices could not be read.

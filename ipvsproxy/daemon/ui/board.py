@@ -161,7 +161,7 @@ class Board:
             self._dirty.setdefault(name, False)
 
     def refreshing(self) -> Generator[None, None, None]:
-        """Update all rows, with pauses."""
+        """Update all rows; pauses let other tasks run in between."""
         yield from self._troubles.refreshing(self._recount)
         dirty, self._dirty = self._dirty, {}
         revision = self._revision + 1
@@ -191,7 +191,7 @@ class Board:
         return True
 
     def finding(self, selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
-        """All Services that match the search, in the requested order, with pauses."""
+        """All Services that match the search, in the requested order; pauses let other tasks run in between."""
         key = (selection.query, selection.sort, selection.descending)
         stamp = self._stamp(selection)
         known = self._sorted.pop(key, None)
@@ -290,7 +290,7 @@ class Board:
 
 
 class Troubles:
-    """The problems of Services that this node knows, in addition to those that follow from the Service object."""
+    """The problems of Services that this node knows, in addition to the problems that follow from the Service object."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey

@@ -6,14 +6,12 @@ Rule 1: while nobody looks at the page, only the counters of the whole node are 
 the process is awake anyway.
 Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``, or less often, so that
 reading uses at most ``SHARE`` of a processor.
-Rule 3: the real servers of a few Services are read as well: those of Services that a viewer has opened, and those of Services on
-the page that a viewer sees.
-Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
-Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
-interval may be zero or twice the true rate.
-Rule 6: a Service that had no traffic in all remembered readings takes no memory.
-Rule 7: the open connections of the whole node are added up by the readings of all real servers that look for drift anyway, while
-somebody looks at the page.
+Rule 3: the real servers of a few Services are read as well: of Services that a viewer has opened, and of Services on the page
+that a viewer sees. Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting
+starts at zero. Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the
+rate over one short interval may be zero or twice the true rate. Rule 6: a Service that had no traffic in all remembered readings
+takes no memory. Rule 7: the open connections of the whole node are added up by the readings of all real servers that look for
+drift anyway, while somebody looks at the page.
 """
 
 import asyncio
@@ -150,7 +148,7 @@ class ServiceRates:
     def taking(
         self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
     ) -> Generator[None, None, None]:
-        """Add a reading to the histories of all Services, with pauses.
+        """Add a reading to the histories of all Services; pauses let other tasks run in between.
 
         Virtual servers that belong to no Service are ignored; virtual servers whose counters are zero may be missing.
 
@@ -211,7 +209,7 @@ class ServiceRates:
             figures[place] = count if is_first else figures[place] + count
 
     def of(self, name: ServiceName) -> Rates | None:
-        """The current rates of a Service; None before the second reading."""
+        """The current rates of a Service; None until its counters have been read twice."""
         if not self.readings:
             return None
         history = self._histories.get(name)
@@ -283,7 +281,7 @@ class Opened:
         self._rates: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
 
     def taking(self, traffic: Traffic, now: float) -> Generator[None, None, None]:
-        """Add another reading of the endpoints, with pauses."""
+        """Add another reading of the endpoints; pauses let other tasks run in between."""
         seconds = 0.0 if self.read_s is None else now - self.read_s
         counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts]] = {}
         found: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
@@ -299,7 +297,7 @@ class Opened:
         self.counts, self._rates, self._traffic, self.read_s = counts, found, traffic, now
 
     def rates(self, key: VirtualServerKey, real_server: RealServerKey) -> Rates | None:
-        """The rates of a real server; None before the second reading of it."""
+        """The rates of a real server; None until the real server has been read twice."""
         return self._rates.get((key, real_server))
 
 

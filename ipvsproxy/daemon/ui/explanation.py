@@ -79,11 +79,11 @@ class Explainer:
     targets: Targets = dataclasses.field(default_factory=dict)
 
     def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
-        """Describes a known Service that has been translated, with only those of its virtual servers that are in ``keys``."""
+        """Describes a known Service that has been translated, with only the virtual servers that are in ``keys``."""
         return steps.at_once(self.describing(name, keys))
 
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
-        """Like ``service``, but with pauses."""
+        """Like ``service``, but pauses let other tasks run in between."""
         service, slices = self.store.services[name], self.store.slices_of(name)
         explained = yield from explain.explaining(service, slices, self.view, self.translation)
         yield
@@ -220,7 +220,7 @@ class Explainer:
         }
 
     def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Generator[None, None, Document | None]:
-        """The observed virtual server, described with pauses; None if it does not exist in the kernel."""
+        """Describes the observed virtual server; pauses let other tasks run. Returns None if the kernel does not have it."""
         observed = self.survey.sides(key).observed
         if observed is None:
             return None

@@ -1,4 +1,4 @@
-"""The names of the pods behind the endpoints of those Services that viewers look at.
+"""The names of the pods behind the endpoints of the Services that viewers look at.
 
 Rule 1: the daemon stores no pod names permanently, because proxying does not need them, and the names for 100,000 endpoints would
 take some ten megabytes. The names of the pods of one Service are read from the source while a viewer looks at the Service, and

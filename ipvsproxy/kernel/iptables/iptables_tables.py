@@ -201,7 +201,7 @@ def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
 class RuleChanges:
     """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
 
-    The fingerprints are those of the rules in the network namespace of the thread that creates this object. Only that thread may
+    The fingerprints describe the rules in the network namespace of the thread that creates this object. Only that thread may
     use the object.
     """
 

@@ -36,7 +36,7 @@ class _UnderWay(NamedTuple):
 class RulesDriver:
     """Reads and writes the rules of both IP families, in the network namespace of the thread that creates this object.
 
-    ``patience_s`` is the longest time that a call waits for a program; None means no limit. The methods are the same as those of
+    ``patience_s`` is the longest time that a call waits for a program; None means no limit. It has the same methods as
     ``IptablesDriver``. Only one thread may call these methods.
     """
 

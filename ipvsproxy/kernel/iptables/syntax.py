@@ -27,7 +27,7 @@ _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 class Listing:
     """Our rules in one IP family, as ``iptables-save`` shows them.
 
-    ``chains`` are those of our chains that exist, with the text of each rule. ``jumps`` has the number of copies of each jump:
+    ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump:
     two copies are as wrong as no copy. ``foreign_jumps`` has one entry for each of our chains to which rules of other programs
     jump: one of these rules. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's
     chain. ``hidden`` are the tables that we use but that iptables does not show, because they have rules that only nft

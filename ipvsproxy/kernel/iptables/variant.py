@@ -3,7 +3,7 @@
 The kernel applies the rules of both variants, but neither variant shows the rules of the other. A node with rules in both
 variants is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our rules
 are written to the variant that the kubelet and the CNI plugin use. The evidence by which this module chooses a variant, and its
-order, are those of kubernetes-sigs/iptables-wrappers.
+order, are the same as in kubernetes-sigs/iptables-wrappers.
 """
 
 import enum

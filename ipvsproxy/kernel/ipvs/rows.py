@@ -199,7 +199,7 @@ class NetlinkTable:
         return None
 
     def read(self) -> IpvsTable:
-        """The whole table. Virtual servers of protocols other than those of Services are left out."""
+        """The whole table. Virtual servers whose protocol a Service cannot have are left out."""
         action = "read the version of IPVS"
         values = _INFORMATION.read(*ipvs_message.attributes(self.channel.ask(self.encoder.information(), action)))
         if values is None:
@@ -330,7 +330,7 @@ def read_totals(text: str) -> Counters:
 def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> IpvsTable:
     """Read the IPVS table of the calling thread's network namespace.
 
-    Virtual servers of protocols other than those of Services are left out.
+    Virtual servers whose protocol a Service cannot have are left out.
 
     Raises:
         KernelError: a part of the table could not be read.

@@ -59,8 +59,8 @@ _Expressions = list[tuple[str, Mapping[tuple[int, ...], bytes]]]
 class _Printed(NamedTuple):
     """One rule as read from the kernel: its text, its expressions, and its number in the table.
 
-    ``fingerprint`` is that of the expressions that were written with the text. ``raw`` and ``user_data`` are the attributes with
-    the expressions, and with text and fingerprint.
+    ``fingerprint`` is the fingerprint of the expressions that were written with the text. ``raw`` and ``user_data`` are the
+    attributes with the expressions, and with text and fingerprint.
     """
 
     text: str

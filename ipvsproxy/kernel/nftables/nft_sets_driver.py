@@ -4,7 +4,7 @@ A set of nftables has no capacity, so it is never full. The address, the protoco
 Some sets map keys to marks.
 
 Consecutive entries of the same set share messages, and messages share transactions. If the kernel refuses a message, it refuses
-the whole transaction; the transaction is then repeated with those entries of the message that are acceptable.
+the whole transaction; the transaction is then repeated with the acceptable entries of the message.
 """
 
 import errno

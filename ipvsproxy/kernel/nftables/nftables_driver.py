@@ -28,7 +28,7 @@ from ipvsproxy.model.sets import IpSet, SetEntries
 class NftDriver:
     """Writes rules and sets of both IP families; ``rules`` and ``sets`` read them, each through its own socket.
 
-    The arguments are the same as those of ``NftRulesDriver``. With ``listen``, ``changes`` reports changes that other programs
+    It takes the same arguments as ``NftRulesDriver``. With ``listen``, ``changes`` reports changes that other programs
     make in our table, and sets are read again only after such a change. Only the thread that creates this object may use it, with
     the exception of ``changes``.
     """

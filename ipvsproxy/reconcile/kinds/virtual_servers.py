@@ -83,7 +83,7 @@ class VirtualServers(ReconciledKind):
         """The number of real servers that this plan has removed together with their virtual server."""
 
     def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
-        """The table and the key of an item; for an item of real servers, the key is that of their virtual server."""
+        """The table and the key of an item; for an item of real servers, the key belongs to their virtual server."""
         return self.servers, item.virtual_server if isinstance(item, RealServers) else item.key
 
     def stage(self, operation: Operation) -> Stage:

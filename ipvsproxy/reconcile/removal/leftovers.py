@@ -1,6 +1,6 @@
 """What remains of kube-proxy's iptables and nftables modes, and our own rules in the unused variant of iptables.
 
-These leftovers are removed once our rules are in the kernel. Names and comments are those of pkg/proxy/iptables/proxier.go,
+These leftovers are removed once our rules are in the kernel. Names and comments come from pkg/proxy/iptables/proxier.go,
 cleanup.go, and pkg/proxy/nftables/proxier.go (kubernetes/kubernetes). Every version from 1.29 on has the chains and maps of the
 nftables mode that are listed in this module, among others. ``kube-proxy --cleanup`` itself identifies its table only by the
 table's name.

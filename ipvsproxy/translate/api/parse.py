@@ -1,7 +1,7 @@
 """Converts objects from the API schema to the model: Services, Nodes and EndpointSlices.
 
 The smallest invalid part of an object, such as a port, an address or an endpoint, is left out, and a ``Skipped(field, reason)``
-is recorded. The rules for fields are those of the Kubernetes API reference (Service v1, Node v1, EndpointSlice discovery/v1).
+is recorded. The rules for fields come from the Kubernetes API reference (Service v1, Node v1, EndpointSlice discovery/v1).
 EndpointSlices with equal ports or equal conditions share one object for them.
 """
 

@@ -344,7 +344,7 @@ class Translation:
         if not serving:
             return
         # Node ports are cleaned only on the addresses of this node, because flows to the same node port of other nodes belong to
-        # those nodes.
+        # the other nodes.
         for key in (VirtualServerKey(port.protocol, self.cluster_address, port.port), *self._external_keys(port)):
             self.flows[Flow(self.family, key.protocol, key.address, key.port)] = serving
 

@@ -68,7 +68,7 @@ async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
 
 
 @in_virtual_time
-async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_one_sync() -> None:
+async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_applied_by_one_sync() -> None:
     node = MemoryNode(min_interval_s=5)
     async with node.running():
         node.begin_with(builders.node())

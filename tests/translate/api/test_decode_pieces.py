@@ -190,7 +190,9 @@ def test_a_list_in_fragments_of_any_size_gives_the_same_result_as_the_whole_list
 @hypothesis.given(
     st.sampled_from(ObjectKind), st.lists(strategies.JSON | st.builds(service, st.text()), max_size=5), st.integers(1, 200)
 )
-def test_each_item_becomes_one_event_in_fragments_as_in_the_whole_list(kind: ObjectKind, items: list[Any], size: int) -> None:
+def test_each_item_becomes_one_event_whether_the_list_arrives_whole_or_in_fragments(
+    kind: ObjectKind, items: list[Any], size: int
+) -> None:
     body = body_of(*items)
     early, page = read(pieces_of(body, size), kind)
     assert (*early, *page.events) == decode.decode_list(kind, body).events
