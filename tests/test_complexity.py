@@ -31,8 +31,8 @@ from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.services import state, topology
-from ipvsproxy.translate.settings import Settings, TrafficScopes
+from ipvsproxy.translate.services import desired_state, topology
+from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.fake_netlink import FakeSocket
@@ -117,13 +117,13 @@ def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
     """The counts when the first of this many Services, each with this many endpoints, gets one more endpoint."""
     translated: collections.Counter[str] = collections.Counter()
-    translating = state.translating
+    translating = desired_state.translating
 
     def counting(*arguments: object, **choices: object) -> object:
         translated["translated"] += 1
         return translating(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
-    monkeypatch.setattr(state, "translating", counting)
+    monkeypatch.setattr(desired_state, "translating", counting)
     served = MemoryNode(wire)
     async with served.running():
         served.begin_with(*map(service, range(services)), builders.node())

@@ -8,8 +8,8 @@ import ipvsproxy.kernel
 from ipvsproxy.commands.doctor import OLDEST
 from ipvsproxy.config import validate
 from ipvsproxy.model.kernel import Sysctl
-from ipvsproxy.translate import settings
-from ipvsproxy.translate.settings import ConntrackChoices
+from ipvsproxy.translate import translation_settings
+from ipvsproxy.translate.translation_settings import ConntrackChoices
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/compatibility.md"
 KERNELS, YOUNG, BASIC = (
@@ -81,7 +81,7 @@ def test_every_kernel_setting_that_is_written_is_in_the_table() -> None:
         udp_timeout_s=1,
         udp_stream_timeout_s=1,
     )
-    written = (*settings.ipvs_sysctls((5, 4), strict_arp=True), *settings.conntrack_sysctls(choices, 4))
+    written = (*translation_settings.ipvs_sysctls((5, 4), strict_arp=True), *translation_settings.conntrack_sysctls(choices, 4))
     chosen = tuple(Sysctl(f"net/ipv4/vs/{name}", "0") for name in validate.IPVS_SYSCTLS)
     paths = {one.path if one.path.startswith("/") else one.path.replace("/", ".") for one in (*written, *chosen)}
     assert len(paths) == 18

@@ -21,7 +21,7 @@ import yaml
 
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
-from ipvsproxy.translate.settings import TUNNEL_DEVICES, TUNNEL_MODULES
+from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, TUNNEL_MODULES
 from tests.support import patience
 from tests.support.program import STARTER, SYNCED_WITHIN_S, Program
 

@@ -16,7 +16,7 @@ from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, 
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.settings import Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.support import builders, fake_kernel, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time, loop

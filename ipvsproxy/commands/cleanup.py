@@ -30,7 +30,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, counted_kinds, kind_o
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.removal import cleanup
+from ipvsproxy.reconcile.removal import own_objects
 from ipvsproxy.translate import skeleton, view
 
 CLEAN = 0
@@ -53,13 +53,13 @@ class Extent(NamedTuple):
 
     def plan(
         self, observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
-    ) -> cleanup.Cleanup:
+    ) -> own_objects.Cleanup:
         """The operations that clean a kernel in this state; ``clean`` describes the arguments."""
         rules = dict.fromkeys(self.chains, ())
         skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
-        todo = cleanup.plan(observed, skeletons, excluded, node_port_ranges)
+        todo = own_objects.plan(observed, skeletons, excluded, node_port_ranges)
         todo = todo._replace(settings=view.without_direct_return(observed))
-        return cleanup.only_own(todo, observed, self.sets) if self.only_own else todo
+        return own_objects.only_own(todo, observed, self.sets) if self.only_own else todo
 
 
 EVERYTHING = Extent()
@@ -210,7 +210,7 @@ def clean(
         result.add(map(Outcome, (*todo.operations, *_removal_of_unlike(node, result))))
     else:
         outcomes = node.kernel.apply((*todo.additions, *todo.virtual_servers))
-        may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
+        may_remove_witnesses = own_objects.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
         restored = node.kernel.apply(todo.settings)
         outcomes += restored
         may_remove_rules = view.knows_direct_return(observed) and view.are_tunnels_down(restored)

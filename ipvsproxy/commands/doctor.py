@@ -22,7 +22,7 @@ from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import skeleton, view
-from ipvsproxy.translate.settings import Binding, TrafficScopes
+from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
 
 FEW = 3
 """The most names in a sentence about several things."""

@@ -39,14 +39,14 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.reconcile.kinds.kind import Difference
+from ipvsproxy.reconcile.kinds.declaration import Difference
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.guard import Guard
 from ipvsproxy.store.objects import Changes, Store
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate import view as views
 from ipvsproxy.translate.api.targets import Targets
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 
 CANNOT_TELL = 2
 """Exit status if desired or observed state is unknown."""

@@ -19,7 +19,7 @@ from ipvsproxy.model.virtual_servers import Role
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.services import refusal, treatment
-from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.view import NodeView
 
 

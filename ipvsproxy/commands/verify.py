@@ -9,7 +9,7 @@ from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, I
 from ipvsproxy.config.settings import Config
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.plan import counted_kinds
-from ipvsproxy.reconcile.kinds.kind import Difference
+from ipvsproxy.reconcile.kinds.declaration import Difference
 from ipvsproxy.translate.view import GRACE_S
 
 RULES = "rules"

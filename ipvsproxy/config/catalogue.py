@@ -11,7 +11,7 @@ from ipvsproxy.config.option import Kind, Likeness, Option
 from ipvsproxy.config.settings import Format, Sort
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding, DirectReturn, LocalMode, TrafficScopes
+from ipvsproxy.translate.translation_settings import Binding, DirectReturn, LocalMode, TrafficScopes
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on it
 LOWEST_ROUTE_PROTOCOL = 5

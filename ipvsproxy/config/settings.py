@@ -14,7 +14,7 @@ from ipvsproxy.model.kernel import ROUTE_PROTOCOL, Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.settings import (
+from ipvsproxy.translate.translation_settings import (
     TUNNEL_MODULES,
     ConntrackChoices,
     DirectReturn,

@@ -19,7 +19,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.settings import ConntrackChoices, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import ConntrackChoices, LocalMode, Settings
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249

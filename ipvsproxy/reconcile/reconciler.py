@@ -38,7 +38,7 @@ from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
 from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, RealServers, VirtualServerKey
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.attempts import FEW_WAITING, PATIENT_SCHEDULERS, Pace, Retries
-from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
+from ipvsproxy.reconcile.kinds.declaration import Circumstances, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.observation import Drifts, News, Observer, healed_place
 from ipvsproxy.reconcile.tables.scopes import MarkedPort

@@ -22,7 +22,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServer,
     VirtualServerKey,
 )
-from ipvsproxy.reconcile.kinds.kind import Difference, Stage
+from ipvsproxy.reconcile.kinds.declaration import Difference, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict, Table

@@ -18,7 +18,7 @@ from typing import assert_never
 from ipvsproxy.model.net import Family, Network, Protocol, parse_network
 from ipvsproxy.model.rules import InterfaceMatch, InvertMark, JumpTo, Masquerade, Rule, SetMark, SetMatch, Side, Target, Verdict
 from ipvsproxy.model.sets import IpSet, SetKind
-from ipvsproxy.translate.settings import Binding, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import Binding, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
 SERVICES = "KUBE-SERVICES"

@@ -42,7 +42,7 @@ from ipvsproxy.translate.nat import (
     match,
     on_set,
 )
-from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
 FORWARD = "KUBE-FORWARD"

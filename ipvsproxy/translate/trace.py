@@ -12,7 +12,7 @@ from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, 
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetType
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import nat, skeleton
-from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
 _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}

@@ -12,7 +12,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node
 from ipvsproxy.model.state import Observation
-from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings, device_flags, direct_return_sysctls
+from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, LocalMode, Settings, device_flags, direct_return_sysctls
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
 """Stands for an unknown address of the node."""

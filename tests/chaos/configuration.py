@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 
 OTHER_BINDING = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
 SCHEDULERS = ("rr", "lc")

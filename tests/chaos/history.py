@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import assert_never
 
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.chaos import (
     bad_moments,
     cluster,

@@ -39,7 +39,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import Settings, device_flags
+from ipvsproxy.translate.translation_settings import Settings, device_flags
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run

@@ -15,7 +15,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.translate.api.decode import decode_document
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders, golden_fixtures, memory_node
 from tests.support.inspected_node import inspected
 from tests.support.memory_node import MemoryNode

@@ -16,7 +16,7 @@ from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ObjectKind, Rejected, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, VirtualServerSettings
 from ipvsproxy.translate.api.targets import Target, Targets
-from ipvsproxy.translate.settings import Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer

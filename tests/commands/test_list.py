@@ -18,7 +18,7 @@ from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerSettings
 from ipvsproxy.translate.api.targets import Target, Targets
-from ipvsproxy.translate.settings import Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.config import loading
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint

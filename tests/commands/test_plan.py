@@ -12,7 +12,7 @@ from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import ForeignElement
 from ipvsproxy.model.virtual_servers import ConnectionCounts
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel

@@ -16,7 +16,7 @@ from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Service
-from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import LocalMode, Settings, TrafficScopes
 from tests.support import builders
 
 SERVICES = (

@@ -9,7 +9,7 @@ from hypothesis import given, strategies
 from ipvsproxy.config import catalogue, load
 from ipvsproxy.config.option import ConfigError, Kind, Option, Value
 from ipvsproxy.config.settings import Format
-from ipvsproxy.translate.settings import Binding, TrafficScopes
+from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
 from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 

@@ -10,7 +10,7 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import view
-from ipvsproxy.translate.settings import Binding, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import Binding, LocalMode, Settings
 from tests.config import loading
 from tests.support import builders
 

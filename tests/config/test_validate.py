@@ -12,7 +12,7 @@ from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.settings import ConntrackChoices, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import ConntrackChoices, LocalMode, Settings
 from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
 
 

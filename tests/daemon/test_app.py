@@ -38,8 +38,8 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend, InterfaceMatch, Rule, Verdict
-from ipvsproxy.translate.settings import LocalMode
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS
+from ipvsproxy.translate.translation_settings import LocalMode
 from tests.config import loading
 from tests.support import api_server, builders, memory_node
 from tests.support.fake_kernel import FakeKernel

@@ -19,7 +19,7 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.fuzz import restore_text
 from tests.fuzz.chooser import Chooser
 from tests.support import builders, fake_netlink

@@ -42,7 +42,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerSettings,
 )
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)

@@ -6,7 +6,7 @@ Tests without such a mark run with both bindings (``conftest.py``).
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 
 by_family = pytest.mark.parametrize(
     ("family", "binding"),

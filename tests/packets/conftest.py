@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.packets import questions, three_nodes
 from tests.support import lab
 

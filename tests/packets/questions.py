@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.support import cluster, lab
 
 ANSWERED = "ok"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.switching import configure, losing_nothing
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service

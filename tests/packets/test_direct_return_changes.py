@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import TUNNEL_DEVICES
+from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
 from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, nodes, web
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Endpoint

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.bindings import with_addresses, with_routes
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 

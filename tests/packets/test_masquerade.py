@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from ipvsproxy.translate.view import GRACE_S
 from tests.packets.bindings import with_addresses, with_routes
 from tests.support import cluster, lab, patience

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.bindings import by_family
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service

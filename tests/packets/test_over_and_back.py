@@ -23,7 +23,7 @@ import yaml
 
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests import test_runbook
 from tests.chaos.take_overs import CLIENTS, add_second_address
 from tests.packets.nf_tables import NEEDS_NF_TABLES

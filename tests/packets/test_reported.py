@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.support import cluster, lab, neighbours
 from tests.support.cluster import service

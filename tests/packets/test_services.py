@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ipvsproxy.model.net import Family, host_port, parse_address
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.packets import questions
 from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
 from tests.support import cluster, lab

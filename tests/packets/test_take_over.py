@@ -18,7 +18,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import TrafficScopes
+from ipvsproxy.translate.translation_settings import TrafficScopes
 from tests.chaos.take_overs import CLIENTS, add_second_address
 from tests.packets.switching import holds
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program, scope_rows

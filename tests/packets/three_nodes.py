@@ -19,7 +19,7 @@ from typing import Any, Self
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import TUNNEL_MODULES
+from ipvsproxy.translate.translation_settings import TUNNEL_MODULES
 from tests.support import cluster, in_namespace, lab, patience, program
 from tests.support.cluster import service
 from tests.support.lab import Connection

@@ -19,8 +19,8 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.services import state as translate_state
-from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
+from ipvsproxy.translate.services import desired_state as translate_state
+from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficScopes
 from tests.support import builders, fake_kernel
 
 MOST_ROUNDS = 12

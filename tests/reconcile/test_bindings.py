@@ -11,10 +11,10 @@ from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import VirtualServer
-from ipvsproxy.reconcile.kinds.kind import MISSING, STALE
+from ipvsproxy.reconcile.kinds.declaration import MISSING, STALE
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.reconcile import simulation
 from tests.support import builders
 

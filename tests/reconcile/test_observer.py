@@ -13,7 +13,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.tables.table import Table
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
 from tests.support import builders

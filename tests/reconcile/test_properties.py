@@ -23,7 +23,7 @@ from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, Virtu
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.reconcile import examples, simulation
 from tests.support import builders, fake_kernel
 

@@ -12,7 +12,7 @@ from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, RealServers, VirtualServer
-from ipvsproxy.translate.settings import TrafficScopes
+from ipvsproxy.translate.translation_settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 from tests.support.builders import OTHER_NODE

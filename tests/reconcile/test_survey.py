@@ -19,7 +19,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerSettings,
 )
 from ipvsproxy.reconcile.attempts import MOST_KEPT, Pace
-from ipvsproxy.reconcile.kinds.kind import Stage
+from ipvsproxy.reconcile.kinds.declaration import Stage
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Sides
 from tests.reconcile import examples, simulation

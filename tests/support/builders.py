@@ -25,7 +25,7 @@ from ipvsproxy.model.service import (
     ServiceType,
 )
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView, view_node
 
 NAMESPACE = "default"

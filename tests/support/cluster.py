@@ -18,7 +18,7 @@ from ipvsproxy.kernel import backends
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.translation_settings import Binding
 from tests.support import golden_state, lab, patience, program
 
 THIS_NODE, OTHER_NODE = "node-a", "node-b"

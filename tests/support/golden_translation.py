@@ -16,8 +16,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 from tests.support import scope_rows
 

@@ -11,7 +11,7 @@ from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 

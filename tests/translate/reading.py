@@ -8,9 +8,9 @@ from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.services.state import translate
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services.desired_state import translate
 from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 

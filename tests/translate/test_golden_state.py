@@ -18,8 +18,8 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.api.decode import decode_document
-from ipvsproxy.translate.services.state import translate
-from ipvsproxy.translate.settings import Settings, TrafficScopes
+from ipvsproxy.translate.services.desired_state import translate
+from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from ipvsproxy.translate.view import view_node
 from tests.support import builders, golden_fixtures, golden_state, golden_translation
 

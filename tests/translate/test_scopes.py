@@ -13,9 +13,9 @@ from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK
 from ipvsproxy.translate import trace
-from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
 from ipvsproxy.translate.trace import TracedClient
+from ipvsproxy.translate.translation_settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice

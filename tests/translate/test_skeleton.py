@@ -6,8 +6,8 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import TakeMark
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import SCOPE_KINDS, IpSet, SetKind
-from ipvsproxy.translate.settings import Binding, LocalMode, Settings
 from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.translation_settings import Binding, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 from tests.translate import reading

@@ -6,7 +6,7 @@ from ipvsproxy.model.kernel import DEVICE, TUNNEL_RECORD, Sysctl, render_record
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.state import Observation
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.translation_settings import LocalMode, Settings
 from ipvsproxy.translate.view import (
     GRACE_S,
     Lingering,

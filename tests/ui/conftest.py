@@ -18,7 +18,7 @@ from playwright import sync_api
 from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request
 
 from ipvsproxy.model.service import ApiObject
-from ipvsproxy.translate.settings import Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.support import page_scene
 from tests.support.page_node import PageNode
 

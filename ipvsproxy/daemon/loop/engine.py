@@ -37,7 +37,7 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import drain
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import view
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """The Services that are programmed before all others, so that a new node is usable early."""

@@ -27,8 +27,8 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Complaint, Store
 from ipvsproxy.translate import skeleton, view
-from ipvsproxy.translate.services import refusal, state
-from ipvsproxy.translate.settings import LocalMode
+from ipvsproxy.translate.services import desired_state, refusal
+from ipvsproxy.translate.translation_settings import LocalMode
 from ipvsproxy.translate.view import Lingering
 
 WORK_PER_STEP = 100
@@ -223,7 +223,7 @@ class Translator:
         if service is not None and self._view is not None:
             slices = self.store.slices_of(name)
             remembered = self.store.is_only_remembered(name)
-            desired = yield from state.translating(service, slices, self._view, self.settings, remembered=remembered)
+            desired = yield from desired_state.translating(service, slices, self._view, self.settings, remembered=remembered)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
         journal.log_desired(name, desired)
         self._note_refusals(name, service, desired)

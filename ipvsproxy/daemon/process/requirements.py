@@ -38,9 +38,9 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.reconcile.removal import cleanup
+from ipvsproxy.reconcile.removal import own_objects
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import LocalMode, device_flags
+from ipvsproxy.translate.translation_settings import LocalMode, device_flags
 from ipvsproxy.translate.view import are_tunnels_down, shared_tunnel, without_direct_return
 
 FALLBACK_SCHEDULER = "rr"
@@ -71,7 +71,7 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
     """
     former = kernel.former_entries({one.address.family for one in api_servers})
     observed = kernel.observe(tuple(IP_SETS), {one.address.family for one in api_servers}, ())
-    todo = cleanup.give_up(observed, former, api_servers, allowed)
+    todo = own_objects.give_up(observed, former, api_servers, allowed)
     outcomes = kernel.apply(todo.virtual_servers)
     if not any(outcome.error for outcome in outcomes):
         outcomes += kernel.apply(todo.witnesses)

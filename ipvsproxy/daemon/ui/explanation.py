@@ -29,8 +29,8 @@ from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import trace
 from ipvsproxy.translate.api.targets import Targets
-from ipvsproxy.translate.services import explain
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services import explanations
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import GRACE_S, NodeView
 
 Document = dict[str, Any]
@@ -85,7 +85,7 @@ class Explainer:
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
         """Like ``service``, but pauses let other tasks run in between."""
         service, slices = self.store.services[name], self.store.slices_of(name)
-        explained = yield from explain.explaining(service, slices, self.view, self.translation)
+        explained = yield from explanations.explaining(service, slices, self.view, self.translation)
         yield
         document: Document = {
             "service": str(name),
@@ -113,13 +113,13 @@ class Explainer:
         return document
 
     def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
-        unserved = explain.unserved_slices(service, slices, self.translation)
+        unserved = explanations.unserved_slices(service, slices, self.translation)
         return [{"slice": str(item.name), "code": why.code, "reason": why.reason} for item, why in unserved]
 
     def _describing_port(
         self,
         indexed: _Indexed,
-        use: explain.PortUse,
+        use: explanations.PortUse,
         served: Iterable[VirtualServer],
     ) -> Generator[None, None, Document]:
         port: Document = {
@@ -154,7 +154,7 @@ class Explainer:
                 yield
         return port
 
-    def _index(self, explained: explain.Explanation) -> _Indexed:
+    def _index(self, explained: explanations.Explanation) -> _Indexed:
         name, rare = explained.service.name, explained.desired.rare
         scopes = {(one.family, one.protocol, one.port, one.clients): one for one in rare.scopes}
         marked = (
@@ -168,7 +168,7 @@ class Explainer:
             refused=frozenset(rare.refused),
         )
 
-    def _scope(self, indexed: _Indexed, use: explain.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
+    def _scope(self, indexed: _Indexed, use: explanations.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
         """The second scope for some clients at the external addresses of the port; None if there is no such scope."""
         scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port, clients))
         if scope is None:
@@ -323,7 +323,7 @@ def _real_server(
     }
 
 
-def _endpoint(use: explain.EndpointUse) -> Document:
+def _endpoint(use: explanations.EndpointUse) -> Document:
     address, conditions = use.endpoint
     return {
         "address": str(address),
@@ -340,5 +340,5 @@ def _endpoint(use: explain.EndpointUse) -> Document:
     }
 
 
-def _use(why_not: explain.NotUsed | None) -> Document:
+def _use(why_not: explanations.NotUsed | None) -> Document:
     return {"used": why_not is None, "code": why_not.code if why_not else "", "reason": why_not.reason if why_not else ""}

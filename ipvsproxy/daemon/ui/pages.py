@@ -34,7 +34,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.reconcile.survey import Statistics
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 
 LARGEST_PAGE = 200

@@ -16,7 +16,7 @@ from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import MarkedEntry
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.reconcile.kinds.kind import Circumstances, ReconciledKind, Stage
+from ipvsproxy.reconcile.kinds.declaration import Circumstances, ReconciledKind, Stage
 from ipvsproxy.reconcile.tables.table import Table, always, replacing
 from ipvsproxy.reconcile.virtual_servers import ownership
 

@@ -16,7 +16,7 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.model.plan import Item, Verb
 from ipvsproxy.model.service import Owner
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage
+from ipvsproxy.reconcile.kinds.declaration import Circumstances, PresenceKind, Stage
 from ipvsproxy.reconcile.tables.table import Table
 
 

@@ -11,7 +11,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton, Verdict
 from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, Circumstances, Difference, PresenceKind, ReconciledKind, Stage
+from ipvsproxy.reconcile.kinds.declaration import MISSING, STALE, Circumstances, Difference, PresenceKind, ReconciledKind, Stage
 from ipvsproxy.reconcile.tables.table import Table, always
 
 if TYPE_CHECKING:

@@ -30,12 +30,12 @@ from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import Role, VirtualServerKey
+from ipvsproxy.reconcile.kinds.declaration import ReconciledKind, Stage
 from ipvsproxy.reconcile.kinds.flows import Flows
-from ipvsproxy.reconcile.kinds.kind import ReconciledKind, Stage
 from ipvsproxy.reconcile.kinds.local_addresses import Addresses, Routes
 from ipvsproxy.reconcile.kinds.node_objects import Devices, IpvsTimeouts, Rules, Sysctls
 from ipvsproxy.reconcile.kinds.set_kinds import Entries, SetCopies, Sets
-from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
+from ipvsproxy.reconcile.kinds.virtual_server_kind import VirtualServers
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts
 from ipvsproxy.reconcile.tables.table import Table, always, presence, replacing

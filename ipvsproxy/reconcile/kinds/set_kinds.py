@@ -20,7 +20,7 @@ from ipvsproxy.model.rules import Rule, TakeMark
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_COPY, IpSet, SetCopy, SetEntries, SetEntry
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import MISSING, Circumstances, Difference, PresenceKind, Stage
+from ipvsproxy.reconcile.kinds.declaration import MISSING, Circumstances, Difference, PresenceKind, Stage
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 

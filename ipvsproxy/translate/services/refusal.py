@@ -23,7 +23,7 @@ import msgspec
 
 from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.service import Service, ServiceName, Skipped, bounded
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 
 KUBERNETES = ServiceName("default", "kubernetes")

@@ -24,7 +24,7 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, Thresholds,
 from ipvsproxy.model.service import Conditions, EndpointSlice, Service, Skipped
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_FALLBACK, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.translate.services.topology import Endpoints
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 
 SLOW_START_WEIGHT = 100
 """The weight of each endpoint with slow start, if no annotation gives one. A weight of 1 could not grow in steps."""

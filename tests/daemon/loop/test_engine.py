@@ -20,7 +20,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Plan, Verb
 from ipvsproxy.model.service import EndpointSlice, ObjectKind, Service, ServiceName, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts
-from ipvsproxy.translate.services import state
+from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.view import GRACE_S
 from tests.support import builders, memory_node, virtual_time
 from tests.support.memory_node import MemoryNode
@@ -90,7 +90,7 @@ async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_appl
 async def test_changes_during_the_minimum_interval_after_a_sync_are_collected(
     monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
 ) -> None:
-    real = state.translating
+    real = desired_state.translating
 
     def translating(*arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         virtual_time.loop().pass_time(sync_s)
@@ -100,7 +100,7 @@ async def test_changes_during_the_minimum_interval_after_a_sync_are_collected(
     async with node.running():
         node.begin_with(builders.node())
         await node.quiet()
-        monkeypatch.setattr(state, "translating", translating)
+        monkeypatch.setattr(desired_state, "translating", translating)
         node.put(WEB)
         await node.watcher.until(lambda: WEB_KEY in node.kernel.virtual_servers)
         first_ends_s = node.watcher.syncing_s[-1] + sync_s
@@ -143,14 +143,14 @@ async def test_translating_many_services_lets_other_tasks_run_in_between(
     monkeypatch: pytest.MonkeyPatch, count: int, endpoints: int, each_s: float, most: int
 ) -> None:
     translated: list[ServiceName] = []
-    real = state.translating
+    real = desired_state.translating
 
     def translating(service: Service, *arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         translated.append(service.name)
         virtual_time.loop().pass_time(each_s)
         return real(service, *arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
-    monkeypatch.setattr(state, "translating", translating)
+    monkeypatch.setattr(desired_state, "translating", translating)
     node = MemoryNode()
     turns: list[int] = []
 

@@ -5,7 +5,7 @@ import structlog.testing
 
 from ipvsproxy.config.settings import Choices
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.translation_settings import LocalMode, Settings
 from ipvsproxy.translate.view import GRACE_S
 from tests.daemon.loop.test_engine import SLICE, assert_from_scratch, node_ports
 from tests.daemon.process.test_reconfigure import policy, settings

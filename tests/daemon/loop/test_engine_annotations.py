@@ -16,7 +16,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnno
 from ipvsproxy.model.service import Service
 from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.config import loading
 from tests.support import builders, fake_kernel, memory_node
 from tests.support.memory_node import MemoryNode

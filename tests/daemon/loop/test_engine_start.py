@@ -10,7 +10,7 @@ from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.store.guard import CONFIRMED_AFTER_S
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports
 from tests.reconcile import examples
 from tests.support import builders, memory_node

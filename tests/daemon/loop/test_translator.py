@@ -12,7 +12,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ApiObject, ApiServersFound, Node, Skipped
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.settings import Settings, device_flags, direct_return_sysctls
+from ipvsproxy.translate.translation_settings import Settings, device_flags, direct_return_sysctls
 from tests.support import builders
 from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode, new_kernel
 from tests.support.virtual_time import in_virtual_time

@@ -31,8 +31,8 @@ from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.services import state
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services import desired_state
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 from tests.support.draining import show_draining
 from tests.support.memory_node import InlineExecutor, put
@@ -105,7 +105,7 @@ class Scene:
 
     def put(self, service: Service) -> None:
         self.store.deliver([put(service)], 0)
-        at_once(self.reconciler.putting(service.name, state.translate(service, (), builders.node_view(), Settings())))
+        at_once(self.reconciler.putting(service.name, desired_state.translate(service, (), builders.node_view(), Settings())))
 
     async def scrape(self) -> Mapping[str, int]:
         self.clock.now += 10

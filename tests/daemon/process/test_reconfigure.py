@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, Rule, SetMark
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import nat
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time

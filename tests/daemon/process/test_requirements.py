@@ -29,7 +29,7 @@ from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import TUNNEL_RECORD, InterfaceAddress, render_record
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.translate.settings import device_flags
+from ipvsproxy.translate.translation_settings import device_flags
 from tests.config import loading
 from tests.support import memory_node
 from tests.support.summaries import Clock

@@ -10,7 +10,7 @@ from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.model.annotations import ServiceAnnotations, WeightRules
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.state import Clients
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.translate.reading import state_of

@@ -16,7 +16,7 @@ from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
-from ipvsproxy.translate.services import explain
+from ipvsproxy.translate.services import explanations
 from tests.support import builders
 from tests.support.builders import endpoint
 from tests.support.memory_node import AUDIT_INTERVAL_S
@@ -147,7 +147,7 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
         keys = counters.keys_of(survey, name)
         pauses = len(list(explainer.describing(name, keys)))
         # Reasons, real servers and endpoints are each described in separate steps.
-        assert pauses >= 3 * count // explain.ENDPOINTS_AT_ONCE
+        assert pauses >= 3 * count // explanations.ENDPOINTS_AT_ONCE
         assert len(explainer.service(name, keys)["ports"][0]["endpoints"]) == count
         opened, traffic = Opened(), node.traffic.endpoints(counters.keys_of(survey, name))
         for now in (1.0, 2.0):

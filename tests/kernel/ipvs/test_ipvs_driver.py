@@ -35,7 +35,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerSettings,
 )
 from ipvsproxy.reconcile.attempts import PATIENT_SCHEDULERS
-from ipvsproxy.reconcile.kinds import virtual_servers
+from ipvsproxy.reconcile.kinds import virtual_server_kind
 from tests.kernel.ipvs.examples import changes, clean, operations, real, server
 from tests.support import patience
 
@@ -120,7 +120,7 @@ def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDri
     asked = driver._table.virtual_server(desired.key)
     assert asked is not None
     assert asked.real_servers == {key: found}, "by netlink, too"
-    mended = list(virtual_servers.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
+    mended = list(virtual_server_kind.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
     assert mended == [Operation(Verb.SET, RealServers.of(desired.key, key, 1))]
     assert clean(driver.apply(mended))
     observed = changes(driver)[desired.key]
@@ -139,12 +139,14 @@ def test_a_virtual_server_may_have_both_tunnelled_and_masqueraded_real_servers(
     bare = server(address)
     key, tunnel = RealServerKey.of(parse_address(pod), 8080), RealServerKey.of(parse_address(end), 80)
     desired = VirtualServer(bare.key, bare.settings, UnevenWeights({key: 1, tunnel: TUNNELLED + 3}))
-    assert clean(driver.apply(list(virtual_servers.virtual_server_operations(desired.key, desired, None, lambda *_: None))))
+    assert clean(driver.apply(list(virtual_server_kind.virtual_server_operations(desired.key, desired, None, lambda *_: None))))
     assert driver.observe()[desired.key].real_servers == desired.weights
     shown = {tuple(line.split()[5:8]) for line in ipvsadm("-Sn").splitlines()[1:]}
     assert shown == {("-m", "-w", "1"), ("-i", "-w", "3")}
     gone = desired.with_weights(UnevenWeights({key: 1}))
-    draining = list(virtual_servers.virtual_server_operations(desired.key, gone, driver.observe()[desired.key], lambda *_: None))
+    draining = list(
+        virtual_server_kind.virtual_server_operations(desired.key, gone, driver.observe()[desired.key], lambda *_: None)
+    )
     assert clean(driver.apply(draining))
     assert driver.observe()[desired.key].real_servers == {key: 1, tunnel: TUNNELLED}, "a draining tunnel stays one"
 
@@ -167,7 +169,7 @@ def test_a_tunnelled_real_server_of_the_other_ip_family_is_observed_and_removed(
     asked = driver._table.virtual_server(desired.key)
     assert asked is not None
     assert asked.real_servers == observed.real_servers, "by netlink, too"
-    mended = list(virtual_servers.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
+    mended = list(virtual_server_kind.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
     assert mended == [Operation(Verb.REMOVE, RealServers.of(desired.key, alien, 0))]
     assert clean(driver.apply(mended))
     assert driver.observe()[desired.key].real_servers == {key: 1}

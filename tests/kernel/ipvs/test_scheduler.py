@@ -20,8 +20,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.services.state import translate
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services.desired_state import translate
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 
 FIRST = VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, FIRST_PROBE_PORT)

@@ -27,7 +27,7 @@ from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Sid
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.translation_settings import LocalMode, Settings
 from tests.kernel.nftables.examples import an_entry_of
 from tests.support import builders
 

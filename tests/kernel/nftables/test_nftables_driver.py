@@ -20,7 +20,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 
 pytestmark = [

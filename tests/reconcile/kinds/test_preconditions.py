@@ -19,7 +19,7 @@ from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, Ma
 from ipvsproxy.model.state import ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.kinds.kind import Circumstances
+from ipvsproxy.reconcile.kinds.declaration import Circumstances
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples, simulation

@@ -19,13 +19,13 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.kinds.kind import Circumstances
+from ipvsproxy.reconcile.kinds.declaration import Circumstances
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.reconcile.removal import cleanup
+from ipvsproxy.reconcile.removal import own_objects
 from ipvsproxy.reconcile.tables.scopes import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
-from ipvsproxy.translate.settings import TrafficScopes
+from ipvsproxy.translate.translation_settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 
@@ -583,7 +583,7 @@ def test_an_excluded_range_of_all_addresses_does_not_exclude_virtual_servers_by_
     node = node_with(excluded=["0.0.0.0/0"])
     node.put(*shop())
     node.sync()
-    plan = cleanup.plan(dataclasses.replace(node.kernel.observe(), skeletons={}), {}, builders.networks("0.0.0.0/0"))
+    plan = own_objects.plan(dataclasses.replace(node.kernel.observe(), skeletons={}), {}, builders.networks("0.0.0.0/0"))
     assert [one.item.key for one in plan.virtual_servers] == [FirewallMark.of(Family.IPV4, FIRST)]
     node.remove("shop")
     node.sync()

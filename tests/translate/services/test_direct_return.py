@@ -15,9 +15,9 @@ from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 from ipvsproxy.translate import trace
-from ipvsproxy.translate.settings import TUNNEL_DEVICES, Settings
 from ipvsproxy.translate.skeleton import DIRECT_CHAINS, SCOPE_CHAINS, SCOPE_JUMPS, build_skeleton
 from ipvsproxy.translate.trace import TracedClient
+from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, Settings
 from ipvsproxy.translate.view import NodeView, shared_tunnel, view_node
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice

@@ -10,8 +10,8 @@ from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.service import MOST_SKIPPED, Service, ServiceName
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.services import refusal
-from ipvsproxy.translate.services.state import translate
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services.desired_state import translate
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 

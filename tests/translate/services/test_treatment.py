@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServer,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.settings import Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
 from tests.translate.reading import frontends, state_of

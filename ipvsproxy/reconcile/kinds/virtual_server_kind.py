@@ -39,7 +39,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, Circumstances, Difference, ReconciledKind, Stage
+from ipvsproxy.reconcile.kinds.declaration import MISSING, STALE, Circumstances, Difference, ReconciledKind, Stage
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 

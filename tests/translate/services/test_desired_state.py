@@ -1,7 +1,7 @@
 """The cluster IPs of a Service: families, endpoints, hairpin entries, internal traffic, affinity.
 
-Node ports, external addresses and load balancer addresses are tested in: ``test_state_exposed.py``. The effects of changed
-objects are tested in: ``test_state_changes.py``.
+Node ports, external addresses and load balancer addresses are tested in: ``test_desired_state_exposed.py``. The effects of
+changed objects are tested in: ``test_desired_state_changes.py``.
 """
 
 import hypothesis
@@ -16,8 +16,8 @@ from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_FALLBACK, SCHEDULER_PORT, VirtualServerSettings
-from ipvsproxy.translate.services import state
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services import desired_state
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 from tests.support.builders import (
     CLUSTER_IP,
@@ -50,7 +50,8 @@ def test_a_service_with_a_cluster_ip_becomes_one_virtual_server_one_address_and_
 def test_a_remembered_service_is_ordered_after_all_listed_services() -> None:
     view = builders.node_view()
     owner, remembered = (
-        state.translate(service(), (), view, Settings(), remembered=is_remembered).owner for is_remembered in (False, True)
+        desired_state.translate(service(), (), view, Settings(), remembered=is_remembered).owner
+        for is_remembered in (False, True)
     )
     youngest = Owner(4e9, owner.service)
     assert owner < youngest < remembered
@@ -432,5 +433,5 @@ def test_every_bound_address_has_an_entry_in_the_set_of_addresses_and_a_virtual_
 def test_a_very_large_service_is_translated_in_several_steps_with_all_of_its_addresses() -> None:
     many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 3 * ITEMS_AT_ONCE)]
     large = service(external=many)
-    assert 3 <= len(list(state.translating(large, (READY_AND_DRAINING,), builders.node_view(), Settings()))) <= 10
+    assert 3 <= len(list(desired_state.translating(large, (READY_AND_DRAINING,), builders.node_view(), Settings()))) <= 10
     assert {str(item.key.address) for item in state_of(large, READY_AND_DRAINING).served} >= set(many)

@@ -8,7 +8,7 @@ from ipvsproxy.model.plan import KINDS, Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile.kinds.kind import Stage
+from ipvsproxy.reconcile.kinds.declaration import Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples

@@ -10,7 +10,7 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.translate.settings import Binding, Settings
+from ipvsproxy.translate.translation_settings import Binding, Settings
 from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 from tests.support.builders import (

@@ -12,7 +12,7 @@ from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.sets import SET_COPY, ForeignElement, IpSet, SetEntries, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer
-from ipvsproxy.reconcile.removal import cleanup
+from ipvsproxy.reconcile.removal import own_objects
 from tests.reconcile import examples
 from tests.support import builders
 
@@ -45,7 +45,7 @@ def remove(item: object) -> Operation:
 
 
 def test_a_cleanup_removes_virtual_servers_first_and_the_device_last() -> None:
-    todo = cleanup.plan(kernel_with(), OURS, ())
+    todo = own_objects.plan(kernel_with(), OURS, ())
     assert list(todo.operations) == [
         remove(VirtualServer(KEY, examples.ROUND_ROBIN)),
         remove(OURS[Family.IPV4]),
@@ -56,40 +56,40 @@ def test_a_cleanup_removes_virtual_servers_first_and_the_device_last() -> None:
 
 def test_a_set_entry_witnesses_a_virtual_server_as_well_as_an_address_does() -> None:
     entry = SetEntry(CLUSTER_IPS.name, KEY.address, Protocol.TCP, 80)
-    todo = cleanup.plan(kernel_with(device=False, entries=frozenset({entry})), OURS, ())
+    todo = own_objects.plan(kernel_with(device=False, entries=frozenset({entry})), OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers if isinstance(operation.item, VirtualServer)] == [KEY]
     assert todo.witnesses == (remove(CLUSTER_IPS),)
 
 
 def test_a_cleanup_keeps_virtual_servers_in_excluded_ranges() -> None:
-    todo = cleanup.plan(kernel_with(), OURS, builders.networks("10.96.0.0/16"))
+    todo = own_objects.plan(kernel_with(), OURS, builders.networks("10.96.0.0/16"))
     assert todo.virtual_servers == ()
     assert len(todo.witnesses) == 2
 
 
 def test_a_cleanup_of_a_kernel_without_our_objects_removes_nothing() -> None:
-    assert cleanup.plan(EMPTY, OURS, ()).operations == ()
-    assert cleanup.plan(Observation(), OURS, ()).operations == ()
+    assert own_objects.plan(EMPTY, OURS, ()).operations == ()
+    assert own_objects.plan(Observation(), OURS, ()).operations == ()
 
 
 def test_a_cleanup_does_not_touch_the_rules_of_a_family_without_our_rules() -> None:
-    assert cleanup.plan(kernel_with(jumps=()), OURS, ()).rules == ()
+    assert own_objects.plan(kernel_with(jumps=()), OURS, ()).rules == ()
 
 
 def test_witnesses_are_removed_only_if_all_our_virtual_servers_are_known() -> None:
-    assert cleanup.may_remove_witnesses(EMPTY)
+    assert own_objects.may_remove_witnesses(EMPTY)
     for lacking in ("virtual_servers", "sets", "addresses", "routes", "interface_addresses"):
-        assert not cleanup.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # names of fields
+        assert not own_objects.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # names of fields
 
 
 def test_a_cleanup_removes_the_copy_of_a_set() -> None:
-    todo = cleanup.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
+    todo = own_objects.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
     assert todo.operations == (remove(SET_COPY),)
 
 
 def test_a_cleanup_removes_local_routes_and_recognises_their_virtual_servers_as_ours_without_entries() -> None:
     observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
-    todo = cleanup.plan(observed, OURS, ())
+    todo = own_objects.plan(observed, OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
     assert todo.witnesses == (remove(LocalRoutes.of(KEY.address)),)
 
@@ -125,7 +125,7 @@ def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
 @pytest.mark.parametrize("routed", [False, True])
 def test_only_objects_that_hide_an_api_server_are_removed(*, routed: bool) -> None:
     others = SetEntry(SETS_AT_API_SERVER[0].set, AT_API_SERVER.address, Protocol.TCP, 80)
-    todo = cleanup.give_up(hiding(*SETS_AT_API_SERVER, others, routed=routed), (), [API_SERVER], ())
+    todo = own_objects.give_up(hiding(*SETS_AT_API_SERVER, others, routed=routed), (), [API_SERVER], ())
     assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
     kind = LocalRoutes if routed else BoundAddresses
     assert todo.witnesses == (*(remove(SetEntries.of(one)) for one in SETS_AT_API_SERVER), remove(kind.of(API_SERVER.address)))
@@ -133,13 +133,13 @@ def test_only_objects_that_hide_an_api_server_are_removed(*, routed: bool) -> No
 
 def test_a_cluster_ip_that_leads_to_the_api_server_is_never_removed() -> None:
     entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
-    assert cleanup.give_up(hiding(entry), (), [API_SERVER], ()).operations == ()
+    assert own_objects.give_up(hiding(entry), (), [API_SERVER], ()).operations == ()
 
 
 def test_a_cluster_ip_that_leads_to_the_api_server_is_kept_after_a_change_of_the_backend() -> None:
     entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
-    assert cleanup.give_up(hiding(), [entry], [API_SERVER], ()).operations == ()
-    assert cleanup.give_up(hiding(), (), [API_SERVER], ()).operations != ()
+    assert own_objects.give_up(hiding(), [entry], [API_SERVER], ()).operations == ()
+    assert own_objects.give_up(hiding(), (), [API_SERVER], ()).operations != ()
 
 
 def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_if_an_entry_shows_an_external_address() -> None:
@@ -148,19 +148,19 @@ def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_if_an_
     assert observed.virtual_servers is not None
     led = dataclasses.replace(observed, virtual_servers={**observed.virtual_servers, AT_API_SERVER: server})
     foreign = ForeignElement(SETS_AT_API_SERVER[0].set, raw=b"1")
-    assert cleanup.give_up(led, [foreign], [API_SERVER], ()).operations == ()
+    assert own_objects.give_up(led, [foreign], [API_SERVER], ()).operations == ()
     for entry in SETS_AT_API_SERVER:
-        todo = cleanup.give_up(led, [entry], [API_SERVER], ())
+        todo = own_objects.give_up(led, [entry], [API_SERVER], ())
         assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
 
 
 def test_no_address_is_removed_for_the_api_server_while_the_objects_that_prove_ownership_cannot_be_read() -> None:
-    assert cleanup.give_up(dataclasses.replace(hiding(), sets=None), (), [API_SERVER], ()).operations == ()
-    assert cleanup.give_up(dataclasses.replace(hiding(), virtual_servers=None), (), [API_SERVER], ()).operations == ()
+    assert own_objects.give_up(dataclasses.replace(hiding(), sets=None), (), [API_SERVER], ()).operations == ()
+    assert own_objects.give_up(dataclasses.replace(hiding(), virtual_servers=None), (), [API_SERVER], ()).operations == ()
 
 
 def test_an_allowed_address_of_an_api_server_is_not_removed() -> None:
-    assert cleanup.give_up(hiding(), (), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
+    assert own_objects.give_up(hiding(), (), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
 
 
 MARK = FirewallMark.of(Family.IPV4, 0x3FFF)
@@ -183,8 +183,8 @@ def with_own_objects(**changed: Any) -> Observation:
     return dataclasses.replace(observed, **changed)
 
 
-def only_own(observed: Observation, *kinds: SetKind) -> cleanup.Cleanup:
-    return cleanup.only_own(cleanup.plan(observed, OURS, ()), observed, kinds)
+def only_own(observed: Observation, *kinds: SetKind) -> own_objects.Cleanup:
+    return own_objects.only_own(own_objects.plan(observed, OURS, ()), observed, kinds)
 
 
 def test_a_partial_cleanup_removes_only_objects_that_kube_proxy_does_not_know() -> None:
@@ -209,4 +209,4 @@ def test_a_partial_cleanup_binds_no_address_that_is_already_bound_or_has_no_virt
 
 def test_a_virtual_server_of_another_program_at_the_api_servers_address_is_kept() -> None:
     observed = dataclasses.replace(hiding(), addresses=frozenset({KEY.address}))
-    assert cleanup.give_up(observed, (), [API_SERVER], ()).operations == ()
+    assert own_objects.give_up(observed, (), [API_SERVER], ()).operations == ()

@@ -29,7 +29,7 @@ from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import Role, VirtualServer, VirtualServerKey
 from ipvsproxy.translate.services import refusal, topology, treatment
 from ipvsproxy.translate.services.topology import Endpoints, find_endpoints, slices_by_port
-from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
+from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficScopes
 from ipvsproxy.translate.view import NodeView
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {

@@ -12,8 +12,8 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer
-from ipvsproxy.translate.services import state, topology
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services import desired_state, topology
+from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 
 ENDPOINTS_AT_ONCE = 50
@@ -76,7 +76,7 @@ def explaining(
     ``slices`` are the EndpointSlices that are labelled with the name of the Service.
     """
     ordered = sorted(slices, key=lambda item: item.name)
-    translation = state.Translation(service, view, settings)
+    translation = desired_state.Translation(service, view, settings)
     yield from translation.adding(ordered)
     desired = translation.state()
     yield
@@ -107,7 +107,7 @@ def explaining(
 
 
 def _uses(
-    item: EndpointSlice, served: state.ServedPort, explained: set[RealServerKey], numbers: Collection[int]
+    item: EndpointSlice, served: desired_state.ServedPort, explained: set[RealServerKey], numbers: Collection[int]
 ) -> Iterator[EndpointUse]:
     port, choice = served.port, served.choice
     if not numbers:

@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.kernel import parse_record, render_record
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.settings import (
+from ipvsproxy.translate.translation_settings import (
     ConntrackChoices,
     conntrack_maximum,
     conntrack_sysctls,

@@ -8,15 +8,15 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceOptions, ServiceType, Skipped
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Role
-from ipvsproxy.translate.services import explain
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.services import explanations
+from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, dead, draining, endpoint
 from tests.translate import strategies
 
 
-def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None = None) -> explain.Explanation:
-    return at_once(explain.explaining(service, slices, builders.node_view(), settings or Settings()))
+def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None = None) -> explanations.Explanation:
+    return at_once(explanations.explaining(service, slices, builders.node_view(), settings or Settings()))
 
 
 def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
@@ -81,12 +81,12 @@ def test_if_two_equal_entries_have_one_address_the_first_entry_is_used() -> None
 
 def test_endpoint_slices_of_a_family_without_a_cluster_ip_are_reported() -> None:
     item = builders.endpoint_slice(endpoint("fd00::1"))
-    ((explanation, why),) = explain.unserved_slices(builders.service(), [item], Settings())
+    ((explanation, why),) = explanations.unserved_slices(builders.service(), [item], Settings())
     assert (explanation, why.code) == (item, "wrong_family")
     dual = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
-    ((_, why),) = explain.unserved_slices(dual, [item], Settings(families=frozenset({Family.IPV4})))
+    ((_, why),) = explanations.unserved_slices(dual, [item], Settings(families=frozenset({Family.IPV4})))
     assert why.code == "family_not_served"
-    assert list(explain.unserved_slices(dual, [item], Settings())) == []
+    assert list(explanations.unserved_slices(dual, [item], Settings())) == []
 
 
 def test_every_virtual_server_is_explained_with_its_role() -> None:
@@ -183,9 +183,9 @@ def test_an_endpoint_is_shown_as_used_exactly_where_its_real_server_is_programme
 
 
 def test_many_endpoints_are_explained_in_several_steps_between_which_other_tasks_run() -> None:
-    count = 3 * explain.ENDPOINTS_AT_ONCE
+    count = 3 * explanations.ENDPOINTS_AT_ONCE
     item = builders.endpoint_slice(*(endpoint(f"10.244.0.{number + 1}") for number in range(count)))
-    pauses = len(list(explain.explaining(builders.service(), [item], builders.node_view(), Settings())))
-    assert pauses == 1 + count // explain.ENDPOINTS_AT_ONCE
+    pauses = len(list(explanations.explaining(builders.service(), [item], builders.node_view(), Settings())))
+    assert pauses == 1 + count // explanations.ENDPOINTS_AT_ONCE
     (port,) = _explain(builders.service(), item).ports
     assert len(port.endpoints) == count
