@@ -1,4 +1,4 @@
-"""docs/log.md has every event and every key of the log calls in the source, and no others."""
+"""docs/log.md has exactly the events and keys of the log calls in the source."""
 
 import ast
 import pathlib

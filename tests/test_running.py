@@ -293,7 +293,7 @@ def test_the_program_stops_on_a_signal_without_waiting_for_a_hanging_modprobe(
 
 
 @pytest.mark.parametrize(("how", "number"), [(">&- 2>&-", signal.SIGTERM), ("> >(true) 2>&1", signal.SIGINT)])
-def test_a_log_that_nobody_reads_does_not_end_the_program_and_each_stop_signal_does(
+def test_a_log_that_nobody_reads_does_not_end_the_program_but_each_stop_signal_ends_it(
     folder: pathlib.Path, how: str, number: signal.Signals
 ) -> None:
     by = ("bash", "-c", f'exec "$@" {how}', "bash")

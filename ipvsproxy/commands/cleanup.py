@@ -94,7 +94,7 @@ class NodeToClean(NamedTuple):
 class Result:
     """The result of a cleanup, or of its dry run.
 
-    ``outcomes`` maps each operation to its outcome, because both backends may find an object that belongs to neither of them.
+    ``outcomes`` maps each operation to its outcome, because both backends may find an object that belongs to neither backend.
     ``left`` names the rules that a proxy has left behind, of one family in one place, with the reason why some of them are not
     removed (an empty reason means that all are removed). ``problems`` has a line for each other reason why some of our objects
     may remain; ``notes`` has a line for each omitted part of the cleanup.

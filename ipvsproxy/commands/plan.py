@@ -1,6 +1,6 @@
 """``ipvsproxy plan``: runs the reconcile loop once, on a kernel that only records operations.
 
-Therefore the operations and their order are exactly those of ``run``: the same code decides them.
+Therefore the operations and their order are exactly the same as in ``run``: the same code decides them.
 """
 
 import dataclasses

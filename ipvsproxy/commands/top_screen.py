@@ -129,7 +129,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         self.run_worker(self._follow())
 
     async def _follow(self) -> None:
-        """Until the screen is closed, read repeatedly, and show the result or the reason why there is none."""
+        """Until the screen is closed, read repeatedly, and show the result or the reason why there is no result."""
         while True:
             self.read_now.clear()
             if not (self._is_held or self._is_covered):
@@ -148,13 +148,13 @@ class FollowingScreen(Screen[None], Generic[T]):
                     await self.read_now.wait()
 
     def show(self, result: T | None, problem: str) -> None:
-        """Show a new reading, or the reason why there is none."""
+        """Show a new reading, or the reason why there is no reading."""
         self.shown = result or self.shown
         self.say(self._message(problem))
         self.draw()
 
     def _message(self, problem: str = "") -> str:
-        """A sentence about a lost connection or a paused screen; empty if neither is the case."""
+        """A sentence about a lost connection or a paused screen; otherwise empty."""
         if problem:
             lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
             return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
@@ -226,7 +226,7 @@ class ServiceScreen(FollowingScreen[Details]):
         yield Footer()
 
     def show(self, result: Details | None, problem: str) -> None:
-        """Show a new reading, or the reason why there is none."""
+        """Show a new reading, or the reason why there is no reading."""
         if result or problem:
             super().show(result, problem)
         else:
@@ -275,7 +275,7 @@ class MainScreen(FollowingScreen[Picture]):
         self.query_one(Rows).focus()
 
     def show(self, result: Picture | None, problem: str) -> None:
-        """Show a new reading, or the reason why there is none; if the order has changed, show the first rows."""
+        """Show a new reading, or the reason why there is no reading; if the order has changed, show the first rows."""
         if result and self._is_new_order:
             self._is_new_order = False
             self.query_one(Rows).clear()

@@ -377,7 +377,7 @@ class Problem(NamedTuple):
 class ConfigError(Exception):
     """The configuration is refused.
 
-    ``problems`` holds every reason: first those from the flags, then from the file, then from the rules.
+    ``problems`` holds every reason: first the reasons from the flags, then from the file, then from the rules.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:

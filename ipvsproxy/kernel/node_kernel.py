@@ -244,7 +244,7 @@ class NodeKernel:
 
         If neither our device nor any of our local routes exists, no process has served Services since the host was booted. In
         that case, all existing entries come from a saved ruleset and mean nothing for the present virtual servers: they are
-        removed, and none is copied.
+        removed, and no entry is copied.
 
         Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets, so
         only entries that may witness virtual servers are copied. If iptables is chosen, programming its rules may have to wait
@@ -370,8 +370,8 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # It is unknown which of the operations the driver has applied. All of these operations are repeated, which is no
-                # error.
+                # It is unknown which of the operations the driver has applied. All of these operations are repeated; repeating
+                # them causes no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_fingerprints(run)
             ended_s = time.monotonic()

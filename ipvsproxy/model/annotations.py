@@ -35,7 +35,7 @@ SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq"
 class Annotation(enum.StrEnum):
     """The project's own annotations, without their prefix.
 
-    ``WEIGHT`` is an annotation of EndpointSlices, all others are annotations of Services.
+    ``WEIGHT`` is an annotation of EndpointSlices; all other names are annotations of Services.
     """
 
     SCHEDULER = "scheduler"

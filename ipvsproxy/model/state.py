@@ -106,7 +106,7 @@ class Observation:
     the previous observed state is kept.
 
     ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
-    the objects that they name, and leave open the state of all others. A value of None means that the object is absent.
+    the objects that they name, and leave open the state of all other objects. A value of None means that the object is absent.
     ``has_shown_virtual_servers``: after this part of an audit, all virtual servers have been read. ``set_copy``: whether a
     ``SetCopy`` exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls`` does not
     include paths that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the

@@ -143,8 +143,8 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED`` in place of a weight.
 
-    ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has any. Do not
-    change an object that another module made: the module that reads the kernel may return the object again, and a
+    ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has thresholds. Do
+    not change an object that another module made: the module that reads the kernel may return the object again, and a
     ``VirtualServer`` may share its weights. Change a copy instead.
     """
 
@@ -204,7 +204,7 @@ class RealServers(NamedTuple):
 class ConnectionCounts(NamedTuple):
     """The connections of a real server as IPVS counts them.
 
-    ``active`` connections are established, ``inactive`` connections are all others.
+    ``active`` connections are established, ``inactive`` connections are all other connections.
     """
 
     active: int = 0

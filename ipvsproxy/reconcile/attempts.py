@@ -92,7 +92,7 @@ class Retries:
     def due(
         self, operations: Sequence[Operation], identity: Callable[[Operation], tuple[str, object]], now: float
     ) -> list[Operation]:
-        """The given operations except those that must wait after a failure.
+        """The given operations except the operations that must wait after a failure.
 
         Failures of objects without an operation are forgotten. ``identity`` returns the key under which the failures of an
         operation are counted. While a virtual server is missing, its real servers wait until it has been added.

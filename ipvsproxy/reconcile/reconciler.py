@@ -128,7 +128,7 @@ class Reconciler:
     def _deadline_s(self, key: VirtualServerKey) -> float:
         """How long connections to undesired real servers may last.
 
-        The deadline of their Service applies, or the deadline of the node if the Service has none.
+        The deadline of their Service applies, or the deadline of the node if the Service has no deadline.
         """
         owner = self._tables.virtual_servers.owner_of(key)
         state = self._tables.states.get(owner.service) if owner is not None else None

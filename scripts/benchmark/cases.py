@@ -103,7 +103,7 @@ class Side(NamedTuple):
 
 
 def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
-    """Returns all cases; ``quick`` shortens some cases and omits others.
+    """Returns all cases; ``quick`` shortens some cases and omits other cases.
 
     ``kube_proxy`` is another program to measure beside ipvsproxy.
     """
@@ -668,7 +668,7 @@ def _launch(services: int, endpoints: int, *, quick: bool) -> Case:
 
 
 def _viewer() -> Case:
-    """Measures two minutes without a viewer of the page, and two with one, while all Services have traffic."""
+    """Measures two minutes without a viewer of the page, and two minutes with a viewer, while all Services have traffic."""
     services, endpoints = VIEWED
     arguments = {"services": services, "endpoints": endpoints, "seconds": VIEWED_S}
 

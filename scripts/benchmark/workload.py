@@ -183,7 +183,7 @@ class Replacements:
         self._pods: dict[int, deque[int]] = {}
 
     def line(self, number: int) -> bytes:
-        """Replace the oldest remote endpoint in the first slice of this Service, or of the next Service if it has none.
+        """Replace the oldest remote endpoint in the first slice of this Service, or else of the next Service.
 
         Raises:
             ValueError: the next Service also has no remote endpoint.

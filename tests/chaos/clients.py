@@ -59,7 +59,7 @@ class Clients:
                 self._held[question] = self._node.open(*_target(question))
 
     def ask_through_open(self) -> list[str]:
-        """Send a request through each open connection; closes broken ones, and returns their names."""
+        """Send a request through each open connection; closes broken connections, and returns their names."""
         report = []
         for question, connection in list(self._held.items()):
             self._figures.asked += 1

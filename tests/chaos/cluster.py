@@ -55,7 +55,7 @@ class Cluster(Protocol):
     flag: str
 
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
-        """Add or change some objects, then delete others."""
+        """Add or change some objects, then delete other objects."""
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
         """Cause a fault of this kind, which this source must support."""

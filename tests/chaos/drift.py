@@ -80,7 +80,7 @@ def change_method(state: State, dice: random.Random) -> str:
     """Change the forwarding method of a real server, or add an extra real server.
 
     With these forwarding methods, ipvsadm uses the virtual server's port for the real server, whatever port it was given. If the
-    ports differ, ipvsadm does not edit the real server, but adds another one.
+    ports differ, ipvsadm does not edit the real server, but adds another real server.
     """
     *server, _, real_server = _pick_real_server(state, dice)
     is_same_port = server[1].rpartition(":")[2] == real_server.rpartition(":")[2]

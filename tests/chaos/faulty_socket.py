@@ -84,7 +84,7 @@ class FaultySocket:
                 continue
             sequence = _HEADER.unpack_from(message)[3]
             answer = _HEADER.pack(36, _ERROR, 0, sequence, 0) + struct.pack("=i", number) + message[: _HEADER.size]
-            # The answer to the last message ends the batch, so this answer must follow those of the kernel.
+            # The answer to the last message ends the batch, so this answer must follow the kernel's answers.
             (self._behind if place == len(messages) - 1 else self._before).append(answer)
         return b"".join(kept)
 

@@ -73,7 +73,7 @@ def add(*, virtual_servers_only: bool = False) -> None:
 def put_back_after_flush() -> None:
     """Add the foreign rules that ``nft flush ruleset`` has removed.
 
-    Those of iptables are added only if they were in nf_tables.
+    Rules of iptables are added only if they were in nf_tables.
     """
     _run("nft", "-f", "-", stdin=_NFT_RULES)
     if f":{CHAIN} " not in _run("iptables-save"):

@@ -1,4 +1,4 @@
-"""The reader of a program's log: a pipe like that of a container runtime. The reader appends to a file, and can stop reading."""
+"""The reader of a program's log: a pipe like that of a container runtime. It copies the log into a file, and can be paused."""
 
 import contextlib
 import os

@@ -116,7 +116,7 @@ class TakeOvers:
             self.unanswered += [_unanswered(client, outcome, asked_s, numbered) for asked_s, outcome in met.failures]
 
     def differences(self) -> Mapping[str, Any]:
-        """The rows that differ from the state that kube-proxy left, except those that differ on purpose."""
+        """The rows that differ from the state that kube-proxy left, except intended differences."""
         differing = golden_state.differences(self._recorded, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
         report = {
             part: [row for row in rows if not golden_fixtures.is_accepted("P0", part, row[0])] for part, rows in differing.items()

@@ -107,7 +107,7 @@ def test_rules_that_do_something_other_than_their_comments_say_are_reported() ->
     assert nft_state.read_rules(table("accept")) == {"v4/nat/KUBE-SERVICES": ["-A KUBE-SERVICES -j RETURN"]}
 
 
-def test_sets_in_nftables_are_read_in_the_same_form_as_those_of_ipset() -> None:
+def test_sets_in_nftables_are_read_in_the_same_form_as_sets_of_ipset() -> None:
     marked: dict[str, Any] = {"name": "KUBE-M", "type": ["ipv4_addr", "inet_proto", "inet_service"]}
     keys = [{"concat": [f"192.0.2.{number}", "tcp", 80]} for number in (1, 2)]
     marked["elem"] = [[{"elem": {"val": keys[0], "comment": "mask 0xff"}}, 16], [keys[1], 17]]

@@ -90,7 +90,7 @@ def clean_node(node: cleanup.NodeToClean, *, dry_run: bool = False, excluded: Se
     return result
 
 
-def test_a_cleanup_removes_all_our_objects_and_keeps_those_of_other_programs(kernel: FakeKernel) -> None:
+def test_a_cleanup_removes_all_our_objects_and_keeps_the_objects_of_other_programs(kernel: FakeKernel) -> None:
     result = clean(kernel)
     assert result.is_fine
     assert set(kernel.virtual_servers) == {FOREIGN}

@@ -331,7 +331,7 @@ async def test_the_exit_status_shows_whether_nodes_differ(tmp_path: pathlib.Path
     assert (document["command"], document["differing"], rows(document)) == ("fleet", 1, {"n2": ["late"]})
 
 
-async def test_fleet_uses_the_kubeconfig_of_the_environment_variable_as_kubectl_does(
+async def test_fleet_like_kubectl_uses_the_kubeconfig_of_the_environment_variable(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'kubeconfig'}:/nothing")

@@ -1,6 +1,6 @@
 """``list``: the Service names beside the rows of the IPVS table, and a table without Service names.
 
-``tests/kernel/ipvs/test_rows.py`` shows that the rows equal those of ipvsadm.
+``tests/kernel/ipvs/test_rows.py`` shows that the rows equal ipvsadm's rows.
 """
 
 from collections.abc import Iterator

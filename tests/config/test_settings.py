@@ -169,7 +169,9 @@ def test_the_connection_tracking_table_has_a_minimum_size_on_a_small_host() -> N
 @pytest.mark.parametrize(
     ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
 )
-def test_first_lists_of_an_api_server_can_be_doubted_and_those_of_a_directory_cannot(flags: list[str], percent: int) -> None:
+def test_first_lists_of_an_api_server_can_be_doubted_and_first_lists_of_a_directory_cannot_be_doubted(
+    flags: list[str], percent: int
+) -> None:
     assert loading.from_flags(*flags).guard_percent == percent
 
 

@@ -154,7 +154,7 @@ def test_an_annotation_that_does_not_exist_cannot_be_chosen() -> None:
     assert from_flags("--service-annotations=all").translation.annotations == frozenset(Annotation)
 
 
-def test_defaults_of_flags_are_those_of_kube_proxy() -> None:
+def test_flags_have_the_same_defaults_as_in_kube_proxy() -> None:
     config = from_flags()
     assert config.translation == Settings(bind_address=parse_address("0.0.0.0"))
     assert config.policy == Policy()
@@ -168,7 +168,7 @@ def test_defaults_of_flags_are_those_of_kube_proxy() -> None:
     assert (config.without_effect, config.notices) == ((), ())
 
 
-def test_the_defaults_of_a_file_differ_from_those_of_flags_only_in_the_minimum_sync_period() -> None:
+def test_the_defaults_of_a_file_and_of_flags_differ_only_in_the_minimum_sync_period() -> None:
     by_flags, by_file = from_flags(), from_file("")
     assert by_file.engine == dataclasses.replace(by_flags.engine, min_interval_s=0)
     assert dataclasses.replace(by_file, engine=by_flags.engine, config_file="") == by_flags

@@ -57,7 +57,7 @@ CHOICE = VariantChoice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
 
 
 class Kernel(FakeKernel):
-    """An in-memory kernel that also has those attributes of the real kernel that the program uses.
+    """An in-memory kernel that also has the attributes of the real kernel that the program uses.
 
     ``on_apply`` is called before each call of ``apply``.
     """

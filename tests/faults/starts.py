@@ -191,7 +191,7 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     Rule 2: after acts that failed once, all objects are programmed, and the process continues.
     Rule 3: while an act always fails, a metric and at least one log line report the objects that are not programmed.
     Rule 4: ``/healthz`` reports these objects as well if all Services need them. An object of one Service does not make the node
-    unhealthy, because taking the node out of load balancers would hurt all others.
+    unhealthy, because taking the node out of load balancers would hurt all other Services.
     Rule 5: a process that cannot start because an act always fails may end, with the reason and with nothing programmed. The
     kernel continues to serve, and the ended process is visible.
     """
@@ -216,7 +216,7 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
 
 
 def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - as ``Ending`` has them
-    """Which of the places that must report objects as not programmed do not do so."""
+    """The places that must report objects as not programmed, but do not report them."""
     signs = {"a metric": bool(shown), "the log": bool(warnings)}
     if any(item.startswith(SHARED) for item in lacking):  # a missing object of one Service does not make the node unhealthy
         signs["/healthz"] = not is_healthy

@@ -83,7 +83,7 @@ def test_if_raw_sockets_cannot_be_opened_the_library_that_replaces_them_must_be_
     assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
 
-def test_missing_ipvs_is_reported_but_its_consequences_are_not(proc: pathlib.Path) -> None:
+def test_missing_ipvs_is_reported_but_its_consequences_are_not_reported(proc: pathlib.Path) -> None:
     (proc / "thread-self/net/ip_vs").unlink()
     (proc / "sys/net/ipv4/vs/conntrack").unlink()
     (missing,) = host.missing_features(proc)

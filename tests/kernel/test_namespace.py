@@ -13,7 +13,7 @@ TABLE = pathlib.Path("/proc/thread-self/net/ip_vs")
 SETTING = pathlib.Path("/proc/sys/net/ipv4/vs/conntrack")
 
 
-# The same test twice: whichever runs second would find the objects that the first one left.
+# The same test twice: the second run would find objects that the first run had left.
 @pytest.mark.parametrize("_run", ["first", "second"])
 def test_objects_that_one_test_creates_do_not_exist_for_the_next_test(_run: str) -> None:
     assert "TCP" not in TABLE.read_text()

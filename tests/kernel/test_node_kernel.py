@@ -1,4 +1,4 @@
-"""All drivers combined: which driver gets each operation, in which order, and how a failing driver affects the others.
+"""All drivers combined: which driver gets each operation, in which order, and how a failing driver affects the other drivers.
 
 The drivers are fakes in these tests; ``test_contract`` runs the real drivers on a real kernel.
 """

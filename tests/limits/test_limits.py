@@ -214,7 +214,8 @@ def test_a_node_at_a_limit_still_serves_traffic_applies_changes_answers_requests
 
 
 def test_open_connections_continue_while_the_connection_table_is_full(laboratory: lab.Lab, tmp_path: Path) -> None:
-    # The kernel itself drops new connections, also those to /livez, so all assertions use connections that are already open.
+    # The kernel itself drops new connections, also connections to /livez, so all assertions use connections that are already
+    # open.
     with _working_node(laboratory, tmp_path, (), "--conntrack-max-per-core=0") as running, contextlib.ExitStack() as held:
         size = CONNECTION_TABLE_SIZE.read_text()
         asking = http.client.HTTPConnection("127.0.0.1", 10256, timeout=ANSWERED_WITHIN_S)
@@ -252,7 +253,7 @@ def _open_flows() -> Iterator[None]:
 
 
 def _change(running: Cluster, answer: Callable[[], int], number: int = 200) -> None:
-    """Change one Service, add another one, and remove a virtual server as another program would, while the program answers."""
+    """Change one Service, add another Service, and remove a virtual server as another program would; the program answers."""
 
     def is_in_force() -> bool:
         assert answer() == 200

@@ -76,7 +76,7 @@ def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_connec
     connection.close()
 
 
-def test_an_endpoint_at_its_connection_limit_gets_no_new_connections_and_clients_are_refused_if_all_are(
+def test_an_endpoint_at_its_connection_limit_gets_no_new_connections_and_clients_are_refused_if_all_endpoints_are_full(
     running: Cluster,
 ) -> None:
     running.have()

@@ -130,7 +130,7 @@ def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
 
 
 def _check_new_connections(three: Three, serving: Collection[str]) -> None:
-    """New connections reach these pods, and no others."""
+    """New connections reach these pods, and no other pods."""
     for family in Family:
         to, client = (cluster.address(name, family) for name in ("balancer 1", "client"))
         seen = three.lab.probe("client", "TCP", to, 80, src=client, count=CLIENTS, timeout_s=20.0)

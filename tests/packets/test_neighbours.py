@@ -107,7 +107,7 @@ def wrong(laboratory: lab.Lab, rows: list[Row]) -> list[str]:
 
 
 def doctor(running: Cluster, topic: str) -> list[str]:
-    """The findings of ``doctor`` on a topic, except those that are ``ok``."""
+    """The findings of ``doctor`` on a topic, except findings that are ``ok``."""
     (ended,) = running.run("doctor --output=json")
     found = json.loads(ended.output)["findings"]
     return [f"{one['text']}; {one['remedy']}" for one in found if one["topic"] == topic and one["remedy"]]
@@ -117,7 +117,7 @@ def doctor(running: Cluster, topic: str) -> list[str]:
 
 
 def kube_proxys(pod: str) -> str:
-    """Tables that kube-proxy wrote when the Service ``web`` had the endpoint ``pod`` and the Service ``late`` had none."""
+    """Tables that kube-proxy wrote when the Service ``web`` had the endpoint ``pod`` and the Service ``late`` had no endpoint."""
     return "".join(
         nftables_mode(
             family,

@@ -84,7 +84,7 @@ NOTHING = dict.fromkeys(("marks", "sets", "chains", "routes", "table"), False)
 
 
 class Proxies:
-    """Both proxies on the node: the one of a pod is started and ended, and the kernel is checked after each of both."""
+    """Both proxies on the node: the proxy of a pod is started and ended, and the kernel is checked after each step."""
 
     def __init__(self, folder: Path, backend: Backend, binding: Binding, check_held: Callable[[], None]) -> None:
         self._folder, self._check_held = folder, check_held
@@ -236,7 +236,7 @@ def _migrate(one: OneNode, proxies: Proxies) -> None:
 
 
 def _check_shown_log(log: str) -> None:
-    """The lines of the log that the page shows have the keys of the real lines; those of lists come from an API server."""
+    """The lines of the log that the page shows have the keys of the real lines; the lines about lists come from an API server."""
     page = (test_runbook.ROOT / "docs/migration.md").read_text()
     shown = re.findall(r"^… (level=info event=(\w+) .+)$", page, re.MULTILINE)
     assert [event for _, event in shown] == ["starting", "listed", "synced"]

@@ -1,4 +1,4 @@
-"""Two scopes for one address with externalTrafficPolicy Local: who answers clients on this node, and who answers all others."""
+"""Two scopes for one address with externalTrafficPolicy Local: who answers clients on this node and other clients."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

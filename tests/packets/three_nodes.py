@@ -52,7 +52,7 @@ def nodes(*taking_part: str) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass
 class Three:
-    """Three nodes with a program each; the first node belongs to ``cluster``, the two others run during the block."""
+    """Three nodes with a program each; the first node belongs to ``cluster``, the other nodes run in the block."""
 
     cluster: cluster.Cluster
     directory: Path
@@ -217,7 +217,7 @@ def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[d
 
 
 def check_each_protocol(three: Three, entry: str) -> None:
-    """Clients outside reach an endpoint of each of two nodes by this node of entry, through which no answer of others passes."""
+    """Clients outside reach an endpoint of each of two nodes by this node of entry; answers of other nodes bypass it."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by(entry)
     with three.counting_answers(entry) as answers:

@@ -54,7 +54,7 @@ DEADLINE_S = 100.0
 
 @st.composite
 def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, EndpointSlice]:
-    """One of three Services, older or younger than the others, with a random selection of all possible fields."""
+    """One of three Services, older or younger than the other Services, with a random selection of all possible fields."""
     name = draw(st.sampled_from(names))
     ports = draw(st.sets(st.sampled_from(PORTS), min_size=1))
     has_load_balancer = draw(st.booleans())

@@ -18,7 +18,7 @@ def test_an_operation_that_has_never_failed_may_be_tried() -> None:
     assert len(retries) == 0
 
 
-def test_a_failed_key_is_delayed_and_other_keys_are_not() -> None:
+def test_a_failed_key_is_delayed_and_other_keys_are_not_delayed() -> None:
     retries = Retries()
     retries.fail("key", "add", 100)
     assert not retries.may_try("key", "add", 100 + FIRST_DELAY_S - 0.01)

@@ -285,7 +285,7 @@ class Agent:
         client.close()
 
     async def clients(self) -> int:
-        """Return how many clients have got a port, including those of earlier agents."""
+        """Return how many clients have got a port, including clients of earlier agents."""
         return self._clients
 
     def _bind(self, client: socket.socket, address: str) -> None:

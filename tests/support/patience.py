@@ -1,6 +1,6 @@
 """How long tests wait on a slow kernel, and which tests are skipped by default.
 
-Debian's kernel in QEMU takes 10 to 25 times as long as others, so scripts/test --kernel=debian sets the variable
+Debian's kernel in QEMU takes 10 to 25 times as long as other kernels, so scripts/test --kernel=debian sets the variable
 ``IPVSPROXY_TEST_PATIENCE``. The variable multiplies the time that a test waits for an expected event, and the periods that a test
 sets so that something else can happen in between.
 """

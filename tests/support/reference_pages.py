@@ -103,7 +103,7 @@ def metrics(page: str) -> str:
         'The dashboard "Kubernetes / Proxy" and the alert `KubeProxyDown` of kubernetes-mixin, which kube-prometheus-stack',
         'contains, work as they are if these series have the label `job="kube-proxy"`',
         "([how](running.md#alerts-and-dashboards-made-for-kube-proxy)). Only the panel Goroutines stays empty: a program in",
-        "Python has none.",
+        "Python has no goroutines.",
         "`tests/test_prometheus.py` evaluates each of their queries in a real Prometheus that has scraped a real page.",
     ]
     for title, members in groups.items():
@@ -122,7 +122,7 @@ def compatibility(page: str) -> str:
     lines = [
         "# Compatibility",
         "",
-        "Flags, fields of the file, endpoints and metrics beside those of kube-proxy 1.36 in IPVS mode.",
+        "Flags, fields of the file, endpoints and metrics, compared with kube-proxy 1.36 in IPVS mode.",
         '`scripts/compatibility` writes this page from the program, except "Kubernetes 1.33 to 1.38" and "Kernels".',
         "[differences.md](differences.md) lists differences in behaviour.",
         "",

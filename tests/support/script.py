@@ -51,7 +51,8 @@ Answer = bytes | ApiError | Sequence[bytes | float | ApiError]
 class World:
     """The connection, the clock and the observer in one object.
 
-    A script is a list of answers in their order: an answer is a page, or the fragments of a watch.
+    A script is the list of the answers in the order in which the server sends them: each answer is a page, or the fragments of a
+    watch.
 
     A float in a watch lets that time pass, and an exception is raised. ``served_versions`` are the answers to requests for the
     server's version; by default, the server is newer than every client.

@@ -309,7 +309,7 @@ def test_a_lost_connection_is_shown_until_the_node_answers_again(browser: Browse
     page.close()
 
 
-def test_events_of_a_restarted_process_are_not_mixed_with_those_of_the_earlier_process(browser: Browser) -> None:
+def test_events_of_a_restarted_process_are_not_mixed_with_events_of_the_earlier_process(browser: Browser) -> None:
     page = browser.new_page()
     rows = page.locator("tbody tr[data-kind=sync]")  # not events about health, which may happen on a busy machine
     with running(20) as first:

@@ -137,7 +137,7 @@ class HealthChecks:
         return min((max(0.0, failure.due_s - self.clock()) for failure in self._failures.values()), default=None)
 
     def _check_at(self, endpoint: ListenAddress) -> HealthCheck | None:
-        """The health check for an endpoint, taken from the other IP family if the endpoint's family has none.
+        """The health check for an endpoint, taken from the other IP family if the endpoint's family has no health check.
 
         None means that the port is not desired.
         """

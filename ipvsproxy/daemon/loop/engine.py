@@ -153,7 +153,7 @@ class Engine:
             await self._wake.wait()
 
     async def start(self) -> None:
-        """Wait for the first lists, read the kernel, and make the first sync: program the first Services, and then all others."""
+        """Wait for the first lists, read the kernel, and make the first sync: the first Services, then all other Services."""
         await self._wait_for_lists()
         began = self.clock()
         await self._adopt_choices()

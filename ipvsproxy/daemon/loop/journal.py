@@ -172,7 +172,7 @@ class Journal:
                     log.debug("part_not_used", **about, **_keys_of(skipped))
 
     def logging_conflicts(self, conflicts: Iterable[Conflict]) -> Generator[None, None, Collection[Conflict]]:
-        """Among all current conflicts, log those that are new, in steps. Returns all current conflicts."""
+        """Log the new conflicts among all current conflicts, in steps. Returns all current conflicts."""
         present: set[Conflict] = set()
         yield from each(present.add, conflicts)
         new = present - self._conflicts

@@ -86,7 +86,7 @@ class Translator:
         return self.store.schedulers - self._known_schedulers
 
     def note_scheduler(self, name: str, why_missing: str, now: float, *, for_now: bool = False) -> None:
-        """Record whether the kernel has a scheduler, or the reason why it does not.
+        """Record whether the kernel has a scheduler, or the reason why it does not have it.
 
         With ``for_now``, the answer may change later.
         """

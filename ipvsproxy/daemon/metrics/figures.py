@@ -142,7 +142,7 @@ class Sampler:
         self._last: Sample | None = None
 
     async def read(self) -> Sample:
-        """The counters, which are read now unless the last reading is fresh.
+        """The counters; this method reads them, unless the last reading is fresh.
 
         Raises:
             KernelError: the counters could not be read.

@@ -133,7 +133,7 @@ def set_up_log(config: Config) -> None:
 
 
 def use_little_memory() -> None:
-    """Make the C library keep little of the memory that is freed.
+    """Make the C library return most of the freed memory to the system.
 
     The C library then returns each block of ``LARGE_BYTES`` or more to the kernel when the block is freed. By default, glibc
     raises the threshold for such blocks whenever it frees a block of this kind. A dictionary that has grown to a hundred thousand

@@ -1,7 +1,7 @@
 """The requirements for programming the kernel.
 
 The requirements are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are
-missing, the process ends with a sentence for each missing requirement. ``--init-only`` sets up those requirements that a process
+missing, the process ends with a sentence for each missing requirement. ``--init-only`` sets up the requirements that a process
 can set up, and ends.
 """
 
@@ -62,7 +62,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
-    """Remove those of our objects that hide these API servers from this node.
+    """Remove our objects that hide these API servers from this node.
 
     Returns one sentence for each removal and each failure. If a virtual server could not be removed, its witnesses are kept.
 

@@ -14,7 +14,7 @@ ANY_VERSION, LATEST = "0", ""
 class Resource(NamedTuple):
     """The URL path of the objects of one kind, and the selectors for the objects that this node needs.
 
-    ``cluster_object`` is set if the kind has no namespaces: the name of an object, which does not have to exist.
+    ``cluster_object`` is the name of an object, which does not have to exist; it is set if the kind has no namespaces.
     """
 
     path: str

@@ -252,9 +252,9 @@ def _places(number: int) -> tuple[int, int, int]:
 
 
 def keys_of(survey: Survey, name: ServiceName, *, outside: bool = True) -> list[VirtualServerKey]:
-    """The virtual servers that a Service desires, including those of second scopes.
+    """The virtual servers that a Service desires, including the virtual servers of second scopes.
 
-    ``outside``: including those of clients outside, among whose real servers are the ends of tunnels to other nodes.
+    ``outside``: including the virtual servers for clients outside, whose real servers include the ends of tunnels to other nodes.
     """
     state = survey.states.get(name)
     if state is None:

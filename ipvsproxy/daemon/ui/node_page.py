@@ -341,7 +341,7 @@ class EventLog:
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
         """Record the state of a subject, as text.
 
-        A state that differs from the last state of the subject is added as an event; the first state is not.
+        A state that differs from the last state of the subject is added as an event; the first state is not added.
         """
         before = self._states.get((kind, subject))
         self._states[kind, subject] = state

@@ -8,8 +8,8 @@ class KernelError(Exception):
     """The kernel, or a program that configures the kernel, refused a request or could not be read.
 
     ``action`` is what was attempted (``iptables-restore``, ``read net/ipv4/ip_forward``). ``errno`` is the kernel's error number,
-    or 0 if there is none. ``detail`` is one line for the operator; if it is empty, it is replaced by the text of the error
-    number.
+    or 0 if the kernel gave no number. ``detail`` is one line for the operator; if it is empty, it is replaced by the text of the
+    error number.
     """
 
     def __init__(self, *, action: str, errno: int = 0, detail: str = "") -> None:

@@ -73,7 +73,7 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """Places where rules of these families may have been left behind: the variant in use, and the other one if installed.
+        """Places where rules of these families may have been left behind: the variant in use, and the other installed variant.
 
         If our rules are in nftables, these are the installed variants and the variant of the program in PATH, which may have no
         name other than ``iptables``.

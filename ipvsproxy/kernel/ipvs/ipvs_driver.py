@@ -113,7 +113,7 @@ class IpvsDriver:
 
         If ``whole`` is false, the reading does not include changes of weights, exchanged real servers, any change of IPv6 real
         servers, or this driver's own writes. A family without known virtual servers is left to ``observe_in_parts``, because
-        netlink lists the virtual servers of both families in order to find those of one.
+        netlink lists the virtual servers of both families in order to find the virtual servers of one family.
 
         Raises:
             KernelError: a part of the table could not be read. The parts returned before the error are valid.

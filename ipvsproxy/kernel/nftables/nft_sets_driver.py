@@ -143,7 +143,7 @@ class NftSetsDriver(SetsDriver):
         return batch.reported
 
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
-        """The messages with the parameters of a set, then those with its elements."""
+        """The messages with the parameters of a set, then the messages with its elements."""
         action = f"list the set {name}"
         with Tolerated(errno.ENOENT):
             header = self._channel.ask(nft.set_query(name), action)

@@ -369,7 +369,7 @@ def _value(value: bytes) -> bytes:
 
 
 def compare(value: bytes, *, equal: bool = True) -> bytes:
-    """Continue the rule if the first registers hold this value or, if ``equal`` is false, if they do not."""
+    """Continue the rule if the first registers hold this value or, if ``equal`` is false, if they do not hold it."""
     return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
 
 

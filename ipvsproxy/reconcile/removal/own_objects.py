@@ -1,4 +1,4 @@
-"""Plans the removal of all our kernel objects, and of no others, for ``--cleanup``.
+"""Plans the removal of all our kernel objects, and of no other objects, for ``--cleanup``.
 
 A cleanup may also be limited to the objects that kube-proxy does not know, or to the objects that hide the API server.
 

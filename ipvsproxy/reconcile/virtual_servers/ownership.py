@@ -1,4 +1,4 @@
-"""Decides whose a virtual server is: which observed ones are ours although they are not desired, and which Service gets one.
+"""Decides who owns a virtual server: whether it is ours although it is not desired, and which Service gets it.
 
 The kernel's table of virtual servers is shared: keepalived, kube-vip or docker have virtual servers in it, too. A new process
 does not know what a former process made, but kernel objects show it: an entry in one of our sets is added before its virtual

@@ -200,8 +200,8 @@ class Translation:
             self._add_flows(port, endpoints)
 
     # If a Service uses an address and port twice, the role that comes first counts. The cluster IP precedes a node port, and both
-    # precede other addresses, as between Services (see ``rank``). Source ranges of a load balancer restrict the load
-    # balancer's address in any role, as with kube-proxy.
+    # precede other addresses; the same order applies between Services (see ``rank``). Source ranges of a load balancer restrict
+    # the load balancer's address in any role, as with kube-proxy.
 
     def _is_taken(self, port: ServicePort, address: Address, number: int) -> bool:
         """Whether an external address or node port of this port already has a role for another port, or is the cluster IP."""

@@ -74,7 +74,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     """The endpoints of a service port that certain traffic may use.
 
     ``last_resort``: this scope contains no ready endpoint, so terminating endpoints that still serve are used.
-    ``node``, if not empty: only endpoints on this node are used. ``node_hint`` and ``zone_hint``, if not empty: only endpoints
+    If ``node`` is not empty, only endpoints on this node are used. If ``node_hint`` or ``zone_hint`` is not empty, only endpoints
     with this hint are used.
     """
 

@@ -330,7 +330,7 @@ async def test_a_client_that_sends_an_endless_body_is_disconnected() -> None:
                 await asyncio.sleep(0)
 
 
-async def test_a_client_that_does_not_read_its_answers_does_not_delay_others() -> None:
+async def test_a_client_that_does_not_read_its_answers_does_not_delay_other_clients() -> None:
     async with _listening() as port, http_client.connection(port) as (_, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000)
         for _ in range(3):

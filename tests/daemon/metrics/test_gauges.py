@@ -227,7 +227,7 @@ def test_counting_many_objects_for_a_scrape_lets_other_tasks_run_in_between() ->
     assert sum(one is None for one in metrics.gauges(sources, BOTH)) == 3 + 3
 
 
-def test_the_bucket_bounds_are_those_of_kube_proxy() -> None:
+def test_the_buckets_have_the_same_bounds_as_in_kube_proxy() -> None:
     assert [series.FAST_S[0], series.FAST_S[1], series.FAST_S[-1], len(series.FAST_S)] == [0.001, 0.002, 16.384, 15]
     # 0.25, 0.5, 1 to 59 in steps of 1, 60 to 115 in steps of 5, 120 to 300 in steps of 30
     assert list(series.SLOW_S[:4]) == [0.25, 0.5, 1, 2]

@@ -84,7 +84,7 @@ async def test_every_recorded_series_exists_with_its_type_labels_and_buckets(pro
     assert {series: present.get(series) for series in expected} == expected
 
 
-async def test_series_missing_from_the_recording_are_those_that_kube_proxy_adds_after_its_start() -> None:
+async def test_kube_proxy_adds_the_series_that_are_missing_from_the_recording_after_its_start() -> None:
     recorded = golden_fixtures.recording("default", "P0")["metrics"]
     present = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
     assert sorted(set(present) - set(recorded)) == [
@@ -232,7 +232,7 @@ async def test_each_phase_of_a_sync_has_its_duration_and_only_changes_have_a_wai
     assert rows[f'{phases}_sum{{phase="apply"}}'] == 0.05
 
 
-async def test_invalid_objects_are_counted_and_valid_objects_for_other_proxies_are_not() -> None:
+async def test_invalid_objects_are_counted_and_valid_objects_for_other_proxies_are_not_counted() -> None:
     metrics = _metrics()
     complaints = (
         Complaint(ObjectKind.SERVICE, "default/web", (Skipped("spec.ports[0]", "no"), Skipped("", "headless", invalid=False))),

@@ -227,7 +227,9 @@ def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
 # Conflicts
 
 
-def test_if_two_files_define_an_object_the_first_by_name_is_used_and_the_other_is_rejected_once(world: World) -> None:
+def test_if_two_files_define_an_object_the_file_with_the_first_name_is_used_and_the_other_file_is_rejected_once(
+    world: World,
+) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)

@@ -337,7 +337,7 @@ async def test_after_a_broken_watch_the_resource_version_of_the_server_is_reques
     assert "resourceVersion=90" in world.watches[1]
 
 
-async def test_a_watch_that_was_silent_to_its_end_is_verified_and_a_watch_with_bookmarks_is_not() -> None:
+async def test_a_watch_that_was_silent_to_its_end_is_verified_and_a_watch_with_bookmarks_is_not_verified() -> None:
     world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
     world.served_versions = [50]
     await world.run()

@@ -186,7 +186,7 @@ async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Se
     assert query["resourceVersion"] == str(setup.server.store.revision)
 
 
-async def test_changes_of_selected_objects_arrive_and_those_of_other_objects_do_not(setup: Setup) -> None:
+async def test_changes_of_selected_objects_arrive_and_changes_of_other_objects_do_not_arrive(setup: Setup) -> None:
     setup.server.put(SERVICES, service("other", labels={"service.kubernetes.io/service-proxy-name": "other"}))
     setup.server.put(SERVICES, service("headless", "None"))
     setup.server.put(NODES, {"metadata": {"name": "n2"}})

@@ -166,7 +166,7 @@ async def test_the_removal_of_an_endpoint_without_connections_is_shown_as_one_ev
 
 
 @in_virtual_time
-async def test_an_event_names_the_first_endpoints_and_counts_the_others() -> None:
+async def test_an_event_names_the_first_endpoints_and_counts_the_other_endpoints() -> None:
     node = _node(*WEB[:2])
     async with node.reading():
         await node.quiet(1)

@@ -75,7 +75,7 @@ def test_every_set_is_created_as_kube_proxy_creates_it(driver: ipset.IpsetDriver
 
 
 @pytest.mark.kernel
-def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> None:
+def test_ipset_prints_entries_as_the_model_prints_them(driver: ipset.IpsetDriver) -> None:
     address, pod = parse_address("fd00:96::1"), parse_address("fd00:244::9")
     desired = [
         SetEntry("KUBE-6-CLUSTER-IP", address, Protocol.SCTP, 443),
@@ -93,7 +93,7 @@ def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> No
 
 
 @pytest.mark.kernel
-def test_entries_added_with_ipset_are_observed_except_those_with_protocols_that_services_do_not_have(
+def test_entries_added_with_ipset_are_observed_except_entries_with_protocols_that_services_do_not_have(
     driver: ipset.IpsetDriver,
 ) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)

@@ -108,7 +108,7 @@ def send_packet(family: Family) -> None:
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not(family: Family, variant: str) -> None:
+def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not_change_it(family: Family, variant: str) -> None:
     run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "counts", "-j", "ACCEPT")
     run(family, variant, "filter", "-N", "SOME")
     changes = RuleChanges()

@@ -201,7 +201,7 @@ def test_cap_net_admin_alone_suffices_to_write_and_read_every_kind_of_rule(famil
 
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("family", Family)
-def test_jumps_on_a_new_host_are_in_the_same_order_as_those_of_kube_proxy(family: Family) -> None:
+def test_jumps_on_a_new_host_are_in_the_same_order_as_the_jumps_of_kube_proxy(family: Family) -> None:
     create_set(family)
     driver = make_driver()
     command = "iptables" if family is Family.IPV4 else "ip6tables"

@@ -97,7 +97,7 @@ COMMIT
 """
 
 
-def test_our_chains_and_jumps_are_found_among_those_of_other_programs() -> None:
+def test_our_chains_and_jumps_are_found_among_chains_and_jumps_of_other_programs() -> None:
     listing = iptables_syntax.parse_save(SAVED, SKELETON.chains, SKELETON.jumps)
     assert listing.chains == {
         SERVICES: ("-j KUBE-MARK-MASQ", "-m ipvs --vproto 6 --vaddr 192.0.2.10 --vport 80 -j DROP"),

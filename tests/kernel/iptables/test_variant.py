@@ -181,7 +181,9 @@ def run(*command: str) -> None:
 
 @pytest.mark.usefixtures("both_variants")
 @pytest.mark.parametrize(("variant", "kind"), [(NFT, "nft"), (LEGACY, "legacy")])
-def test_the_variant_that_the_kubelet_uses_is_chosen_even_if_the_other_has_more_rules(variant: Variant, kind: str) -> None:
+def test_the_variant_that_the_kubelet_uses_is_chosen_even_if_the_other_variant_has_more_rules(
+    variant: Variant, kind: str
+) -> None:
     other = "legacy" if kind == "nft" else "nft"
     run(f"iptables-{other}", "-A", "INPUT", "-j", "ACCEPT")
     assert iptables_variant.choose(CHAINS).commands[Family.IPV4] == f"iptables-{other}"

@@ -244,7 +244,7 @@ def test_errors_contain_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> No
 
 
 @pytest.mark.kernel
-def test_an_operation_that_cannot_be_encoded_does_not_prevent_the_others_in_its_chunk(driver: ipvs.IpvsDriver) -> None:
+def test_an_operation_that_cannot_be_encoded_does_not_prevent_the_other_operations_of_its_chunk(driver: ipvs.IpvsDriver) -> None:
     one = server("10.96.0.1")
     items = (
         one,

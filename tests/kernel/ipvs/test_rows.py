@@ -1,4 +1,4 @@
-"""The rows of ``ipvsadm -Ln``, and counters: rare rows with a fake socket, all others on a real kernel, compared with ipvsadm."""
+"""The rows of ``ipvsadm -Ln``, and counters: rare rows with a fake socket, all other rows on a real kernel beside ipvsadm."""
 
 import itertools
 import pathlib
@@ -121,7 +121,7 @@ def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUN
 
 
 class CountingKernel:
-    """Sends each virtual server in a separate datagram. With ``loses``, the datagram before the last one is lost."""
+    """Sends each virtual server in a separate datagram. With ``loses``, the last datagram but one is lost."""
 
     def __init__(self, *, loses: bool = False) -> None:
         self.sockets: list[fake_netlink.FakeSocket] = []

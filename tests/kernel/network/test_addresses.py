@@ -78,7 +78,9 @@ def test_addresses_are_local_even_though_the_device_is_down(driver: addresses.Ad
 
 
 @pytest.mark.kernel
-def test_addresses_added_with_ip_are_observed_together_with_those_of_other_interfaces(driver: addresses.AddressDriver) -> None:
+def test_addresses_added_with_ip_are_observed_together_with_addresses_of_other_interfaces(
+    driver: addresses.AddressDriver,
+) -> None:
     ip("link", "add", DEVICE, "type", "dummy")
     ip("link", "add", "other", "type", "dummy")
     ip("address", "add", "10.96.0.1/32", "dev", DEVICE)
@@ -220,7 +222,7 @@ def test_operations_keep_their_order_when_the_device_itself_is_added_or_removed(
 
 
 @pytest.mark.kernel
-def test_an_address_the_kernel_refuses_does_not_stop_the_others(driver: addresses.AddressDriver) -> None:
+def test_an_address_that_the_kernel_refuses_does_not_prevent_adding_other_addresses(driver: addresses.AddressDriver) -> None:
     outcomes = apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("ff02::1"), bound("fd00:96::1"))
     assert [bool(outcome.error) for outcome in outcomes] == [False, False, True, False]
     assert outcomes[2].errno != 0

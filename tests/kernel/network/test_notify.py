@@ -58,7 +58,7 @@ def test_interfaces_created_later_are_known_by_name(listener: notify.ChangeListe
     assert listener.read() == (OTHER,)
 
 
-def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_not(
+def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_no_event(
     listener: notify.ChangeListener, device: str
 ) -> None:
     ip("link", "add", "other0", "type", "bridge")

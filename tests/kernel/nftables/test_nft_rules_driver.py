@@ -252,7 +252,9 @@ def test_a_rule_whose_expressions_do_not_match_its_text_is_unknown(driver: NftRu
     assert rules[-1] == "-j RETURN (changed)"
 
 
-def test_if_one_of_the_rules_that_stand_for_one_is_missing_the_others_count_as_changed(driver: NftRulesDriver) -> None:
+def test_if_one_of_the_rules_that_stand_for_one_rule_is_missing_the_remaining_rules_count_as_changed(
+    driver: NftRulesDriver,
+) -> None:
     wanted = every_rule(Family.IPV6)
     apply(driver, Verb.SET, wanted)
     ranges = ChainKey("filter", "KUBE-SOURCE-RANGES-FIREWALL")
@@ -298,7 +300,7 @@ def test_chains_of_other_programs_in_our_table_are_kept(driver: NftRulesDriver) 
     assert "IPv6" not in nft("list", "table", "inet", "ipvsproxy")
 
 
-def test_rules_of_one_family_are_written_and_removed_without_changing_the_other(driver: NftRulesDriver) -> None:
+def test_rules_of_one_family_are_written_and_removed_without_changing_the_other_family(driver: NftRulesDriver) -> None:
     for family in Family:
         apply(driver, Verb.SET, every_rule(family))
     assert apply(driver, Verb.REMOVE, every_rule(Family.IPV4)).error == ""

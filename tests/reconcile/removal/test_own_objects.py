@@ -54,7 +54,7 @@ def test_a_cleanup_removes_virtual_servers_first_and_the_device_last() -> None:
     ]
 
 
-def test_a_set_entry_witnesses_a_virtual_server_as_well_as_an_address_does() -> None:
+def test_a_set_entry_is_a_witness_of_a_virtual_server_just_as_an_address_is() -> None:
     entry = SetEntry(CLUSTER_IPS.name, KEY.address, Protocol.TCP, 80)
     todo = own_objects.plan(kernel_with(device=False, entries=frozenset({entry})), OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers if isinstance(operation.item, VirtualServer)] == [KEY]

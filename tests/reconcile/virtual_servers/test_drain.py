@@ -275,7 +275,7 @@ def test_a_real_server_with_unknown_connections_is_not_removed_at_once(
     assert removals_at_once([outcome(Verb.SET, ONE)], counts, 9) == []
 
 
-def test_the_connections_of_a_draining_real_server_are_those_of_the_last_reading() -> None:
+def test_the_connections_of_a_draining_real_server_come_from_the_last_reading() -> None:
     drains = Judged(ONE)
     assert drains.connections(KEY, ONE) is None, "not read yet"
     drains.see({ONE: BUSY}, 100)

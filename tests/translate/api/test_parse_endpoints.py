@@ -37,7 +37,7 @@ def test_if_a_slice_has_more_endpoints_than_the_api_allows_only_the_first_are_us
 @pytest.mark.parametrize(
     ("count", "last"), [(20, "endpoints[19].addresses[0]: 'x19' is not an IP address"), (21, None), (500, None)]
 )
-def test_the_first_unusable_parts_of_a_slice_are_reported_individually_and_the_others_only_counted(
+def test_the_first_unusable_parts_of_a_slice_are_reported_individually_and_later_parts_are_only_counted(
     count: int, last: str | None
 ) -> None:
     reasons = _reasons(_wide_slice([f"x{number}" for number in range(count)]))

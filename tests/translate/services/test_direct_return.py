@@ -84,7 +84,7 @@ def test_packets_from_a_tunnel_reach_an_endpoint_that_this_node_does_not_know_as
         assert _weights(scopes[1]) == {f"{more.address}:8080": 1}
 
 
-def test_packets_from_a_tunnel_reach_endpoints_of_weight_zero_if_this_node_has_no_others() -> None:
+def test_packets_from_a_tunnel_reach_endpoints_of_weight_zero_if_this_node_has_no_other_endpoints() -> None:
     """Another node may have sent a new connection before it learnt of the weight."""
     service, _ = _service("10.244.0.5")
     listed = [endpoint("10.244.0.5", zone="z1"), endpoint("10.244.0.6", zone="z2"), endpoint("10.244.1.5", OTHER_NODE, zone="z3")]

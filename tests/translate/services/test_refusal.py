@@ -89,7 +89,7 @@ def test_an_external_address_is_refused_with_its_reason(external: str, port: int
         ("ffff::1", True),
     ],
 )
-def test_multicast_and_other_special_addresses_are_refused_and_adjacent_addresses_are_not(
+def test_multicast_and_other_special_addresses_are_refused_and_adjacent_addresses_are_accepted(
     address: str, *, is_refused: bool
 ) -> None:
     _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
@@ -181,7 +181,7 @@ def test_a_service_without_refused_addresses_stays_the_same_object() -> None:
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item
 
 
-def test_the_ways_out_are_those_that_help_for_the_fields_with_the_address() -> None:
+def test_only_ways_out_that_help_for_the_fields_with_the_address_are_named() -> None:
     address = "192.168.0.11"
     balanced, external, both = (
         refusal.ways_out(builders.service("web", load_balancer=one, external=other), parse_address(address)).split("; ")

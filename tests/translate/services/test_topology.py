@@ -275,7 +275,7 @@ def _expected(slices: list[EndpointSlice]) -> dict[RealServerKey, Conditions]:
 
 
 @hypothesis.given(st.lists(st.tuples(st.lists(ENDPOINTS, max_size=4), st.lists(PORTS, max_size=2)), max_size=3))
-def test_the_endpoints_are_those_of_all_endpoint_slices_with_the_port_without_duplicates(some: Some) -> None:
+def test_the_endpoints_come_from_all_endpoint_slices_with_the_port_without_duplicates(some: Some) -> None:
     slices = [
         builders.endpoint_slice(*endpoints, suffix=str(number), ports=[*ports, *OTHERS])
         for number, (endpoints, ports) in enumerate(some)
