@@ -3,27 +3,26 @@
 Service addresses are on the device; ``three_nodes.py`` describes the nodes.
 """
 
+import functools
+import ipaddress
 import itertools
-import json
-import re
-import subprocess
 import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
 from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, nodes, web
-from tests.support import cluster, lab
+from tests.support import cluster, patience
 
 pytestmark = [pytest.mark.kernel]
 
 
-FLAGS = ()
+FLAGS = ("--mass-deletion-guard=0",)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [pytest.param(one, marks=patience.THOROUGH if one == "remote" else []) for one in ENTRIES])
 def test_endpoints_see_the_client_address_and_answer_directly_whichever_node_the_client_uses(three: Three, entry: str) -> None:
     check_each_protocol(three, entry)
 
@@ -98,56 +97,88 @@ def test_a_packet_for_an_endpoint_that_was_just_removed_is_refused_and_not_forwa
     assert three.lab.probe("client", "TCP", address, 80, count=4, timeout_s=20.0).outcome == "refused"
 
 
-FORMER = {
-    "net/ipv4/conf/all/rp_filter": "2",
-    "net/ipv4/conf/tunl0/rp_filter": "1",
-    "net/ipv4/vs/sloppy_tcp": "0",
-    "net/ipv4/vs/sloppy_sctp": "0",
-}
-CHANGED = {path: "1" if "sloppy" in path else "0" for path in FORMER}
+_SENT = """
+import socket, sys
+source, to, *ports = sys.argv[1:]
+for port in map(int, ports):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.bind((source, port))
+        client.sendto(b"who", (to, 53))
+"""
+_SAMPLE = 1000
+"""The flows of one measurement. Their ports are fixed, so the results are the same in each run."""
 
 
-def tunnels_and_settings(laboratory: lab.Lab, place: str) -> tuple[set[str], dict[str, str]]:
-    """The tunnel devices that are up or have an alias, and the settings that direct return changes."""
-    links = json.loads(laboratory.run(place, "ip", "-json", "link", "show"))
-    used = {one["ifname"] for one in links if "UP" in one["flags"] or one.get("ifalias")}
-    values = laboratory.run(place, "cat", *(f"/proc/sys/{path}" for path in FORMER)).split()
-    return used & set(TUNNEL_DEVICES.values()), dict(zip(FORMER, values, strict=True))
+@pytest.mark.parametrize(
+    ("count", "moved_at_most", "ports"),
+    [
+        pytest.param(2, 1 / 3, range(10000, 13000), marks=patience.THOROUGH),
+        pytest.param(3, 1 / 4, range(13000, 16000), marks=patience.THOROUGH),
+        pytest.param(10, 0.11, range(16000, 19000)),
+        pytest.param(50, 0.05, range(19000, 22000), marks=patience.THOROUGH),
+    ],
+    ids=["2", "3", "10", "50"],
+)
+def test_the_next_node_of_entry_chooses_the_same_nodes_except_for_a_share_that_falls_with_their_number(
+    three: Three, count: int, moved_at_most: float, ports: range
+) -> None:
+    """The choices of two kernels by their connections. Most nodes with endpoints exist in the API alone, so no answers come.
+
+    ``count`` nodes have endpoints, among them the next node of entry, or not. At last, one of them goes at the same moment.
+    """
+    three.lab.ip("client", "link set third up")
+    three.have(*_many(count - 1, "p1"))
+    before, after = _choices(three, ports[:_SAMPLE])
+    with_own = _share_moved(before, after)
+    three.have(*_many(count))
+    before, after = _choices(three, ports[_SAMPLE : 2 * _SAMPLE])
+    assert len({*before.values()}) == count
+    assert after == before, "no table has an endpoint of its own"
+    before, after = _choices(three, ports[2 * _SAMPLE :], lambda: three.have(*_many(count - 1)))
+    one_goes = _share_moved({port: chosen for port, chosen in before.items() if chosen in after.values()}, after)
+    assert (0 < with_own <= moved_at_most, one_goes <= 0.03) == (True, True), (with_own, one_goes)
 
 
-@pytest.mark.parametrize("way", ["off", "cleanup"])
-def test_without_direct_return_its_devices_settings_and_objects_are_as_before(three: Three, way: str) -> None:
-    """Either a start with the flag off or a cleanup restores them; the start leaves only the objects of kube-proxy."""
-    three.have(nodes(*NODES), web("p1", "r1"))
-    three.stop("third")
-    cleanup = [sys.executable, "-m", "tests.support.in_namespace", three.lab.path("third"), "--cleanup"]
-    subprocess.run(cleanup, capture_output=True, check=True)
-    three.lab.call("sysctl", namespace="third", values=FORMER)
-    if way == "off":
-        three.start("third", "--ipvs-direct-return=off")
-        three.stop("third")
-    before = objects(three.lab, "third")
-    assert "IPVSPROXY" not in " ".join(before)
-    assert tunnels_and_settings(three.lab, "third") == (set(), FORMER)
-
-    three.start("third")
-    up = (set(TUNNEL_DEVICES.values()), CHANGED)
-    three.wait_until("third", lambda: tunnels_and_settings(three.lab, "third") == up, "up")
-    three.stop("third")
-    assert "IPVSPROXY" in " ".join(objects(three.lab, "third"))
-    if way == "off":
-        three.start("third", "--ipvs-direct-return=off")
-        three.wait_until("third", lambda: objects(three.lab, "third") == before, "as before")
-        three.stop("third")
-    else:
-        subprocess.run(cleanup, capture_output=True, check=True)
-    assert objects(three.lab, "third") == before
-    assert tunnels_and_settings(three.lab, "third") == (set(), FORMER)
+def _share_moved(before: Mapping[int, str], after: Mapping[int, str]) -> float:
+    return sum(after[port] != chosen for port, chosen in before.items()) / len(before)
 
 
-def objects(laboratory: lab.Lab, place: str) -> list[str]:
-    """The words of all rules, sets and virtual servers of a node, without counters and seeds, sorted."""
-    listings = (("nft", "list", "ruleset"),) if cluster.BACKEND is Backend.NFTABLES else (("iptables-save",), ("ipset", "save"))
-    text = "".join(laboratory.run(place, *one) for one in (*listings, ("ipvsadm", "--save", "--numeric")))
-    ours = (line for line in text.splitlines() if not re.match(r"#|\*|COMMIT|:[A-Z]+ ACCEPT", line))
-    return sorted(re.sub(r"initval \S+|\[\d+:\d+\]|,", " ", " ".join(ours)).split())
+def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
+    """A Service with these endpoints, and one on each of so many other Nodes."""
+    far = [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": f"far-{number}", "annotations": {"ipvsproxy.io/direct-return": "true"}},
+            "status": {"addresses": [{"type": "InternalIP", "address": f"172.18.7.{number}"}]},
+        }
+        for number in range(1, count + 1)
+    ]
+    service, ipv4, ipv6 = web(*pods, protocols=("UDP",))
+    ipv4["endpoints"] += [
+        {"addresses": [f"10.244.7.{number}"], "conditions": {"ready": True}, "nodeName": f"far-{number}"}
+        for number in range(1, count + 1)
+    ]
+    return [nodes(*NODES), far, [service, ipv4, ipv6]]
+
+
+def _choices(three: Three, ports: Collection[int], change: Callable[[], None] = lambda: None) -> list[dict[int, str]]:
+    """The node to which each of two nodes of entry sends a datagram from each port of the client, with a change in between."""
+    to, source = (cluster.address(name, Family.IPV4) for name in ("balancer 1", "client"))
+    chosen: dict[str, dict[int, str]] = {"third": {}, "node": {}}
+
+    def look(entry: str) -> bool:
+        found = chosen[entry]
+        missing = [str(port) for port in ports if port not in found]
+        three.lab.run("client", sys.executable, "-I", "-S", "-c", _SENT, source, to, *missing)
+        rows = [line.split() for line in three.lab.run(entry, "cat", "/proc/net/ip_vs_conn").splitlines()[1:]]
+        found.update({int(row[2], 16): row[5] for row in rows if row[0] == "UDP" and int(row[2], 16) in ports})
+        return len(found) == len(ports)
+
+    for entry in chosen:
+        three.enter_by(entry)
+        three.wait_until(entry, functools.partial(look, entry), "all datagrams are sent on")
+        if entry == "third":
+            change()
+    pod, its_node = (f"{int(ipaddress.ip_address(cluster.address(name, Family.IPV4))):08X}" for name in ("p1", "node"))
+    return [{port: its_node if one == pod else one for port, one in found.items()} for found in chosen.values()]

@@ -50,6 +50,13 @@ def nodes(*taking_part: str) -> list[dict[str, Any]]:
     ]
 
 
+def program_at(laboratory: lab.Lab, place: str, manifests: Path, log: Path, *flags: str) -> program.Program:
+    """A program on another node than ``node``."""
+    path = laboratory.path(place)
+    starter, main = ("-m", "tests.support.in_namespace", path), functools.partial(in_namespace.run, path)
+    return program.Program(manifests, log, *flags, starter=starter, main=main)
+
+
 @dataclasses.dataclass
 class Three:
     """Three nodes with a program each; the first node belongs to ``cluster``, the other nodes run in the block."""
@@ -76,14 +83,9 @@ class Three:
     def start(self, place: str, *flags: str) -> None:
         """Start the program of a node with these additional flags, unless it runs, and wait until nothing is left to do."""
         if place not in self._programs:
-            path, before = self.lab.path(place), len(self._syncs(place))
-            self._programs[place] = program.Program(
-                self.directory / "manifests",
-                self.directory / f"log-{place}",
-                *self._flags(place),
-                *flags,
-                starter=("-m", "tests.support.in_namespace", path),
-                main=functools.partial(in_namespace.run, path),
+            before, log = len(self._syncs(place)), self.directory / f"log-{place}"
+            self._programs[place] = program_at(
+                self.lab, place, self.directory / "manifests", log, *self._flags(place), *flags
             ).__enter__()
             self.wait_until(place, lambda: len(self._syncs(place)) > before and self._is_settled(place), "synced")
 
@@ -201,11 +203,16 @@ def three_nodes(laboratory: lab.Lab, directory: Path, *flags: str) -> Iterator[T
         yield three
 
 
+def load_tunnels() -> None:
+    """Load the modules of tunnels; the test is skipped if the kernel has none."""
+    if subprocess.run(["modprobe", "--all", *TUNNEL_MODULES.values()], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel has no tunnels: the modules ipip and ip6_tunnel")
+
+
 @contextlib.contextmanager
 def running(directory: Path, *flags: str) -> Iterator[Three]:
     """Three nodes in a lab of their own; the test is skipped if the kernel has no tunnels."""
-    if subprocess.run(["modprobe", "--all", *TUNNEL_MODULES.values()], capture_output=True, check=False).returncode:
-        pytest.skip("this kernel has no tunnels: the modules ipip and ip6_tunnel")
+    load_tunnels()
     with lab.Lab() as laboratory, three_nodes(laboratory, directory, *DIRECT, *flags) as three:
         yield three
 
