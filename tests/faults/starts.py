@@ -47,6 +47,8 @@ SHARED = "iptables "
 """Prefix of objects that all Services need: rules."""
 LISTING = "-save"
 """The suffix in the names of acts that list rules."""
+RECORD = "file /sys/class/net/tunl0/ifalias"
+"""The act that reads what direct return has changed. If it fails, rules guard the tunnel device until the next start."""
 SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0)?$)", re.MULTILINE)
 """Metrics that are not 0 if something is not in force, or cannot be read."""
 
@@ -129,6 +131,7 @@ class Node:
         lacking: Sequence[str] = ["anything"]
         is_permanent = any(order.time == 0 for order in orders)
         hides_rules = any(order.time == 0 and order.name.endswith(LISTING) for order in orders)
+        guards_tunnels = any(order.name == RECORD for order in orders)
         missing: set[str] = set()
         deadline_s = began_s + (SHOWN_WITHIN_S if is_permanent else within_s)
         is_healthy = False
@@ -138,7 +141,7 @@ class Node:
                 missing |= self._missing() if spoiled else frozenset()
                 if b"event=synced" not in log.read_bytes():
                     continue
-                if not (lacking := self._lacking(hides_rules=hides_rules) if spoiled else []):
+                if not (lacking := self._lacking(hides_rules=hides_rules, guards_tunnels=guards_tunnels) if spoiled else []):
                     break
                 if is_permanent and not silent_signs(lacking, _health(), _shown(), _warnings(log.read_text())):
                     break
@@ -151,7 +154,7 @@ class Node:
             process.kill()
             process.wait()
         if spoiled:
-            lacking = lacking and self._lacking(hides_rules=hides_rules)
+            lacking = lacking and self._lacking(hides_rules=hides_rules, guards_tunnels=guards_tunnels)
             missing |= self._missing()
         done = acts.read(written)
         text = log.read_text()
@@ -170,17 +173,19 @@ class Node:
     def _missing(self) -> frozenset[str]:
         return self._kept - _listed()
 
-    def _lacking(self, *, hides_rules: bool) -> list[str]:
+    def _lacking(self, *, hides_rules: bool, guards_tunnels: bool) -> list[str]:
         """The objects that differ from the desired state.
 
         ``hides_rules``: rules cannot be listed, so a jump may exist twice; that does not change how packets are treated.
+        ``guards_tunnels``: there may be more chains and rules, which guard a tunnel device.
         """
         differing = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
         return [
             f"{section}: {row}"
             for section, rows in differing.items()
-            for row, _, desired, observed in rows
+            for row, kind, desired, observed in rows
             if not (hides_rules and section.startswith("iptables ") and (desired, observed) == (1, 2))
+            if not (guards_tunnels and section.startswith("iptables ") and kind == "extra")
         ]
 
 

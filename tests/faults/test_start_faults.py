@@ -68,8 +68,6 @@ ACTS = (
     "receive netfilter type 2576",
     "send netfilter type 257 dump",
     "receive netfilter type 257 dump",
-    "send netfilter type 1537",
-    "receive netfilter type 1537",
     "send netfilter type 1549",
     "receive netfilter type 1549",
     "file /sys/class/net/tunl0/ifalias",
