@@ -112,15 +112,13 @@ class IpvsDriver:
         """Reads as ``observe_in_parts`` does, but only virtual servers changed or written since they were last returned.
 
         If ``whole`` is false, the reading does not include changes of weights, exchanged real servers, any change of IPv6 real
-        servers, or this driver's own writes. A family without known virtual servers is left to ``observe_in_parts``, because
-        netlink lists the virtual servers of both families in order to find the virtual servers of one family.
+        servers, or this driver's own writes.
 
         Raises:
             KernelError: a part of the table could not be read. The parts returned before the error are valid.
         """
         for reader in self._readers_of(families):
-            if reader.knows_any:
-                yield from reader.read(whole=whole)
+            yield from reader.read(whole=whole)
 
     def _readers_of(self, families: Iterable[Family]) -> Iterable[ipvs_readings.FamilyReader[Any]]:
         return dict.fromkeys(self._readers[family] for family in families)

@@ -94,11 +94,6 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._passed: set[Hashable] = set()
         """The names of virtual servers that were written since the current reading began."""
 
-    @property
-    def knows_any(self) -> bool:
-        """Whether a virtual server was found by the last reading, or has been written since."""
-        return bool(self._known or self._written)
-
     @abc.abstractmethod
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """The connections of a virtual server's real servers; the result is empty if the virtual server does not exist.

@@ -397,22 +397,6 @@ def test_the_cheap_reading_sees_drift_of_ipv6_virtual_servers_but_not_of_their_r
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("whole", [False, True])
-def test_polls_read_a_family_only_after_one_of_its_virtual_servers_is_known(driver: ipvs.IpvsDriver, *, whole: bool) -> None:
-    assert clean(driver.apply(operations(Verb.ADD, ONE)))
-    ipvsadm("-A", "-t", "[fd00:96::1]:80", "-s", "rr")
-    driver.observe([Family.IPV4])
-    assert V6.key not in polled(driver, whole=whole)
-    assert V6.key in driver.observe()
-    ipvsadm("-D", "-t", "[fd00:96::1]:80")
-    assert polled(driver, whole=whole) == {V6.key: None}
-    assert polled(driver, whole=whole) == {}
-    assert clean(driver.apply(operations(Verb.ADD, V6)))
-    ipvsadm("-D", "-t", "[fd00:96::1]:80")
-    assert polled(driver, whole=True) == {V6.key: None}
-
-
-@pytest.mark.kernel
 def test_a_family_that_was_not_requested_is_not_read(driver: ipvs.IpvsDriver) -> None:
     assert clean(driver.apply(operations(Verb.ADD, ONE, V6)))
     assert driver.observe([Family.IPV4]).keys() == {ONE.key}
