@@ -78,6 +78,8 @@ class ChangeListener:
         self._filter_own()
         self._index = self._find_device()
         """The index of the device; 0 if the device does not exist."""
+        self._has_lost = False
+        """Whether notifications were lost, and those that had arrived before have not been read yet."""
 
     def fileno(self) -> int:
         """The file descriptor to watch for reading."""
@@ -102,16 +104,23 @@ class ChangeListener:
         changes: list[Change] = []
         if len(self.own_ports) != self._filtered:
             self._filter_own()
+        is_empty = False
         for _ in range(sockets.READS_AT_ONCE):
             try:
                 changes += self._decode(self._socket.recv(_DATAGRAM))
             except BlockingIOError:
+                is_empty = True
                 break
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise _broken(error) from error
-                self._index = self._find_device()
-                changes.append(Change.OURS)
+                self._has_lost = True
+        if self._has_lost:
+            # The kernel reports a loss once, before older notifications, and loses others until these have been read
+            # (netlink_overrun in net/netlink/af_netlink.c). So they may name an index that the device no longer has.
+            self._index = self._find_device()
+            self._has_lost = not is_empty
+            changes.append(Change.OURS)
         return tuple(changes)
 
     def _find_device(self) -> int:

@@ -175,6 +175,22 @@ def test_lost_events_are_reported_as_an_overrun_and_the_device_is_found_again(
         assert set(listener.read()) == {OURS}
 
 
+def test_after_a_loss_an_older_notification_does_not_hide_the_index_of_the_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
+    with notify.ChangeListener(device=device) as listener:
+        listener.read()
+        for number in range(40):
+            ip("link", "set", device, "mtu", str(1400 + number))  # the first ones wait, the others are lost
+        ip("link", "del", device)
+        ip("link", "add", device, "type", "bridge")
+        assert listener.read()[-1] == OURS
+        listener._socket.setsockopt(socket.SOL_SOCKET, 33, 1 << 20)  # SO_RCVBUFFORCE
+        ip("link", "del", device)
+        assert set(listener.read()) == {OURS}
+
+
 def test_the_descriptor_is_readable_only_after_a_change(listener: notify.ChangeListener) -> None:
     with pytest.raises(BlockingIOError):
         listener._socket.recv(1)
