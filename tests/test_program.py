@@ -1,6 +1,6 @@
 """The program as a separate process on a real kernel with an API server: it starts, stops, and starts again.
 
-If the program cannot start, it ends with status 2 and a sentence, and the kernel has no object of ours.
+If the program cannot start, it ends with status 2 and a sentence, and the kernel has none of our objects.
 """
 
 import asyncio

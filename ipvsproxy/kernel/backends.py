@@ -235,7 +235,7 @@ def remove_other(used: Backend) -> Collection[str]:
 
 
 def sets_to_keep_current(used: Backend) -> SetsDriver | None:
-    """The driver for the other backend's sets if its rules decide about packets until the rules of ``used`` are programmed."""
+    """The driver for the other backend's sets, if packets pass the other backend's rules until ``used`` is programmed."""
     return NftSetsDriver() if used is Backend.IPTABLES else None
 
 

@@ -263,7 +263,7 @@ class Store:
             self._dirty.setdefault(name, now)
 
     def touching_direct_return(self, nodes: Collection[str], now: float) -> Generator[None, None, None]:
-        """Marks the Services that ask for direct return and have endpoints on one of these nodes for translation, in steps.
+        """In steps, requests the translation of all Services that ask for direct return and have endpoints on one of these nodes.
 
         A Service that changes between two steps is marked by its own change.
         """

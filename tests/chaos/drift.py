@@ -218,7 +218,7 @@ def add_address(_state: State, dice: random.Random) -> str:
 
 
 def add_route(_state: State, dice: random.Random) -> str:
-    """Add a surplus local route that looks like one of ours."""
+    """Add a surplus local route that looks like one of our routes."""
     return run("ip", "route", "replace", "local", f"10.96.9.{dice.randrange(1, 200)}", *_OUR_ROUTES)
 
 

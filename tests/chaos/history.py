@@ -240,7 +240,7 @@ class History:
         bad_moments.ACTS[kind](self)
 
     def _move(self) -> None:
-        """Move rules and sets to the other backend during changes: by one start, by several, or with a kill halfway."""
+        """Move rules and sets to the other backend during changes: by one start, by several starts, or with a kill halfway."""
         way = self._dice.choice(["once", "there and back", "killed"])
         backends = [kernel_state.OTHER_BACKEND[self.configuration.backend]]
         backends = [*backends, self.configuration.backend, *backends] if way == "there and back" else backends

@@ -293,7 +293,7 @@ def test_the_local_pod_detection_by_interface_needs_the_name_of_an_interface(mod
 @INTERFACE_MODES
 @pytest.mark.parametrize("name", ["a b", "a\nb", "a\x00b", "a\x7fb", 'a"', "a'", "a\\", "a+", "a/b", "ñ" * 8, ""])
 def test_an_interface_name_that_cannot_be_written_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
-    """A rule appends a plus sign to a prefix. The empty name stands for one that is a character too long."""
+    """A rule appends a plus sign to a prefix. The empty name stands for a name that is one character too long."""
     name = name or "a" * (longest + 1)
     assert problems_of_flags(f"--detect-local-mode={mode}", f"--{flag}={name}") == [
         f"--{flag}: {name!r} must be a name of 1 to {longest} characters that an interface can have"

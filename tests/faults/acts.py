@@ -73,7 +73,7 @@ class Act(NamedTuple):
 
 
 class Acts:
-    """Records acts, and decides which fail. Records are appended to the file ``path``."""
+    """Records acts, and decides which acts fail. Records are appended to the file ``path``."""
 
     def __init__(self, path: Path, orders: Sequence[Order]) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -1,7 +1,7 @@
 """Starts of the real program on a node that an earlier start has programmed. In each start, some acts fail.
 
-Before each start, one virtual server, one set entry, one address and one rule of ours are removed, so that the start also writes.
-All other objects must stay while the program runs.
+Before each start, one virtual server, one of our set entries, one of our addresses and one of our rules are removed, so that the
+start also writes. All other objects must stay while the program runs.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 ``read_state`` returns the state as operators see it (ipvsadm, ipset, iptables-save, ip) in the form of ``tests/golden/expected``.
 ``restore_state`` puts a recorded state into the kernel, as if kube-proxy had left it. Both functions use the operators' tools,
-never ipvsproxy's drivers, so that a bug of ours cannot affect both sides of a comparison.
+never ipvsproxy's drivers, so that a bug in ipvsproxy cannot affect both sides of a comparison.
 """
 
 import importlib

@@ -188,7 +188,7 @@ class DatagramServer(asyncio.DatagramProtocol):
 class Agent:
     """The requests by name: each public method implements the request of the same name.
 
-    Each client gets the next port, after the ``clients`` of earlier agents on this kernel. A random port might be that of a
+    Each client gets the next port, after the ``clients`` of earlier agents on this kernel. A random port might belong to a
     connection that IPVS or connection tracking still knows: they would lead the client to an endpoint of that time, or translate
     an answer that comes directly from a pod.
     """

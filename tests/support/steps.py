@@ -44,7 +44,7 @@ class Steps:
 
     @property
     def here(self) -> int:
-        """The steps of the thread that started counting, which is that of the event loop."""
+        """The steps of the thread that started counting, which is the event loop's thread."""
         return self._threads[self._here].steps
 
     @property

@@ -254,7 +254,7 @@ def _content(path: pathlib.Path) -> dict[str, Any]:
 
 
 class _Loader(KubeConfigLoader):
-    """The library's loader, which asks a credential plugin only through ``plugins``, or not at all if this is None."""
+    """The library's loader, which asks a credential plugin only through ``plugins``; it asks none if ``plugins`` is None."""
 
     def __init__(self, path: pathlib.Path, content: dict[str, Any], plugins: PluginRunner | None) -> None:
         super().__init__(config_dict=content, config_base_path=str(path.absolute().parent))

@@ -6,12 +6,12 @@ Rule 1: while nobody looks at the page, only the counters of the whole node are 
 the process is awake anyway.
 Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``, or less often, so that
 reading uses at most ``SHARE`` of a processor.
-Rule 3: the real servers of a few Services are read as well: of Services that a viewer has opened, and of Services on the page
-that a viewer sees. Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting
-starts at zero. Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the
-rate over one short interval may be zero or twice the true rate. Rule 6: a Service that had no traffic in all remembered readings
-takes no memory. Rule 7: the open connections of the whole node are added up by the readings of all real servers that look for
-drift anyway, while somebody looks at the page.
+Rule 3: real servers are read only of the Services that a viewer has opened, and of the Services on the page that a viewer sees.
+Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero. Rule 5:
+the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
+interval may be zero or twice the true rate. Rule 6: a Service that had no traffic in all remembered readings takes no memory.
+Rule 7: the open connections of the whole node are added up by the readings of all real servers that look for drift anyway, while
+somebody looks at the page.
 """
 
 import asyncio

@@ -119,8 +119,8 @@ def run_while_stale(
 ) -> dict[int, int]:
     """Run the messages that ``make`` returns with the generation in which they were made; return the same as ``run``.
 
-    While other programs change tables meanwhile, make and run them again, ``ATTEMPTS`` times in all. With ``insists``, the last
-    attempt names no generation, so it succeeds even if other programs change tables all the time. No messages succeed.
+    If other programs change tables meanwhile, the messages are made and run again, ``ATTEMPTS`` times in all. With ``insists``,
+    the last attempt names no generation, so it succeeds even if other programs change tables all the time. No messages succeed.
     """
     for attempt in range(ATTEMPTS):
         messages, generation = make()

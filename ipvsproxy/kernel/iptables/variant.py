@@ -48,7 +48,7 @@ class Evidence(NamedTuple):
 class VariantChoice(NamedTuple):
     """The iptables programs to use, their variant, and the reason for this choice.
 
-    ``left_behind`` is the other variant, if it has rules of ours.
+    ``left_behind`` is the other variant, if it has some of our rules.
     """
 
     commands: Mapping[Family, str]

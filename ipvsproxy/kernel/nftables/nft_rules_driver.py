@@ -373,7 +373,7 @@ def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], fam
 
 
 def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
-    """The rules of one of our chains, in runs that stand for one rule of ours, and whether a run is as we wrote it.
+    """The rules of one of our chains, in runs that stand for one of our rules, and whether a run is as we wrote it.
 
     The rules of nf_tables that together stand for one rule share its text and fingerprint. If one of them is missing or changed,
     none of them counts as the rule.

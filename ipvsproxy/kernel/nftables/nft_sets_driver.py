@@ -429,7 +429,7 @@ def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
 
 
 def _of_service(ip_set: IpSet, address: Address, key: bytes, data: bytes, comment: str) -> SetEntry | None:
-    """The entry with this address, protocol and port; None means that no entry of ours can have this key."""
+    """The entry with this address, protocol and port; None means that none of our entries can have this key."""
     name, size = ip_set.name, len(address)
     protocol, port = _PROTOCOLS.get(key[size]), int.from_bytes(key[size + 4 : size + 6], "big")
     if protocol is None or any(key[size + 1 : size + 4]) or any(key[size + 6 : size + 8]):

@@ -62,7 +62,7 @@ class TableContent(NamedTuple):
 
     @property
     def has_ours(self) -> bool:
-        """Whether our table has a chain or set of ours. An empty table also counts as ours."""
+        """Whether our table has one of our chains or sets. An empty table also counts as ours."""
         return bool(self.chains or self.sets) or not self.has_others
 
     def removal(self) -> list[Message]:

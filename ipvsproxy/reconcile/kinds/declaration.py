@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MISSING = "missing"
 STALE = "nothing"
-"""The desired value of an observed object of ours that serves no Service."""
+"""The desired value of one of our observed objects that serves no Service."""
 
 
 class Stage(enum.IntEnum):

@@ -168,7 +168,7 @@ class Rules(ReconciledKind):
     def differences(self) -> Iterator[Difference]:
         """Yields one difference for each chain and each jump.
 
-        The difference of a chain of ours names the first rule that differs.
+        The difference of one of our chains names the first rule that differs.
         """
         for family in self.skeletons.pending:
             observed = self.skeletons.observed.get(family)

@@ -12,13 +12,11 @@ chain.
 Rule 3: a chain to which a rule of another program refers is emptied but not deleted. The chain that marks packets for
 masquerading even keeps its rules: port mappings of network plug-ins lead to this chain, and our rules masquerade the marked
 packets in either variant.
-Rule 4: nothing is removed while a chain of ours that is in use leads to a leftover chain, because this shows that our rules have
-not been applied.
-Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, they are removed once
-every ``PATIENCE_S``.
-Rule 6: a table is kube-proxy's if it has kube-proxy's family and name and all of kube-proxy's chains and maps, with each base
-chain at its hook. If the table has a comment, the comment must be kube-proxy's; versions of nft before 0.9.7 write no comment.
-Any other table with kube-proxy's name is not touched.
+Rule 4: nothing is removed while one of our chains that are in use leads to a leftover chain, because this shows that our rules
+have not been applied. Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on,
+they are removed once every ``PATIENCE_S``. Rule 6: a table is kube-proxy's if it has kube-proxy's family and name and all of
+kube-proxy's chains and maps, with each base chain at its hook. If the table has a comment, the comment must be kube-proxy's;
+versions of nft before 0.9.7 write no comment. Any other table with kube-proxy's name is not touched.
 """
 
 import dataclasses

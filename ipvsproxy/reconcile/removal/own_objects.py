@@ -145,7 +145,7 @@ def may_remove_witnesses(observed: Observation) -> bool:
 
 
 def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
-    """The removals of our rules, one for each family that has rules of ours."""
+    """The removals of our rules, one for each family that has such rules."""
     return tuple(
         Operation(Verb.REMOVE, skeletons[family])
         for family, image in sorted(observed.skeletons.items())

@@ -101,7 +101,7 @@ class Table(Generic[K, V, W]):
         """Desired keys whose two sides differ, oldest first."""
         self._surplus: dict[K, None] = {}
         self.surplus: Collection[K] = self._surplus
-        """Observed keys of ours without an owner, oldest first."""
+        """Our observed keys without an owner, oldest first."""
         self._was_observed = False
         self._shown: set[K] | None = None
         """The keys that the current complete reading has shown, and keys changed since it began; None between readings."""
@@ -190,8 +190,8 @@ class Table(Generic[K, V, W]):
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
         """Replace the observed side, in steps of ``ITEMS_AT_ONCE`` keys. No other method may change the table between two steps.
 
-        An observed key of ours that is still present stays ours. If the observed value is equal to the stored value, the table
-        keeps the object that it already has.
+        If we own an observed key that is still present, we still own it. If the observed value is equal to the stored value, the
+        table keeps the object that it already has.
         """
         self.begin_reading()
         yield from self.observing_some(listing, is_ours)

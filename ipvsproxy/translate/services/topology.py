@@ -166,7 +166,7 @@ def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
     """The real servers for packets that another node has sent to this node by tunnel.
 
     Without an endpoint that may be used, these are the endpoints of this node that have just started or are not ready any more:
-    the other node may have learnt earlier that one is ready, or may not have learnt yet that none is.
+    the other node may have learnt earlier that an endpoint is ready, or may not have learnt yet that no endpoint is ready.
     """
     starting = [key for key, one in endpoints.items() if one.node_name == node and not one.terminating]
     return local_route(endpoints, node).weights or in_order(starting, node)

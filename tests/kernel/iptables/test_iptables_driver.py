@@ -133,7 +133,7 @@ def test_rules_in_a_table_that_iptables_cannot_list_do_not_count_as_removed(prog
     assert not (programs / "written").exists()
 
 
-def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_one_is_removed(programs: pathlib.Path) -> None:
+def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_jump_is_removed(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     make_program(programs, "iptables-restore", f"cat >> {programs}/written")

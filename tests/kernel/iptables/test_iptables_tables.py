@@ -90,7 +90,7 @@ def test_host_port_rules_in_a_separate_nftables_table_are_reported_with_either_v
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, "nftables")) == ()
 
 
-def test_a_kernel_without_nf_tables_has_no_chain_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_nf_tables_has_no_chain_in_nf_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> list[object]:
         raise KernelError(action="read", errno=errno.EINVAL)
 

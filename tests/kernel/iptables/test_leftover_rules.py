@@ -73,7 +73,7 @@ def test_a_table_that_the_kernel_certainly_does_not_have_is_clean(programs: path
     assert rules(programs).read(NFT, concerns) == LeftRules()
 
 
-def test_if_nf_tables_has_no_chain_of_ours_no_iptables_program_is_started(programs: pathlib.Path) -> None:
+def test_if_nf_tables_has_none_of_our_chains_no_iptables_program_is_started(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", f"touch {programs}/started; exit 1")
     asked: list[ChainKey] = []
 

@@ -246,7 +246,7 @@ def test_writing_and_removing_our_rules_keeps_the_chains_and_rules_of_other_prog
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_chain_of_ours_that_a_foreign_rule_jumps_to_is_emptied_but_kept_and_reported() -> None:
+def test_if_a_foreign_rule_jumps_to_one_of_our_chains_the_chain_is_emptied_but_kept_and_reported() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     change(driver, Verb.SET, skeleton)

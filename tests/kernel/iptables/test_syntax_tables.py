@@ -63,7 +63,7 @@ def test_removal_deletes_all_our_jumps_and_chains_and_nothing_else() -> None:
     )
 
 
-def test_removal_writes_no_text_if_there_are_no_rules_of_ours() -> None:
+def test_removal_writes_no_text_if_we_have_no_rules() -> None:
     assert iptables_syntax.render_removal(SKELETON, NOTHING) == ""
 
 

@@ -108,7 +108,7 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
     assert observed is not None
     assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in observed.interface_addresses
     ip("address", "delete", "10.96.0.1/32", "dev", DEVICE)
-    assert driver.observe().addresses == frozenset()  # which does not count as having been told
+    assert driver.observe().addresses == frozenset()  # this reading does not count as a notification
     observed = driver.observe_changed()
     assert observed is not None
     assert observed.addresses == frozenset()

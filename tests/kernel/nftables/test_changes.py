@@ -180,7 +180,7 @@ def test_a_kernel_that_sends_no_notifications_is_not_an_error() -> None:
     changes.close()
 
 
-def test_the_socket_filter_is_updated_once_for_each_new_netlink_port_of_ours() -> None:
+def test_the_socket_filter_is_updated_once_for_each_of_our_new_netlink_ports() -> None:
     ports: set[int] = set()
     failing = Failing()
     changes = NftChanges(ports, lambda: cast("Any", failing))

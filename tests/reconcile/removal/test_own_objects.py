@@ -27,7 +27,7 @@ EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozens
 def kernel_with(
     *, device: bool = True, entries: frozenset[SetEntry] = frozenset(), jumps: tuple[Jump, ...] = JUMPS
 ) -> Observation:
-    """A kernel with one virtual server of ours and one virtual server of another program."""
+    """A kernel with one of our virtual servers and one virtual server of another program."""
     settings = {key: ObservedVirtualServer(examples.ROUND_ROBIN, {}) for key in (KEY, FOREIGN)}
     image = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(jumps))
     return Observation(
