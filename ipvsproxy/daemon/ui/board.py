@@ -163,10 +163,10 @@ class Board:
     def refreshing(self) -> Generator[None, None, None]:
         """Update all rows; pauses let other tasks run in between."""
         yield from self._troubles.refreshing(self._recount)
-        dirty, self._dirty = self._dirty, {}
         revision = self._revision + 1
-        for number, (name, is_changed) in enumerate(dirty.items(), 1):
-            if self._refresh(name, revision, is_changed=is_changed):
+        # A name goes only when its row is made, because the request may time out between two steps.
+        for number, name in enumerate(tuple(self._dirty), 1):
+            if self._refresh(name, revision, is_changed=self._dirty.pop(name)):
                 self._revision = revision
             if number % steps.ITEMS_AT_ONCE == 0:
                 yield

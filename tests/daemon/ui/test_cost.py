@@ -116,6 +116,19 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
         assert steps.here < 60
 
 
+def test_a_request_continues_the_table_that_an_earlier_request_has_not_finished() -> None:
+    node = _node(FEW)
+    survey = node.engine.survey
+    table = Board(node.store, survey, node.pages._counters, Troubles(survey))
+    unfinished = table.refreshing()
+    while len(table) == 0:
+        next(unfinished)
+    unfinished.close()
+    assert len(table) < FEW
+    list(table.refreshing())
+    assert len(table) == FEW
+
+
 def test_only_a_bounded_number_of_search_results_is_kept() -> None:
     node = _node(3)
     survey = node.engine.survey
