@@ -84,14 +84,18 @@ def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) ->
 
 
 def test_a_packet_for_an_endpoint_that_was_just_removed_is_refused_and_not_forwarded(three: Three) -> None:
-    """The program of the third node is dead, so that kernel still has endpoints that no longer exist.
+    """The program of the third node is dead, so that kernel still sends to the second node, which has no endpoint any more.
 
-    The second node has no endpoints left and would send outside clients on to the first node.
+    The second node in turn sends clients outside to the third node, to which it believes the endpoint has moved.
     """
     three.lab.ip("client", "link set third up")
     three.have(nodes(*NODES), web("r1", "r2"))
     three.kill("third")
-    three.have(nodes(*NODES), web("p1"), concerns=["remote"])
+    service, *slices = web("p1")
+    for one in slices:
+        one["endpoints"][0]["nodeName"] = "node-c"
+    three.have(nodes(*NODES), [service, *slices], concerns=["remote"])
+    assert "172.18.0.4:80" in three.lab.run("remote", "ipvsadm", "-Ln"), "a tunnel to the third node"
     three.enter_by("third")
     address = cluster.address("balancer 1", Family.IPV4)
     assert three.lab.probe("client", "TCP", address, 80, count=4, timeout_s=20.0).outcome == "refused"

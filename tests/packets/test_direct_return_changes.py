@@ -144,11 +144,12 @@ family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 with socket.socket(family) as client:
     client.settimeout(300)
     client.connect((sys.argv[1], 80))
+    segment = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)  # before the client learns the path MTU
     client.sendall((b"x" * 2000 + b"\\n") * 100 + b"\\n" * 4900)
     reader = client.makefile("rb")
     answers = [reader.readline() for _ in range(5000)]
     level, option = (socket.IPPROTO_IPV6, 24) if ":" in sys.argv[1] else (socket.IPPROTO_IP, 14)  # IPV6_MTU, IP_MTU
-    print(sum(map(len, answers)), client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG), client.getsockopt(level, option))
+    print(sum(map(len, answers)), segment, client.getsockopt(level, option))
 """
 
 
