@@ -21,8 +21,7 @@ CHUNK_BYTES = 1 << 16
 class MemoryApi:
     """It answers lists with pages from a directory, and watches with the lines passed to ``send``.
 
-    All pages are read into the same buffer, chunk by chunk, because the memory of a page would belong to the HTTP client, which
-    is not measured.
+    All pages are read into the same buffer, chunk by chunk: the HTTP client, which holds a whole page in memory, is not measured.
 
     ``first_byte_s`` is the time of the first page; ``sent_lines`` counts the lines sent to watches.
     """

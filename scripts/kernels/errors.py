@@ -1,4 +1,4 @@
-"""Exceptions for runs on a test kernel that end without an exit status of the command."""
+"""Exceptions for runs on a test kernel in which the command ended without an exit status."""
 
 import signal
 from typing import NoReturn

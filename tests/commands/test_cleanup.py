@@ -125,7 +125,7 @@ def test_a_cleanup_that_could_not_read_the_kernel_reports_only_that_problem(*, d
 
 
 @pytest.mark.parametrize("arguments", [["cleanup", "--dry-run"], ["cleanup", "--dry-run", "--output=json"]])
-def test_a_dry_run_of_the_cleanup_without_privileges_does_not_say_that_there_is_nothing(
+def test_a_dry_run_of_the_cleanup_without_privileges_does_not_say_that_nothing_would_be_removed(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(iptables_process, "capabilities", lambda _: 0)

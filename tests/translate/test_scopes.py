@@ -242,7 +242,7 @@ def test_an_address_and_port_that_a_service_uses_twice_has_one_role_and_at_most_
 ) -> None:
     """Port 80 has the node port 30080.
 
-    The number 30080 is also the number of another port of the Service, which has other endpoints.
+    The number 30080 is also the port of another Service port, which has other endpoints.
     """
     ports = [builders.service_port(80, name="a", node_port=30080), builders.service_port(30080, name="b", node_port=30081)]
     service = builders.service(

@@ -1,4 +1,4 @@
-"""Covers how late changes, a missing device or rules, eligibility of the node, and the end of the process affect health.
+"""Covers what affects health: late changes, a missing device or rules, eligibility of the node, and the end of the process.
 
 Time is virtual.
 """

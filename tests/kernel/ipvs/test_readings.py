@@ -56,7 +56,7 @@ class Table:
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # the step ends at each reading of the clock
+        self.clock_s += 1  # so much that each look at the clock ends a part
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
