@@ -312,8 +312,8 @@ class Reconciler:
 
         Draining real servers and settings that cannot be written do not count.
         """
-        different = sum(len(table.pending) + len(table.surplus) for table in self._tables.unequal)
-        return different - len(self._tables.of_sysctls.given_up)
+        surplus = sum(len(table.surplus) for table in self._tables.unequal)
+        return self.unequal + surplus - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
         """Note that an operation on rules that was still running (EINPROGRESS) has ended, so that its outcome is available."""
