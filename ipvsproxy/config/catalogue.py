@@ -437,6 +437,9 @@ OF_COMMANDS = tuple(
         Option(
             "selector", "", Kind.TEXT, "app.kubernetes.io/name=ipvsproxy", "LABELS", to="fleet.selector", command="fleet"
         ).explained("The labels of the pods (default app.kubernetes.io/name=ipvsproxy)."),
+        Option("pods", "", Kind.LIST, "", "NAME,...", to="fleet.pods", command="fleet").explained(
+            "The pods to ask instead of those with the labels. Then the right to get pods/proxy suffices."
+        ),
     )
 )
 """Options that are no settings of ``run``, so that no file has them."""

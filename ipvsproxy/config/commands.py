@@ -134,7 +134,7 @@ _FLEET = _inspecting(
 Asks the ipvsproxy of every node through the API server, and shows nodes that do not answer, are not in force,
 late or drifting, or have another version or configuration than most nodes. Runs on any machine with a kubeconfig:
 that of --kubeconfig, else of $KUBECONFIG, else ~/.kube/config, else the service account of a pod. The caller needs
-the right to list pods and to get pods/proxy in one namespace.
+the right to get pods/proxy in one namespace, and to list pods there unless --pods names them.
 
 Exit status: 0 all well, 1 some nodes differ, 2 the nodes could not be asked.
 """,

@@ -58,10 +58,14 @@ class TopOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """The pods that ``fleet`` queries: their namespace, and the selector for their labels."""
+    """The pods that ``fleet`` queries: their namespace, and the selector for their labels.
+
+    If ``pods`` are named, these pods are queried, and no list.
+    """
 
     namespace: str = "kube-system"
     selector: str = "app.kubernetes.io/name=ipvsproxy"
+    pods: Sequence[str] = ()
 
 
 class ListenAddress(NamedTuple):

@@ -97,7 +97,7 @@ WELL = healthz()
 class Cluster:
     """An API server with one pod for each handler; each pod runs on a node that has the handler's name.
 
-    ``paths`` lists the paths of all requests, in order.
+    ``paths`` lists the paths of all requests, in order. ``forbidden``: the caller may not list pods.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], *, forbidden: bool = False) -> None:
@@ -112,7 +112,7 @@ class Cluster:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         assert request.headers.get("Authorization", "Bearer abc") == "Bearer abc"
         self.paths.append(request.path_qs)
-        if self.forbidden:
+        if self.forbidden and request.path.endswith("/pods"):
             message = 'pods is forbidden: User "bob" cannot list resource "pods"'
             return web.json_response({"kind": "Status", "status": "Failure", "message": message}, status=403)
         if request.path.endswith("/pods"):
@@ -329,6 +329,16 @@ async def test_the_exit_status_shows_whether_nodes_differ(tmp_path: pathlib.Path
     assert await _run(Cluster({"n1": WELL, "n2": healthz(healthy=False)}), tmp_path, "--output=json") == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["command"], document["differing"], rows(document)) == ("fleet", 1, {"n2": ["late"]})
+
+
+async def test_named_pods_are_queried_without_the_right_to_list_pods(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster({"n1": WELL, "n2": healthz(healthy=False), "n3": WELL}, forbidden=True)
+    assert await _run(cluster, tmp_path, "--pods=n1,n2,n1", "--output=json") == 1
+    assert rows(json.loads(capsys.readouterr().out)) == {"(pod n2)": ["late"]}
+    place = "/api/v1/namespaces/kube-system/pods"
+    assert sorted(cluster.paths) == [f"{place}/{name}:10256/proxy/healthz?verbose" for name in ("n1", "n2")]
 
 
 async def test_fleet_like_kubectl_uses_the_kubeconfig_of_the_environment_variable(
