@@ -52,8 +52,7 @@ def _origin(tmp_path: pathlib.Path) -> pathlib.Path:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(ROOT / name, target, ignore=left_out) if (ROOT / name).is_dir() else shutil.copy(ROOT / name, target)
-    log = folder / "CHANGELOG.md"
-    log.write_text(log.read_text().replace("## Unreleased", f"## {VERSION} (2026-12-01)"))
+    (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n## {VERSION} (2026-12-01)\n")
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message=all")
