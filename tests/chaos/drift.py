@@ -11,7 +11,7 @@ from typing import Any
 
 from ipvsproxy.kernel.network.routes import METRIC
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
-from tests.chaos import foreign
+from tests.chaos import foreign, kernel_state
 from tests.support import golden_state
 
 State = Mapping[str, Any]
@@ -234,8 +234,11 @@ def remove_device(_state: State, _dice: random.Random) -> str:
 
 
 def change_sysctl(_state: State, dice: random.Random) -> str:
-    """Change a kernel setting."""
-    path = dice.choice(["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template"])
+    """Change a kernel setting; one of direct return only while it is on."""
+    paths = ["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template"]
+    if ("tunl0", "up") in kernel_state.read_tunnels():
+        paths += kernel_state.SYSCTLS_OF_TUNNELS
+    path = dice.choice(paths)
     with open(f"/proc/sys/{path}", "r+") as file:  # noqa: PTH123 - one call of open for both
         value = "1" if file.read().strip() == "0" else "0"
         file.seek(0)

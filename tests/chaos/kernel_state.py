@@ -32,11 +32,14 @@ SYSCTLS: Mapping[str, str] = {
     "net.ipv4.vs.expire_quiescent_template": "1",
 }
 
-OF_TUNNELS: Mapping[bool, Mapping[str, str]] = {
-    True: {"tunl0": "up", "ip6tnl0": "up", "net.ipv4.vs.sloppy_tcp": "1"},
-    False: {"tunl0": "down", "ip6tnl0": "down", "net.ipv4.vs.sloppy_tcp": "0"},
+TUNNELS = ("tunl0", "ip6tnl0")
+SYSCTLS_OF_TUNNELS: Mapping[str, str] = {
+    "net/ipv4/vs/sloppy_tcp": "1",
+    "net/ipv4/vs/sloppy_sctp": "1",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/tunl0/rp_filter": "0",
 }
-"""Devices and settings of direct return while it is on, and as a start without it restores them."""
+"""The settings of direct return while it is on. All are 0 before (``tests.support.lab``), and after a start without it."""
 OTHER_BACKEND = {Backend.IPTABLES: Backend.NFTABLES, Backend.NFTABLES: Backend.IPTABLES}
 
 State = dict[str, Any]
@@ -70,7 +73,9 @@ def desired(
     rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), settings, view, sources)
     rendered["virtual_servers"] |= foreign.VIRTUAL_SERVERS
     rendered["real_servers"] |= foreign.REAL_SERVERS
-    return _normal(rendered | {"sysctls": {**SYSCTLS, **OF_TUNNELS[direct_return]}})
+    devices = dict.fromkeys(TUNNELS, "up" if direct_return else "down")
+    values = {name: value if direct_return else "0" for name, value in SYSCTLS_OF_TUNNELS.items()}
+    return _normal(rendered | {"sysctls": {**SYSCTLS, **devices, **values}})
 
 
 def _interface_addresses() -> Iterable[InterfaceAddress]:
@@ -93,7 +98,7 @@ def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IP
     if "addresses" in sections:
         state["addresses"] |= golden_state.read_routes()
     if "sysctls" in sections:
-        state["sysctls"] |= dict(_of_tunnels())
+        state["sysctls"] |= dict(read_tunnels())
     other = OTHER_BACKEND[backend]
     for section, rows in golden_state.read_state([one for one in ("ipsets", "iptables") if one in sections], other).items():
         if section in state:
@@ -101,11 +106,14 @@ def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IP
     return _normal(state)
 
 
-def _of_tunnels() -> Iterator[tuple[str, str]]:
-    for device in ("tunl0", "ip6tnl0"):
+def read_tunnels() -> Iterator[tuple[str, str]]:
+    """The devices and settings of direct return, with their state or value."""
+    for device in TUNNELS:
         flags = Path("/sys/class/net", device, "flags")
         yield device, "up" if flags.exists() and int(flags.read_text(), 16) & 1 else "down"
-    yield "net.ipv4.vs.sloppy_tcp", Path("/proc/sys/net/ipv4/vs/sloppy_tcp").read_text().strip()
+    for name in SYSCTLS_OF_TUNNELS:
+        path = Path("/proc/sys", name)
+        yield name, path.read_text().strip() if path.exists() else "0"  # that of tunl0 exists with the device
 
 
 def _normal(state: State) -> State:
@@ -115,7 +123,7 @@ def _normal(state: State) -> State:
         tables = state["iptables"].items()
         normal["iptables"] = {chain: lines if "/KUBE-" in chain else sorted(lines) for chain, lines in tables if lines}
     if "sysctls" in state:
-        normal["sysctls"] = {name: state["sysctls"].get(name) for name in (*SYSCTLS, *OF_TUNNELS[True])}
+        normal["sysctls"] = {name: state["sysctls"].get(name) for name in (*SYSCTLS, *TUNNELS, *SYSCTLS_OF_TUNNELS)}
     return normal
 
 
