@@ -6,7 +6,6 @@ immediately. Layouts: nfnetlink.h and nf_tables.h of include/uapi/linux/netfilte
 table or its content is the table's name.
 """
 
-import contextlib
 import errno
 import socket
 from collections.abc import Callable, Collection
@@ -46,7 +45,6 @@ class NftChanges:
         self.reason = ""
         """Why the kernel sends no notifications; empty as long as it does."""
         self._own_ports = own_ports
-        self._filtered = 0
         self._socket: socket.socket | None = None
         try:
             self._socket = connect()
@@ -69,8 +67,6 @@ class NftChanges:
         Never waits.
         """
         is_changed = False
-        if len(self._own_ports) != self._filtered:
-            self._filter_own()
         for _ in range(sockets.READS_AT_ONCE):
             if self._socket is None:
                 return True
@@ -89,16 +85,6 @@ class NftChanges:
     def _give_up(self, error: OSError) -> None:
         self.close()
         self.count, self.reason = None, error.strerror or str(error)
-
-    def _filter_own(self) -> None:
-        """Make the kernel drop notifications of our own changes: it sends one for each entry of a set, rule, chain and set.
-
-        Notifications that the kernel sent before the filter was attached are ignored by this object.
-        """
-        self._filtered = len(self._own_ports)
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # the filter only saves time
-                sockets.attach(self._socket, sockets.dropping(self._own_ports))
 
     def _concerns_us(self, data: bytes) -> bool:
         try:
