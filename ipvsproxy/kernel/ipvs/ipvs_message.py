@@ -1,6 +1,7 @@
 """IPVS messages about virtual servers and real servers, as bytes."""
 
 import functools
+import itertools
 import socket
 import struct
 import sys
@@ -14,7 +15,7 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import PORT_SIZE, TUNNELLED, EvenWeights, RealServerKey, Thresholds, without_method
+from ipvsproxy.model.real_servers import PORT_SIZE, TUNNELLED, Thresholds, without_method
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
@@ -35,7 +36,8 @@ _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
 _MASQUERADE, _TUNNEL = 0, 2
 """Forwarding methods (IP_VS_CONN_F_MASQ, IP_VS_CONN_F_TUNNEL); the kernel's default type of tunnel is IP in IP."""
-_ADDRESS_SIZES = frozenset(family.bits // 8 for family in Family)
+_FAMILIES: Mapping[int, Family] = {family.bits // 8: family for family in Family}
+"""The IP family of an address, by the address's size."""
 _U16 = (0, 0xFFFF)
 _U32 = (0, 0xFFFFFFFF)
 _DESTINATION_COMMANDS: Mapping[Verb, int] = {
@@ -76,19 +78,6 @@ class Shape(NamedTuple):
     by_mark: bool = False
 
 
-class _RealServerParts(NamedTuple):
-    """The bytes of messages about real servers: up to the sequence number, then up to the address, up to the port, and the rest.
-
-    ``name`` has placeholders for the identity of the virtual server; ``tail`` has a placeholder for the weight, except in
-    removals.
-    """
-
-    head: bytes
-    name: bytes
-    between: bytes
-    tail: bytes
-
-
 class Encoder:
     """Encodes operations as messages for one number of the generic netlink family of IPVS.
 
@@ -106,8 +95,7 @@ class Encoder:
         """Encode one message for each operation, or for each of its real servers; one sequence number is needed for each message.
 
         Raises:
-            ValueError, struct.error: a real server to add or set has an address of another family than its virtual server, or a
-            value does not fit its field.
+            ValueError, struct.error: a value does not fit its field.
         """
         numbers = map(_pack_u32, sequences)
         messages: list[bytes] = []
@@ -120,36 +108,17 @@ class Encoder:
 
     def _encode_real_servers(self, verb: Verb, item: RealServers, numbers: Iterator[bytes]) -> list[bytes]:
         key, keys, weight, thresholds, _ = item
-        size = len(key.address)
-        packed = keys.packed if isinstance(keys, EvenWeights) else b"".join(keys)
-        if len(packed) != len(keys) * (size + PORT_SIZE):
-            return [self._encode_other_family(verb, key, one, number) for one, number in zip(keys, numbers, strict=False)]
-        # Most bytes are the same in all of these messages. Joining these bytes once takes less than half the time of joining them
-        # for each message.
-        head, name, between, tail = self._destination(
-            verb, _shape(key), thresholds, _TUNNEL if weight >= TUNNELLED else _MASQUERADE
-        )
-        middle = name % _holes(key)
-        behind = tail if verb is Verb.REMOVE else tail % _pack_u32(without_method(weight))
-        real_servers = struct.iter_unpack(f"{size}s{PORT_SIZE}s", packed)
-        return [
-            b"".join((head, number, middle, address, between, port, behind))
-            for (address, port), number in zip(real_servers, numbers, strict=False)
-        ]
-
-    def _encode_other_family(self, verb: Verb, key: VirtualServerKey, real_server: RealServerKey, number: bytes) -> bytes:
-        """The removal of another program's tunnelled real server, which is too rare to need a template."""
-        if verb is not Verb.REMOVE or len(real_server) - PORT_SIZE not in _ADDRESS_SIZES:
-            raise ValueError("the real server's address is not of the virtual server's family")
-        address = real_server.address
-        destination = [
-            ["IPVS_DEST_ATTR_ADDR_FAMILY", int(address.family)],
-            ["IPVS_DEST_ATTR_ADDR", str(address)],
-            ["IPVS_DEST_ATTR_PORT", real_server.port],
-        ]
-        service = _key(_shape(key), **_values(key))
-        attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
-        return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), number)
+        method = _TUNNEL if weight >= TUNNELLED else _MASQUERADE
+        name = _holes(key)
+        values = () if verb is Verb.REMOVE else (_pack_u32(without_method(weight)),)
+        messages: list[bytes] = []
+        for size, alike in itertools.groupby(keys, len):  # another program may have added a real server of the other family
+            encode = self._destination(verb, _shape(key), _FAMILIES[size - PORT_SIZE], thresholds, method)
+            messages += [
+                encode((number, *name, one[:-PORT_SIZE], one[-PORT_SIZE:], *values))
+                for one, number in zip(alike, numbers, strict=False)
+            ]
+        return messages
 
     def all_services(self) -> bytes:
         """The request for a dump of all virtual servers."""
@@ -226,9 +195,7 @@ class Encoder:
 
         return message.Template(build, _key_samples(shape)).encode
 
-    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds, method: int) -> _RealServerParts:
-        family = shape.family
-        command = _DESTINATION_COMMANDS[verb]
+    def _destination_template(self, verb: Verb, shape: Shape, family: Family, thresholds: Thresholds, method: int) -> Encode:
         samples: dict[str, message.Sample] = {
             **_key_samples(shape),
             "real_address": message.ADDRESSES[family],
@@ -250,13 +217,9 @@ class Encoder:
                     ["IPVS_DEST_ATTR_L_THRESH", thresholds.lower],
                 ]
             attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
-            return self._message(command, attributes)
+            return self._message(_DESTINATION_COMMANDS[verb], attributes)
 
-        fixed = message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32}).fixed
-        last = 1 + len(_key_samples(shape))  # the bytes between the virtual server's identity and the real server's address
-        return _RealServerParts(
-            fixed[0], message.pattern(fixed[1 : last + 1]), fixed[last + 1], message.pattern(fixed[last + 2 :])
-        )
+        return message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32}).encode
 
     def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST, layout: Any = None) -> bytes:
         encoded = layout or ipvs.ipvsmsg()
@@ -292,13 +255,6 @@ def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
     if type(key) is FirewallMark:
         return (_pack_u32(key.mark),)
     return _pack_u16(key.protocol), key.address, _pack_port(key.port)
-
-
-def _values(key: VirtualServerKey) -> Mapping[str, Any]:
-    """The arguments of ``_key`` that identify a virtual server."""
-    if isinstance(key, FirewallMark):
-        return {"mark": key.mark}
-    return {"protocol": key.protocol, "address": str(key.address), "port": key.port}
 
 
 def _key_samples(shape: Shape) -> dict[str, message.Sample]:

@@ -19,16 +19,6 @@ def test_a_template_replaces_its_variable_fields_and_keeps_all_other_bytes() -> 
     assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
 
 
-def test_a_filled_template_equals_the_message_built_directly_from_the_values() -> None:
-    def build(first: int, second: int) -> bytes:
-        return HEAD + b"1%" + struct.pack("=B", first) + b"%b" + struct.pack("=B", second) + b"3"
-
-    template = message.Template(build, {"first": (0, 0xFF), "second": (0, 0xFF)})
-    contents = (b"SEQN", b"a", b"%")
-    head, *behind = template.fixed
-    assert head + b"".join(hole + part for hole, part in zip(contents, behind, strict=True)) == template.encode(contents)
-
-
 def test_a_template_for_a_fragment_of_a_message_has_no_sequence_number() -> None:
     template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
     assert template.encode((b"\0P",)) == b"\0Ptail"

@@ -160,8 +160,6 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
 @pytest.mark.parametrize(
     "item",
     [
-        RealServers.of(VIRTUAL, RealServerKey.of(parse_address("fd00::1"), 80)),
-        RealServers(VIRTUAL, EvenWeights.of([RealServerKey.of(parse_address("fd00::1"), 80)])),
         RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80), -1),
         VirtualServer(VIRTUAL, VirtualServerSettings("")),
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
