@@ -182,14 +182,14 @@ class Explainer:
         }
 
     def _virtual_server(self, indexed: _Indexed, desired: VirtualServer) -> Document:
-        key, owner = desired.key, self.survey.states[indexed.service.name].owner
+        key = desired.key
         conflict = self.survey.conflict(key)
         is_restricted = desired.role is Role.LOAD_BALANCER_IP and bool(indexed.service.options.source_ranges)
         return {
             "virtualServer": str(key),
             "role": desired.role.value,
             "traffic": "internal" if desired.role is Role.CLUSTER_IP else "external",
-            "held": self.survey.has(owner, key),
+            "held": self.survey.has(desired.owner, key),
             "owner": str(self.survey.virtual_servers[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],
             "reasons": list(conflict.reasons) if conflict else [],

@@ -18,7 +18,9 @@ import pytest
 from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.daemon.ui import counters, names, pages
+from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.model import steps
 from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers
 from ipvsproxy.translate.api.targets import Target
@@ -482,6 +484,32 @@ async def test_the_page_describes_a_service_as_explain_does_and_adds_rates_and_z
     assert {one["from"] for one in cluster["masquerade"]} == {"pod of this node", "this host", "outside of the cluster"}
     row = told["row"]
     assert (row["name"], row["activeConnections"], row["inactiveConnections"]) == ("default/web", 3, 4)
+
+
+@in_virtual_time
+async def test_a_service_that_is_deleted_while_it_is_described_has_no_virtual_server_any_more() -> None:
+    first, second = (
+        builders.service(name, cluster=[f"10.96.1.{number}"], external=["192.0.2.1"], created_s=number)
+        for number, name in enumerate(("first", "second"), 1)
+    )
+    node = _node(builders.node(), first, second)
+    async with node.reading():
+        await node.quiet(1)
+        explainer = Explainer(
+            survey=node.engine.survey,
+            store=node.store,
+            translation=node.engine.translation,
+            view=node.watcher.summaries[-1].view,
+            counts={},
+        )
+        describing = explainer.describing(second.name, counters.keys_of(node.engine.survey, second.name))
+        next(describing)
+        node.remove(second)
+        await node.quiet(1)
+        (port,) = steps.at_once(describing)["ports"]
+    assert [(one["virtualServer"], one["held"], one["owner"]) for one in port["virtualServers"]] == [
+        ("TCP 192.0.2.1:80", False, "default/first")
+    ]
 
 
 @in_virtual_time
