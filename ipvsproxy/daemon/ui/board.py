@@ -19,6 +19,7 @@ import msgspec
 from ipvsproxy.daemon.ui import counters
 from ipvsproxy.daemon.ui.counters import CounterFollower, keys_of
 from ipvsproxy.model import steps
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
@@ -28,7 +29,7 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
 SEARCHES = 16
-"""The number of searches whose results, and of pages whose documents, are kept."""
+"""The number of searches whose results are kept."""
 SORTED_AT_ONCE = 2000
 """The number of names that are sorted without a pause, in two milliseconds."""
 CONFLICTS_SEEN = 500
@@ -143,7 +144,6 @@ class Board:
         """The rows to make again, and whether the Service itself may have changed, whose addresses and ports are not remembered.
         """
         self._sorted: dict[tuple[Query, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
-        self._answers: dict[Selection, tuple[tuple[int, int], Sequence[ServiceName], msgspec.Raw]] = {}
         self._names = 0
         """The revision of the last Service that came or went."""
         self._revision = 0
@@ -236,7 +236,7 @@ class Board:
     def _rank(self, sort: str) -> Callable[[ServiceName], float]:
         match sort:
             case "connections" | "packets" | "bytes":
-                return self._counted.rates.ranking(("connections", "packets", "bytes").index(sort))
+                return lambda name: getattr(self._counted.rates.of(name), sort, 0.0)
             case "endpoints":
                 return lambda name: row.endpoints.ready if (row := self._rows.get(name)) else 0
             case "problems":
@@ -244,25 +244,12 @@ class Board:
             case _:
                 return lambda _: 0
 
-    def answer(self, selection: Selection, found: Sequence[ServiceName]) -> tuple[Sequence[ServiceName], msgspec.Raw]:
-        """The names of the Services on one page of the table, and the page as a document.
-
-        The document is made again only after a change of a row or another reading of the counters.
-        """
-        stamp = (self._revision, self._counted.samples)
-        known = self._answers.pop(selection, None)
-        if known is None or known[0] != stamp:
-            known = stamp, *self._describe_page(selection, found)
-        self._answers[selection] = known
-        if len(self._answers) > SEARCHES:
-            del self._answers[next(iter(self._answers))]
-        return known[1:]
-
-    def _describe_page(self, selection: Selection, found: Sequence[ServiceName]) -> tuple[Sequence[ServiceName], msgspec.Raw]:
+    def answer(self, selection: Selection, found: Sequence[ServiceName]) -> tuple[Sequence[ServiceName], dict[str, Any]]:
+        """The names of the Services on one page of the table, and the page as a document."""
         pages = max(1, -(-len(found) // selection.size))
         page = min(selection.page, pages)
         names = [name for name in found[(page - 1) * selection.size : page * selection.size] if name in self._store.services]
-        document = {
+        return names, {
             "total": len(self._rows),
             "matching": len(found),
             "page": page,
@@ -272,7 +259,6 @@ class Board:
             "services": [self.describe(name) for name in names],
             "sampleSeconds": self._counted.rates.interval_s,
         }
-        return names, msgspec.Raw(msgspec.json.encode(document))
 
     def describe(self, name: ServiceName) -> dict[str, Any]:
         """The row of a known Service as a document."""
@@ -341,7 +327,7 @@ class Troubles:
         for name, count in pending.items():
             if text := self._failures.get(name):
                 found.setdefault(name, []).append(f"failed: {text}")
-            found.setdefault(name, []).append(f"not in force yet: {count} kernel object{'s' if count != 1 else ''}")
+            found.setdefault(name, []).append(f"not in force yet: {counted(count, 'kernel object')}")
 
 
 PROBLEMS = 8

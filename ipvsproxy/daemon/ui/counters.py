@@ -17,6 +17,7 @@ somebody looks at the page.
 import asyncio
 import contextlib
 import dataclasses
+import operator
 import re
 import struct
 import time
@@ -34,10 +35,10 @@ from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.ui.node_page import History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
+from ipvsproxy.model import steps
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Clients
-from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
@@ -109,7 +110,7 @@ def described(rates: Rates | None) -> dict[str, float | None]:
 
 
 class _History(msgspec.Struct, gc=False):
-    """The last readings of one Service: connections and bytes of the last ``REMEMBERED`` readings, then packets of the last two.
+    """The rates of one Service in the last ``REMEMBERED`` readings.
 
     All numbers are in one array, because each array takes 64 bytes in addition to its content. ``busy`` is the number of the last
     reading that showed traffic.
@@ -118,19 +119,15 @@ class _History(msgspec.Struct, gc=False):
     figures: "array[float]"
     busy: int
 
-
-_LENGTH = 2 * REMEMBERED + 2
-
-
-def between(before: Counters | None, now: Counters, seconds: float) -> Rates:
-    """The rates between two readings of one object; a ``before`` of None means that the object had counted nothing."""
-    return Rates._make(count / seconds for count in _counts(before or _NOTHING, now))
+    def rates(self, number: int) -> "array[float]":
+        """The rates of a reading."""
+        return self.figures[_place(number)]
 
 
-def _counts(before: Sequence[int], now: Sequence[int]) -> tuple[int, int, int]:
-    """Connections, packets and bytes between two readings."""
+def between(before: Sequence[int], now: Sequence[int], seconds: float) -> Rates:
+    """The rates between two readings of the counters of one object."""
     connections, packets_in, packets_out, bytes_in, bytes_out = figures.growth(before, now)
-    return connections, packets_in + packets_out, bytes_in + bytes_out
+    return Rates(connections / seconds, (packets_in + packets_out) / seconds, (bytes_in + bytes_out) / seconds)
 
 
 class ServiceRates:
@@ -157,34 +154,37 @@ class ServiceRates:
         if began_s == self._read_s:
             return
         before_s, self._read_s = self._read_s, began_s
-        yield from self._adding(counters, desired, is_first=before_s is None)
         if before_s is None:
+            yield from self._adding(counters, desired, None)
             return
-        seconds, number = max(began_s - before_s, 0.001), self.readings + 1
-        places, ended = _places(number), list[ServiceName]()
-        for index, (name, history) in enumerate(self._histories.items(), 1):
-            if index % ITEMS_AT_ONCE == 0:
-                yield
-            figures, is_busy = history.figures, history.busy == number
-            for place in places:
-                figures[place] = figures[place] / seconds if is_busy else 0.0
-            if number - history.busy >= REMEMBERED:
-                ended.append(name)
+        number = self.readings + 1
+        ended = yield from steps.choosing(lambda name: self._begin(self._histories[name], number), self._histories)
         for name in ended:
             del self._histories[name]
-        self.interval_s = seconds
+        interval_s = max(began_s - before_s, 0.001)
+        yield from self._adding(counters, desired, interval_s)
+        self.interval_s = interval_s
         self.readings = number
 
+    @staticmethod
+    def _begin(history: _History, number: int) -> bool:
+        """Begin a reading of a Service; returns whether all remembered readings are without traffic."""
+        history.figures[_place(number)] = _NO_TRAFFIC
+        return number - history.busy >= REMEMBERED
+
     def _adding(
-        self, counters: Mapping[VirtualServerKey, Counters], desired: Mapping[VirtualServerKey, VirtualServer], *, is_first: bool
+        self,
+        counters: Mapping[VirtualServerKey, Counters],
+        desired: Mapping[VirtualServerKey, VirtualServer],
+        interval_s: float | None,
     ) -> Iterator[None]:
         """Add the traffic that each virtual server has counted since the last reading.
 
-        The first reading only sets the start values.
+        Without an interval, this is the first reading, which only sets the start values.
         """
         last, seen = self._last, 0
         for index, (key, counted) in enumerate(counters.items(), 1):
-            if index % ITEMS_AT_ONCE == 0:
+            if index % steps.ITEMS_AT_ONCE == 0:
                 yield
             server = desired.get(key)
             if server is None:
@@ -192,21 +192,19 @@ class ServiceRates:
             packed, before = _COUNTERS.pack(*counted), last.get(key, _ZERO)
             if packed != before:
                 last[server.key] = packed
-                if not is_first:
-                    self._add(server.owner.service, _counts(_COUNTERS.unpack(before), counted))
+                if interval_s is not None:
+                    self._add(server.owner.service, between(_COUNTERS.unpack(before), counted, interval_s))
             seen += key in last
         if seen != len(last):
             yield from figures.forgetting(last, desired)
 
-    def _add(self, name: ServiceName, counts: tuple[int, int, int]) -> None:
-        """Add counts to the entry of the current reading; the counts become rates when the reading ends."""
-        history, number = self._histories.get(name), self.readings + 1
+    def _add(self, name: ServiceName, rates: Rates) -> None:
+        number = self.readings + 1
+        history = self._histories.get(name)
         if history is None:
-            history = self._histories[name] = _History(array("f", bytes(4 * _LENGTH)), 0)
-        is_first, figures = history.busy != number, history.figures
+            history = self._histories[name] = _History(_NO_TRAFFIC * REMEMBERED, number)
         history.busy = number
-        for place, count in zip(_places(number), counts, strict=True):
-            figures[place] = count if is_first else figures[place] + count
+        history.figures[_place(number)] = array("f", map(operator.add, history.rates(number), rates))
 
     def of(self, name: ServiceName) -> Rates | None:
         """The current rates of a Service; None until its counters have been read twice."""
@@ -215,22 +213,8 @@ class ServiceRates:
         history = self._histories.get(name)
         if history is None:
             return Rates()
-        figures = history.figures
-        if self.readings == 1:
-            return Rates._make(figures[place] for place in _places(1))
-        now, before = _places(self.readings), _places(self.readings - 1)
-        return Rates._make((figures[new] + figures[old]) / 2 for new, old in zip(now, before, strict=True))
-
-    def ranking(self, index: int) -> Callable[[ServiceName], float]:
-        """A sort key for Services: a function that returns one of the rates of a Service (connections, packets or bytes)."""
-        now, before = _places(self.readings)[index], _places(self.readings - (self.readings > 1))[index]
-        histories = self._histories
-
-        def rank(name: ServiceName) -> float:
-            history = histories.get(name)
-            return history.figures[now] + history.figures[before] if history else 0.0
-
-        return rank
+        now, before = history.rates(self.readings), history.rates(max(1, self.readings - 1))
+        return Rates._make((new + old) / 2 for new, old in zip(now, before, strict=True))
 
     def line(self, name: ServiceName) -> tuple[list[float], list[float]]:
         """Connections and bytes per second in the last readings, the oldest first.
@@ -240,15 +224,18 @@ class ServiceRates:
         history = self._histories.get(name)
         if history is None:
             return [], []
-        count = min(self.readings, REMEMBERED)
-        places = [_places(number) for number in range(self.readings - count + 1, self.readings + 1)]
-        figures = history.figures
-        return [round(figures[place[0]], 2) for place in places], [round(figures[place[2]], 1) for place in places]
+        first = max(1, self.readings - REMEMBERED + 1)
+        rates = [Rates._make(history.rates(number)) for number in range(first, self.readings + 1)]
+        return [round(one.connections, 2) for one in rates], [round(one.bytes, 1) for one in rates]
 
 
-def _places(number: int) -> tuple[int, int, int]:
-    """The array indexes of a reading's connections, packets and bytes."""
-    return number % REMEMBERED, 2 * REMEMBERED + number % 2, REMEMBERED + number % REMEMBERED
+_NO_TRAFFIC = array("f", Rates())
+
+
+def _place(number: int) -> slice:
+    """The place of a reading's rates in the array."""
+    first = number % REMEMBERED * len(_NO_TRAFFIC)
+    return slice(first, first + len(_NO_TRAFFIC))
 
 
 def keys_of(survey: Survey, name: ServiceName, *, outside: bool = True) -> list[VirtualServerKey]:
@@ -291,7 +278,7 @@ class Opened:
                 of_key[real_server] = connections
                 if known is not None and seconds > 0:
                     last = known.get(real_server)
-                    found[key, real_server] = between(last.counters if last else None, counters, seconds)
+                    found[key, real_server] = between(last.counters if last else _NOTHING, counters, seconds)
                 if number % SERVERS_AT_ONCE == 0:
                     yield
         self.counts, self._rates, self._traffic, self.read_s = counts, found, traffic, now
@@ -315,8 +302,6 @@ class CounterFollower:
         self._clock = self.sources.status.clock
         self.rates = ServiceRates()
         self.active: Mapping[ServiceName, ConnectionCounts] = {}
-        self.samples = 0
-        """Changes whenever ``rates`` or ``active`` may have changed."""
         self._wake = asyncio.Event()
         self._sampled_s: float | None = None
         self._cost_s = 0.0
@@ -357,7 +342,6 @@ class CounterFollower:
 
     def _forget(self) -> None:
         self.rates, self.active = ServiceRates(), {}
-        self.samples += 1
         self._opened.clear()
         self._shown.clear()
         self._cost_s = 0.0
@@ -382,8 +366,6 @@ class CounterFollower:
             self._is_readable = False
         else:
             self._is_readable = True
-        finally:
-            self.samples += 1
 
     async def _read_shown(self, now: float) -> None:
         """Count the open connections of the Services on the pages that viewers see."""
@@ -428,13 +410,13 @@ class CounterFollower:
         return opened
 
 
-def timed(steps: Generator[None, None, T], processor_clock: Callable[[], float]) -> Generator[None, None, tuple[T, float]]:
-    """Runs the steps; returns their result and the processor time that they took."""
+def timed(work: Generator[None, None, T], processor_clock: Callable[[], float]) -> Generator[None, None, tuple[T, float]]:
+    """Does work in steps; returns its result and the processor time that it took."""
     took_s = 0.0
     while True:
         began_s = processor_clock()
         try:
-            next(steps)
+            next(work)
         except StopIteration as end:
             return end.value, took_s + processor_clock() - began_s
         took_s += processor_clock() - began_s

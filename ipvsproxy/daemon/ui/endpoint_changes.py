@@ -7,6 +7,7 @@ sum of their connections.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.plan import WeightChange
 from ipvsproxy.model.service import Conditions, ServiceName
@@ -71,8 +72,7 @@ def _what(endpoint: Document) -> str:
     text = f"added, weight {after}" if before is None else f"weight {before} → {after}"
     if not endpoint["draining"]:
         return text if after else f"{text}, no new connections"
-    counted = "" if connections is None else f", {connections} connection{'s' if connections != 1 else ''}"
-    return f"{text}, draining{counted}"
+    return f"{text}, draining" + ("" if connections is None else f", {counted(connections, 'connection')}")
 
 
 def name(events: Iterable[Document], targets: Targets) -> None:
@@ -96,4 +96,4 @@ def sentence(endpoints: Iterable[Document], more: int) -> str:
     for one in endpoints:
         parts.append((f"{one['service']}: " if one["service"] not in (None, service) else "") + words(one))
         service = one["service"]
-    return "; ".join([*parts, *([f"{more} more endpoint{'s' if more != 1 else ''}"] if more else [])])
+    return "; ".join([*parts, *([counted(more, "more endpoint")] if more else [])])

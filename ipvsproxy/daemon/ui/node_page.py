@@ -13,8 +13,9 @@ from ipvsproxy.daemon.metrics.figures import Numbers, Sources
 from ipvsproxy.daemon.ui import endpoint_changes
 from ipvsproxy.daemon.ui.endpoint_changes import Document
 from ipvsproxy.kernel.iptables.iptables_driver import Program
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import KINDS, Outcome
+from ipvsproxy.model.plan import Outcome, counted_kinds
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters
 from ipvsproxy.reconcile.survey import Statistics
 
@@ -132,7 +133,6 @@ SYNCS = 10
 REASONS = 20
 RECENT_S = 120.0
 """A rate that is older than this is not shown as the present one: while the page has no viewer, only audits make rates."""
-_KINDS = {kind.name: kind for kind in KINDS.values()}
 
 
 def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 def _counted(numbers: Mapping[str, int]) -> dict[str, Any]:
     kinds = {kind: number for kind, number in numbers.items() if number}
-    return {"total": sum(kinds.values()), "byKind": kinds, "text": _list(kinds)}
+    return {"total": sum(kinds.values()), "byKind": kinds, "text": counted_kinds(kinds)}
 
 
 def _reasons(sources: Sources, statistics: Statistics, failed: int) -> Iterator[str]:
@@ -255,10 +255,10 @@ def _reasons(sources: Sources, statistics: Statistics, failed: int) -> Iterator[
         yield f"the kernel setting {path} is {value}"
     yield from sorted(status.unreadable())
     if failed:
-        yield f"{failed} operation{'s' if failed != 1 else ''} failed and will be tried again"
+        yield f"{counted(failed, 'operation')} failed and will be tried again"
     for name, number in statistics.pending.items():
         if number:
-            yield f"not yet as desired: {_count(number, name)}"
+            yield f"not yet as desired: {counted_kinds({name: number})}"
     if not missing and (age_s := status.oldest_change_age_s) > 0:
         yield f"a change has waited for {age_s:.1f} s"
 
@@ -305,9 +305,9 @@ class EventLog:
         if report.failed or not report.pending:
             self.failed = sum(report.failed.values())
         if summary.drifted:
-            left = f"{report.pending} object{'s are' if report.pending != 1 else ' is'} still to be repaired"
+            left = f"{counted(report.pending, 'object is', 'objects are')} still to be repaired"
             verdict = left if report.pending else "repaired"
-            self._add("drift", at_s, f"{_list(summary.drifted)} changed by another program; {verdict}")
+            self._add("drift", at_s, f"{counted_kinds(summary.drifted)} changed by another program; {verdict}")
         failures = frozenset(map(_failure, report.errors))
         for text in sorted(failures - self._failing):
             self._add("failure", at_s, text)
@@ -384,28 +384,16 @@ def _sentence(summary: SyncSummary, endpoints: str) -> str:
         report.weights
     )
     by_verb: dict[str, dict[str, int]] = {}
-    for (verb, kind), number in report.done.items():
+    for (verb, kind), number in sorted(report.done.items()):
         if kind != "real_server" or not is_told:
             by_verb.setdefault(verb, {})[kind] = number
-    parts += [f"{_DONE[verb]} {_list(kinds)}" for verb, kinds in sorted(by_verb.items())]
+    parts += [f"{_DONE[verb]} {counted_kinds(kinds)}" for verb, kinds in by_verb.items()]
     if report.failed:
-        failed = sum(report.failed.values())
-        parts.append(f"{failed} operation{'s' if failed != 1 else ''} failed")
+        parts.append(f"{counted(sum(report.failed.values()), 'operation')} failed")
     if report.pending:
-        parts.append(f"{report.pending} object{'s wait' if report.pending != 1 else ' waits'}")
+        parts.append(counted(report.pending, "object waits", "objects wait"))
     subject = f"{next(iter(names))}: " if len(names) == 1 and not endpoints else ""
     return subject + "; ".join(parts)
 
 
 _DONE = {"add": "added", "set": "set", "remove": "removed"}
-
-
-def _list(kinds: Mapping[str, int]) -> str:
-    """``2 real servers, 1 virtual server``."""
-    return ", ".join(_count(number, kind) for kind, number in sorted(kinds.items()))
-
-
-def _count(number: int, kind: str) -> str:
-    words = _KINDS.get(kind)
-    several: Sequence[str] = (words.one, words.several) if words else (kind, kind)
-    return f"{number:,} {several[number != 1]}"

@@ -3,8 +3,6 @@
 import gc
 import time
 import tracemalloc
-from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -46,37 +44,6 @@ async def _asked(count: int, **query: str) -> int:
             again = await node.ask("services", **query)
         assert again["services"]
         return steps.here
-
-
-@in_virtual_time
-async def test_a_page_of_the_table_is_described_again_only_after_a_change_or_a_reading() -> None:
-    node = _node(FEW)
-    async with node.reading():
-        await node.quiet(1)
-        described = 0
-
-        def describe(table: Board, name: ServiceName) -> dict[str, Any]:
-            nonlocal described
-            described += 1
-            return original(table, name)
-
-        original = Board.describe
-        with mock.patch.object(Board, "describe", describe):
-            answers = [await node.ask("services", sort="bytes", size="20") for _ in range(5)]
-            assert answers == answers[:1] * 5
-            assert described <= 2 * 20, "the first request of a viewer causes a reading"
-            for key in node.kernel.virtual_servers:
-                node.traffic.per_second[key] = 7.0
-            await node.quiet(3 * counters.SAMPLE_S)
-            described = 0
-            busy = await node.ask("services", sort="bytes", size="20")
-            assert described == 20
-            assert all(row["bytesPerSecond"] for row in busy["services"])
-            node.put(builders.endpoint_slice(endpoint("10.244.0.1"), service="s7"))
-            await node.quiet(0.1)
-            described = 0
-            await node.ask("services", sort="bytes", size="20")
-            assert described == 20
 
 
 @pytest.mark.parametrize("query", [{}, {"page": "3", "size": "20"}], ids=["first page", "third page"])

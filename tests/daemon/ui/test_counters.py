@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import pytest
-
 from ipvsproxy.daemon.ui import counters
 from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
 from ipvsproxy.model.service import Owner, ServiceName
@@ -106,18 +104,6 @@ def test_a_service_without_traffic_uses_no_memory_after_a_while() -> None:
     assert scene.rates.line(WEB) == ([], [])
 
 
-def test_services_are_ranked_by_the_rates_that_are_shown() -> None:
-    scene = Scene()
-    for connections in (0, 4, 6):
-        scene.read({CLUSTER: connections, OTHER: 3 * connections})
-    for index, figure in enumerate(Rates._fields):
-        rank = scene.rates.ranking(index)
-        web, cart = scene.rates.of(WEB), scene.rates.of(CART)
-        assert web is not None
-        assert cart is not None
-        assert rank(WEB) / rank(CART) == pytest.approx(getattr(web, figure) / getattr(cart, figure))
-
-
 def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
     keys = [builders.frontend(f"10.97.{number // 250}.{number % 250}", 80) for number in range(1000)]
     desired = {
@@ -125,14 +111,13 @@ def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
         for number, key in enumerate(keys)
     }
     figures = ServiceRates()
-    for count in (1, 2):
+    for count, passes in ((1, 1), (2, 1), (3, 2)):  # from the third reading on, there are histories
         pauses = len(list(figures.taking(dict.fromkeys(keys, _counted(count)), count, desired)))
-        assert pauses == count * 1000 / ITEMS_AT_ONCE
+        assert pauses == passes * 1000 / ITEMS_AT_ONCE
 
 
 def test_the_rates_of_an_object_are_computed_from_two_counts() -> None:
     assert counters.between(_counted(1), _counted(3), 2) == Rates(1, 5, 1000)
-    assert counters.between(None, _counted(3), 3) == Rates(1, 5, 1000)
 
 
 def test_viewers_beyond_the_limit_are_refused_until_another_viewer_has_left() -> None:
