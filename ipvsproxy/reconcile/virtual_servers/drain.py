@@ -13,11 +13,10 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterator, KeysView, Mapping
 
-from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, RealServers, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, VirtualServerKey
 
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
@@ -203,22 +202,3 @@ class Drains:
         if due_s < math.inf:
             self._due_s[key] = due_s
             heapq.heappush(self._by_due, (due_s, next(self._numbers), key))
-
-
-def removals_at_once(
-    outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
-) -> list[Operation]:
-    """The removals of real servers that have no connections and whose drain was begun by these outcomes.
-
-    ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
-    number of removals to return.
-    """
-    idle = (
-        Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0))
-        for (verb, item), error, *_ in outcomes
-        if verb is Verb.SET and isinstance(item, RealServers) and item.drains and not error
-        if (connections := counts.get(item.virtual_server)) is not None
-        for key in item.keys
-        if connections.get(key, NO_CONNECTIONS) == NO_CONNECTIONS
-    )
-    return list(itertools.islice(idle, room))
