@@ -150,35 +150,29 @@ NODE = (
 )
 
 IPVS = (
-    Option("ipvs-scheduler", "ipvs.scheduler", Kind.TEXT, "", "NAME", to="translation.scheduler").explained(
+    Option("ipvs-scheduler", "scheduler", Kind.TEXT, "", "NAME", to="translation.scheduler").explained(
         "Scheduler of every virtual server; empty means rr."
     ),
     Option(
-        "ipvs-sync-period", "ipvs.syncPeriod", Kind.DURATION, "30s", to="engine.audit_interval_s", above=0, empty_is_unset=True
+        "ipvs-sync-period", "syncPeriod", Kind.DURATION, "30s", to="engine.audit_interval_s", above=0, empty_is_unset=True
     ).explained("Time between two audits, which compare the whole kernel state with the desired state."),
     Option(
-        "ipvs-min-sync-period",
-        "ipvs.minSyncPeriod",
-        Kind.DURATION,
-        "1s",
-        to="engine.min_interval_s",
-        minimum=0,
-        file_default="0s",
+        "ipvs-min-sync-period", "minSyncPeriod", Kind.DURATION, "1s", to="engine.min_interval_s", minimum=0, file_default="0s"
     ).explained("Minimum time between two syncs; 0 programs every change at once."),
-    Option("ipvs-exclude-cidrs", "ipvs.excludeCIDRs", Kind.LIST, "", "CIDR,...", to="policy.excluded").explained(
+    Option("ipvs-exclude-cidrs", "excludeCIDRs", Kind.LIST, "", "CIDR,...", to="policy.excluded").explained(
         "Never remove virtual servers with an address in these ranges."
     ),
-    Option("ipvs-strict-arp", "ipvs.strictARP", Kind.BOOLEAN, "false", to="strict_arp").explained(
+    Option("ipvs-strict-arp", "strictARP", Kind.BOOLEAN, "false", to="strict_arp").explained(
         "Answer ARP requests only for addresses of the interface that receives them (arp_ignore 1, arp_announce 2); false leaves "
         "both as they are."
     ),
-    Option("ipvs-tcp-timeout", "ipvs.tcpTimeout", Kind.DURATION, "0s", to="timeouts.tcp_s", minimum=0).explained(
+    Option("ipvs-tcp-timeout", "tcpTimeout", Kind.DURATION, "0s", to="timeouts.tcp_s", minimum=0).explained(
         "Timeout of idle TCP connections; 0 keeps the kernel's."
     ),
-    Option("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", Kind.DURATION, "0s", to="timeouts.tcp_fin_s", minimum=0).explained(
+    Option("ipvs-tcpfin-timeout", "tcpFinTimeout", Kind.DURATION, "0s", to="timeouts.tcp_fin_s", minimum=0).explained(
         "Timeout of TCP connections after a FIN; 0 keeps the kernel's."
     ),
-    Option("ipvs-udp-timeout", "ipvs.udpTimeout", Kind.DURATION, "0s", to="timeouts.udp_s", minimum=0).explained(
+    Option("ipvs-udp-timeout", "udpTimeout", Kind.DURATION, "0s", to="timeouts.udp_s", minimum=0).explained(
         "Timeout of idle UDP flows; 0 keeps the kernel's."
     ),
 )
@@ -222,37 +216,27 @@ TRAFFIC = (
 )
 
 CONNTRACK = (
-    Option("conntrack-max-per-core", "maxPerCore", Kind.INTEGER, "32768", to="max_per_core", minimum=0).explained(
+    Option("conntrack-max-per-core", "maxPerCore", Kind.INTEGER, "32768", to="max_per_core").explained(
         "Limit of tracked connections per CPU core; 0 keeps the kernel's."
     ),
-    Option("conntrack-min", "min", Kind.INTEGER, "131072", to="minimum", minimum=0).explained(
+    Option("conntrack-min", "min", Kind.INTEGER, "131072", to="minimum").explained(
         "Minimum of that limit, whatever the number of cores."
     ),
     Option(
-        "conntrack-tcp-timeout-established",
-        "tcpEstablishedTimeout",
-        Kind.DURATION,
-        "24h0m0s",
-        to="tcp_established_timeout_s",
-        minimum=0,
+        "conntrack-tcp-timeout-established", "tcpEstablishedTimeout", Kind.DURATION, "24h0m0s", to="tcp_established_timeout_s"
     ).explained("Timeout of idle established TCP connections; 0 keeps the kernel's."),
     Option(
-        "conntrack-tcp-timeout-close-wait",
-        "tcpCloseWaitTimeout",
-        Kind.DURATION,
-        "1h0m0s",
-        to="tcp_close_wait_timeout_s",
-        minimum=0,
+        "conntrack-tcp-timeout-close-wait", "tcpCloseWaitTimeout", Kind.DURATION, "1h0m0s", to="tcp_close_wait_timeout_s"
     ).explained("Timeout of TCP connections in CLOSE_WAIT; 0 keeps the kernel's."),
     Option("conntrack-tcp-be-liberal", "tcpBeLiberal", Kind.BOOLEAN, "false", to="tcp_be_liberal").explained(
         "Do not mark packets outside of the TCP window as invalid."
     ),
-    Option("conntrack-udp-timeout", "udpTimeout", Kind.DURATION, "0s", to="udp_timeout_s", minimum=0).explained(
+    Option("conntrack-udp-timeout", "udpTimeout", Kind.DURATION, "0s", to="udp_timeout_s").explained(
         "Timeout of UDP flows without a reply; 0 keeps the kernel's."
     ),
-    Option(
-        "conntrack-udp-timeout-stream", "udpStreamTimeout", Kind.DURATION, "0s", to="udp_stream_timeout_s", minimum=0
-    ).explained("Timeout of UDP flows with replies; 0 keeps the kernel's."),
+    Option("conntrack-udp-timeout-stream", "udpStreamTimeout", Kind.DURATION, "0s", to="udp_stream_timeout_s").explained(
+        "Timeout of UDP flows with replies; 0 keeps the kernel's."
+    ),
 )
 
 SERVERS = (
@@ -393,10 +377,10 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
         option._replace(field=f"ipvsproxy.{option.field}", status=Likeness.OWN, overrides_file=True) for option in OWN
     ),
     "This node": NODE,
-    "IPVS": IPVS,
+    "IPVS": tuple(option._replace(field=f"ipvs.{option.field}") for option in IPVS),
     "Masquerading and node ports": TRAFFIC,
     "Connection tracking, set once at the start": tuple(
-        option._replace(field=f"conntrack.{option.field}", to=f"conntrack.{option.to}") for option in CONNTRACK
+        option._replace(field=f"conntrack.{option.field}", to=f"conntrack.{option.to}", minimum=0) for option in CONNTRACK
     ),
     "Health and metrics": SERVERS,
     "Logging": LOGGING,
@@ -410,7 +394,7 @@ OF_COMMANDS = tuple(
     option._replace(status=Likeness.OWN, overrides_file=True)
     for option in (
         Option("output", "", Kind.TEXT, "text", "text|json", to="output", choices=tuple(Format)).explained(
-            "Text for people, or one JSON document with a field version (default text). Also -o."
+            "Text for people, or one JSON document with a field version. Also -o."
         ),
         Option("dry-run", "", Kind.BOOLEAN, "false", to="dry_run").explained("Only report what would be done."),
         Option("only", "", Kind.TEXT, "", "own", to="only", choices=("own",), command="cleanup").explained(
@@ -420,10 +404,10 @@ OF_COMMANDS = tuple(
             "Print one picture as plain text, and end."
         ),
         Option("interval", "", Kind.DURATION, "2s", to="top.interval_s", minimum=0.5, maximum=3600, command="top").explained(
-            "Time between two pictures (default 2s, at least 0.5s)."
+            "Time between two pictures."
         ),
         Option("sort", "", Kind.TEXT, "connections", "BY", to="top.sort", choices=tuple(Sort), command="top").explained(
-            "The order of Services (default connections)."
+            "The order of Services."
         ),
         Option("filter", "", Kind.TEXT, "", to="top.filter", command="top list").explained(
             "Only Services with this name, address or port; also namespace:demo type:nodeport node:a problems:only."
@@ -432,11 +416,11 @@ OF_COMMANDS = tuple(
             "The metrics server of an ipvsproxy, in place of the configured address."
         ),
         Option("namespace", "", Kind.TEXT, "kube-system", "NAME", to="fleet.namespace", command="fleet").explained(
-            "The namespace of the pods (default kube-system). Also -n."
+            "The namespace of the pods. Also -n."
         ),
         Option(
             "selector", "", Kind.TEXT, "app.kubernetes.io/name=ipvsproxy", "LABELS", to="fleet.selector", command="fleet"
-        ).explained("The labels of the pods (default app.kubernetes.io/name=ipvsproxy)."),
+        ).explained("The labels of the pods."),
         Option("pods", "", Kind.LIST, "", "NAME,...", to="fleet.pods", command="fleet").explained(
             "The pods to ask instead of those with the labels. Then the right to get pods/proxy suffices."
         ),

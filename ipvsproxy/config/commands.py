@@ -25,6 +25,8 @@ class Command(NamedTuple):
     implied: str = "--proxy-mode=ipvs"
 
 
+_WIDTH = 110
+_INDENT = 8
 _COMMON = """
 
 Give the flags and the file of ipvsproxy run. On a node where ipvsproxy runs, none are needed: the command uses
@@ -33,26 +35,58 @@ The command changes nothing. Some queries make the kernel load a module, which c
 """
 
 
-def _inspecting(name: str, summary: str, text: str, *examples: str, subject: str = "", flags: str = _COMMON) -> Command:
-    """A command that changes nothing.
+def _option_lines(option: Option) -> Iterator[str]:
+    dashes = "-" if option.flag == "v" else "--"
+    value = "" if option.kind is Kind.BOOLEAN else f" {option.shown}"
+    star = " *" if option.overrides_file and option not in catalogue.OF_COMMANDS else ""
+    field = f"  [{option.field}]" if option.field else ""
+    yield f"  {dashes}{option.flag}{value}{star}{field}"
+    text = " ".join(filter(None, (option.help, _facts(option))))
+    indent = " " * _INDENT
+    yield textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
 
-    ``flags`` says which flags of ``run`` the command uses; ``examples`` are example arguments.
+
+def _facts(option: Option) -> str:
+    """The default and the bounds of an option, in parentheses."""
+    facts = [f"default {option.default}"] if option.default and option.default != "false" else []
+    if option.file_default is not None:
+        facts.append(f"in a file {option.file_default}")
+    if (
+        option.allowed
+        and not option.choices
+        and option.status is not Likeness.WITHOUT_EFFECT
+        and (option.maximum or option.minimum != 0)
+    ):
+        facts.append(option.allowed)
+    return f"({'; '.join(facts)})" if facts else ""
+
+
+def _command(
+    name: str,
+    summary: str,
+    text: str,
+    *examples: str,
+    subject: str = "",
+    usage: str = "",
+    flags: str = _COMMON,
+    implied: str = "--proxy-mode=ipvs",
+) -> Command:
+    """A command with its help text.
+
+    ``usage`` is a part of the first line. ``flags`` says which flags of ``run`` the command uses; ``examples`` are example
+    arguments.
     """
     own = [option for option in catalogue.OF_COMMANDS if option.command and option.is_of(name)]
-    options = "".join(map(_help_of, (*own, catalogue.BY_KEY["output"])))
+    options = [*own, *(catalogue.BY_KEY[key] for key in (("dry-run", "output") if name == "cleanup" else ("output",)))]
+    described = "".join(f"\n{line}" for option in options for line in _option_lines(option))
     words = f"{name} <{subject}>" if subject else name
     shown = "".join(f"  ipvsproxy {name} {example}\n" for example in examples)
-    head = f"ipvsproxy {words} [--output=text|json] [flags]"
-    return Command(name, summary, f"{head}\n\n{text}{options}{flags}\nExamples:\n{shown}", subject)
-
-
-def _help_of(option: Option) -> str:
-    value = "" if option.kind is Kind.BOOLEAN else f" {option.shown}"
-    return f"\n  --{option.flag}{value}\n        {option.help}"
+    head = f"ipvsproxy {words} {usage}[--output=text|json] [flags]"
+    return Command(name, summary, f"{head}\n\n{text}{described}{flags}\nExamples:\n{shown}", subject, implied)
 
 
 _RUN = Command("run", "", "", implied="")
-_PLAN = _inspecting(
+_PLAN = _command(
     "plan",
     "show the operations of run on this node, in their order",
     """\
@@ -64,7 +98,7 @@ Exit status: 0 plan shown, 2 state unknown.
     "--config=/var/lib/kube-proxy/config.conf --hostname-override=node-1",
     "--manifests=manifests/demo --hostname-override=demo-node",
 )
-_VERIFY = _inspecting(
+_VERIFY = _command(
     "verify",
     "compare the kernel with the desired state",
     """\
@@ -77,7 +111,7 @@ Exit status: 0 equal, 1 different, 2 state unknown.
     "--config=/var/lib/kube-proxy/config.conf --hostname-override=node-1",
     "--kubeconfig=admin.conf --cluster-cidr=10.244.0.0/16 --output=json",
 )
-_EXPLAIN = _inspecting(
+_EXPLAIN = _command(
     "explain",
     "show how this node serves a Service, a pod or an address, and why",
     """\
@@ -93,7 +127,7 @@ Exit status: 0 explained, 1 unknown Service, pod or address, 2 state unknown.
     "web-7d4b9 --kubeconfig=admin.conf",
     subject="[namespace/]name | address[:port]",
 )
-_LIST = _inspecting(
+_LIST = _command(
     "list",
     "print the IPVS table as ipvsadm -Ln does, with the names of Services and pods",
     """\
@@ -107,7 +141,7 @@ Exit status: 0 printed with names, 2 names or table could not be read.
     "--kubeconfig=admin.conf",
     "--manifests=manifests/demo --output=json",
 )
-_TOP = _inspecting(
+_TOP = _command(
     "top",
     "show a running ipvsproxy live in the terminal",
     """\
@@ -127,7 +161,7 @@ Of the flags and the file of ipvsproxy run, only --metrics-bind-address matters,
 The command changes nothing, and does not ask the kernel.
 """,
 )
-_FLEET = _inspecting(
+_FLEET = _command(
     "fleet",
     "show which nodes differ, by the health of the ipvsproxy of each node",
     """\
@@ -146,7 +180,7 @@ Of the flags and the file of ipvsproxy run, only --kubeconfig, --master and the 
 matter. The command changes nothing.
 """,
 )
-_DOCTOR = _inspecting(
+_DOCTOR = _command(
     "doctor",
     "check whether this node has what ipvsproxy needs, and name remedies",
     """\
@@ -159,33 +193,28 @@ Exit status: 0 no check has failed, 1 a check has failed, 2 wrong flags.
     "--kubeconfig=admin.conf --output=json",
 )
 
-_CLEANUP = Command(
+_CLEANUP = _command(
     "cleanup",
     "remove everything that ipvsproxy or kube-proxy has left in the kernel",
     """\
-ipvsproxy cleanup [--only=own] [--dry-run] [--output=text|json] [flags]
-
 Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
 servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of both IP
 families. Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, as is a dry run.
 
-  --only own
-        Remove only what kube-proxy does not know: second scopes (virtual servers by mark, sets and chains
-        KUBE-IPVSPROXY-*), the nftables table, the copy of a set, and local routes, whose addresses in use are added to
-        kube-ipvs0 before. Connections through all other virtual servers continue. The way back to kube-proxy.
-  --dry-run
-        Only report what would be removed.
-  --output text|json
-        Text for people, or one JSON object (default text).
+With --only=own, only second scopes are removed (virtual servers by mark, sets and chains KUBE-IPVSPROXY-*), the nftables
+table, the copy of a set, and local routes, whose addresses in use are added to kube-ipvs0 before. Connections through
+all other virtual servers continue.
+
+Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
+""",
+    "--dry-run",
+    "--ipvs-exclude-cidrs=192.0.2.0/24",
+    "--only=own",
+    usage="[--only=own] [--dry-run] ",
+    flags="""
 
 Of the flags of ipvsproxy run, only --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual servers in
 those ranges stay, and only local routes with that protocol number are removed.
-Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
-
-Examples:
-  ipvsproxy cleanup --dry-run
-  ipvsproxy cleanup --ipvs-exclude-cidrs=192.0.2.0/24
-  ipvsproxy cleanup --only=own
 """,
     implied="--cleanup",
 )
@@ -194,9 +223,6 @@ COMMANDS: Mapping[str, Command] = {
     command.name: command for command in (_RUN, _PLAN, _VERIFY, _EXPLAIN, _LIST, _TOP, _FLEET, _DOCTOR, _CLEANUP)
 }
 """All commands but ``completion``, by name."""
-
-_WIDTH = 110
-_INDENT = 8
 
 _HEAD = """\
 ipvsproxy [run] [flags]
@@ -235,32 +261,6 @@ def render_help() -> str:
             )
         sections.append("\n".join(lines) + "\n")
     return "\n".join(sections)
-
-
-def _option_lines(option: Option) -> Iterator[str]:
-    dashes = "-" if option.flag == "v" else "--"
-    value = "" if option.kind is Kind.BOOLEAN else f" {option.shown}"
-    star = " *" if option.overrides_file else ""
-    field = f"  [{option.field}]" if option.field else ""
-    yield f"  {dashes}{option.flag}{value}{star}{field}"
-    text = " ".join(filter(None, (option.help, _facts(option))))
-    indent = " " * _INDENT
-    yield textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
-
-
-def _facts(option: Option) -> str:
-    """The default and the bounds of an option, in parentheses."""
-    facts = [f"default {option.default}"] if option.default and option.default != "false" else []
-    if option.file_default is not None:
-        facts.append(f"in a file {option.file_default}")
-    if (
-        option.allowed
-        and not option.choices
-        and option.status is not Likeness.WITHOUT_EFFECT
-        and (option.maximum or option.minimum != 0)
-    ):
-        facts.append(option.allowed)
-    return f"({'; '.join(facts)})" if facts else ""
 
 
 SHELLS = ("bash", "zsh", "fish")

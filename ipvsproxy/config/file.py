@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import yaml
 
@@ -39,31 +40,8 @@ _BOOLEAN, _NULL, _TIMESTAMP = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"
 _TRUE = frozenset(("yes", "true", "on"))
 _NANOSECONDS = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
-NESTING_LIMIT = 100
-"""Levels of nesting in a file; a KubeProxyConfiguration has four."""
-
 _FIELDS: Mapping[str, Option] = {option.field: option for option in catalogue.BY_KEY.values() if option.field}
 _SECTIONS = frozenset(field[: dot.start()] for field in _FIELDS for dot in re.finditer(r"\.", field))
-Document = dict[str, "Document | object"]
-
-
-class _ConfigLoader(yaml.SafeLoader):
-    """A YAML loader that limits nesting, because PyYAML's work for each token grows with the depth."""
-
-    _depth = 0
-
-    def descend_resolver(self, current_node: yaml.Node | None, current_index: object) -> None:
-        """PyYAML's composer calls this method at the beginning of each node."""
-        self._depth += 1
-        if self._depth > NESTING_LIMIT:
-            mark = current_node.start_mark if current_node else None
-            raise yaml.MarkedYAMLError(problem=f"nested more than {NESTING_LIMIT} levels deep", problem_mark=mark)
-        super().descend_resolver(current_node, current_index)
-
-    def ascend_resolver(self) -> None:
-        """PyYAML's composer calls this method at the end of each node."""
-        self._depth -= 1
-        super().ascend_resolver()
 
 
 class _WrongTypeError(Exception):
@@ -149,7 +127,7 @@ def read(data: bytes, path: str) -> Content:
     """Parse the content of a file; ``path`` is the file's name in the texts of problems."""
     content, line, problem = Content(path), 0, ""
     try:
-        root = next(yaml.compose_all(data, Loader=_ConfigLoader), None)
+        root = next(yaml.compose_all(data, Loader=yaml.SafeLoader), None)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         problem = f"is not YAML: {error.problem or error.context}"
@@ -157,6 +135,8 @@ def read(data: bytes, path: str) -> Content:
         problem = f"is not YAML: {' '.join(str(error).split())}"
     except (ValueError, OverflowError) as error:  # PyYAML itself refuses \\U escapes that are out of range
         problem = f"cannot be read as YAML: {error}"
+    except RecursionError:
+        problem = "is nested too deeply"
     else:
         if isinstance(root, yaml.MappingNode):
             content.read_kind(root)
@@ -259,9 +239,9 @@ def render(config: Config) -> str:
     return str(yaml.safe_dump(document(config), default_flow_style=False, width=10_000))
 
 
-def document(config: Config) -> Document:
+def document(config: Config) -> dict[str, Any]:
     """The configuration as an object of JSON types, with every field."""
-    root: Document = {"apiVersion": API_VERSION, "kind": KIND}
+    root: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
     for key, value in config.values.items():
         option = catalogue.BY_KEY[key]
         if option.status is Likeness.OWN and value == option.parse(option.default):
@@ -269,10 +249,7 @@ def document(config: Config) -> Document:
         *sections, name = option.field.split(".")
         section = root
         for part in sections:
-            below = section.setdefault(part, {})
-            if not isinstance(below, dict):
-                raise TypeError(option.field)
-            section = below
+            section = section.setdefault(part, {})
         section[name] = _plain(option, value)
     return root
 

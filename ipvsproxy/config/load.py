@@ -11,14 +11,13 @@ a value must not begin with a dash, parsing ends at the first error), so this mo
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ipvsproxy.config import catalogue, file, validate
-from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, Value, ValuePlace, quoted, suggestion
+from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, ValuePlace, quoted, suggestion
 from ipvsproxy.config.settings import Config
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output", "n": "namespace"}
-_APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
 
 
 class Parsed(NamedTuple):
@@ -95,22 +94,17 @@ def _split(argument: str) -> tuple[str, str | None]:
     return name, value if equals else None
 
 
-def _appended(kind: Kind, before: Value, new: Value) -> Value:
-    if kind not in _APPENDED:
-        return new
-    if isinstance(before, tuple) and isinstance(new, tuple):
-        return before + new
-    if isinstance(before, Mapping) and isinstance(new, Mapping):
-        return {**before, **new}
-    raise TypeError(kind)
+def _appended(kind: Kind, before: Any, new: Any) -> Any:
+    """The value of a repeated flag: lists and mappings add up, and of other values the last one counts."""
+    if kind is Kind.GATES:
+        return before | new
+    return before + new if kind in (Kind.LIST, Kind.PATTERNS) else new
 
 
 def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Problem:
-    written = argument.partition("=")[0]
     plain = name.lstrip("-")
-    if plain in known:
-        return Problem(ValuePlace(quoted(written)), f"unknown flag; write --{plain}")
-    return Problem(ValuePlace(quoted(written)), f"unknown flag{suggestion(plain, known, '--')}")
+    hint = f"; write --{plain}" if plain in known else suggestion(plain, known, "--")
+    return Problem(ValuePlace(quoted(argument.partition("=")[0])), f"unknown flag{hint}")
 
 
 def load(

@@ -263,7 +263,7 @@ class Config:
     def keeping(self, before: Self, attributes: Iterable[str]) -> Self:
         """This configuration, in which the given attributes have the values that they had in ``before``.
 
-        Attributes are dotted paths (``Option.to``). Attributes are dotted paths (``Option.to``).
+        Attributes are dotted paths (``Option.to``).
         """
         kept = self
         for attribute in attributes:

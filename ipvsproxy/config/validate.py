@@ -5,6 +5,7 @@ does not check options that have no effect in IPVS mode.
 """
 
 import collections
+import contextlib
 import enum
 import re
 import urllib.parse
@@ -28,11 +29,17 @@ _PRIMARY = "primary"
 _ALL = "all"
 _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
 """The ranges that a word of ``nodePortAddresses`` stands for (cmd/kube-proxy/app/server.go since 1.37)."""
+_HOST_PORT = re.compile(r"(?:\[(.+)\]|([^:]+)):([0-9]{1,5})", re.ASCII)
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
 _INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # the excluded characters cannot stand in a rule or a name
 _MARK_DROP = 0x8000  # the kubelet's KUBE-MARK-DROP
 _MOST_SCOPE_BITS = 16
-_INTERFACE_LIMIT = 15  # bytes; IFNAMSIZ is 16 with the NUL
+_INTERFACE_NAMES: Mapping[LocalMode, tuple[str, int]] = {
+    LocalMode.BRIDGE_INTERFACE: ("detectLocal.bridgeInterface", 15),  # IFNAMSIZ is 16 with the NUL
+    # Rules append a plus sign to the prefix, which counts towards iptables' limit.
+    LocalMode.INTERFACE_NAME_PREFIX: ("detectLocal.interfaceNamePrefix", 14),
+}
+"""The option that names the interfaces of a mode, and the longest name in bytes."""
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}", re.ASCII)
 _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
 IPVS_SYSCTLS = {
@@ -230,20 +237,12 @@ def _listen(
 
 
 def _parse_listen(text: str, default_port: int) -> ListenAddress:
-    rule = "IP or IP:port with a port in 1..65535"
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        colon, port = rest[:1], rest[1:]
-    elif text.count(":") == 1:
-        host, colon, port = text.partition(":")
-    else:
-        host, colon, port = text, ":", str(default_port)
-    if colon != ":" or not (port.isascii() and port.isdecimal() and len(port) < 6 and 1 <= int(port) <= 65535):  # noqa: PLR2004 - a port
-        raise ValueError(rule)
-    try:
-        return ListenAddress(parse_address(host), int(port))
-    except ValueError as error:
-        raise ValueError(rule) from error
+    match = _HOST_PORT.fullmatch(text)
+    host, port = (match[1] or match[2], int(match[3])) if match else (text, default_port)
+    with contextlib.suppress(ValueError):
+        if 1 <= port <= 65535:  # noqa: PLR2004 - a port
+            return ListenAddress(parse_address(host), port)
+    raise ValueError("IP or IP:port with a port in 1..65535")
 
 
 def _check_writable(values: Values, servers: settings.Servers) -> None:
@@ -350,18 +349,13 @@ def _detect_local(values: Values) -> dict[str, object]:
     networks = _networks(values, "clusterCIDR", texts=text.split(",") if text else ())
     if len(networks) != len({network.family for network in networks}) and values.known("clusterCIDR"):
         values.refuse("clusterCIDR", f"{quoted(text)} must be one CIDR range, or one IPv4 and one IPv6 range")
-    names = {}
-    for of_mode, key, longest in (
-        (LocalMode.BRIDGE_INTERFACE, "detectLocal.bridgeInterface", _INTERFACE_LIMIT),
-        # Rules append a plus sign to the prefix, which counts towards iptables' limit.
-        (LocalMode.INTERFACE_NAME_PREFIX, "detectLocal.interfaceNamePrefix", _INTERFACE_LIMIT - 1),
-    ):
-        name = names[of_mode] = values.get(key, str)
-        if mode is of_mode and not name:
-            values.refuse(key, f"is required with {values.source('detectLocalMode').name} {mode}")
-        elif mode is of_mode and not (name.isprintable() and len(name.encode()) <= longest and _INTERFACE.fullmatch(name)):
-            values.refuse(key, f"{quoted(name)} must be a name of 1 to {longest} characters that an interface can have")
-    return {"cluster_networks": networks, "local_interface": names.get(mode, "")}
+    key, longest = _INTERFACE_NAMES.get(mode, ("", 0))
+    name = values.get(key, str) if key else ""
+    if key and not name:
+        values.refuse(key, f"is required with {values.source('detectLocalMode').name} {mode}")
+    elif key and not (name.isprintable() and len(name.encode()) <= longest and _INTERFACE.fullmatch(name)):
+        values.refuse(key, f"{quoted(name)} must be a name of 1 to {longest} characters that an interface can have")
+    return {"cluster_networks": networks, "local_interface": name}
 
 
 def _node_ports(values: Values) -> dict[str, object]:

@@ -188,7 +188,7 @@ def test_file_of_another_format_or_kind_is_refused_in_one_sentence(content: byte
     [
         b"\xff\xfe\xfa",
         b"a: \x00",
-        b"[" * 5000,
+        b"[" * 500,
         b'a: "\\UFFFFFFFF"',
         b'a: "\\U00110000"',
         b"? [a]\n: b",
@@ -223,8 +223,8 @@ def test_any_bytes_of_a_file_are_read_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_the_depth_of_nesting_is_limited(opening: str) -> None:
-    (problem,) = file.read((HEAD + "x: \n  " + opening * 5000).encode(), "f").problems
-    assert str(problem) == f"f:{HEAD.count(chr(10)) + 2}: is not YAML: nested more than {file.NESTING_LIMIT} levels deep"
+    (problem,) = file.read((HEAD + "x: \n  " + opening * 500).encode(), "f").problems
+    assert str(problem) == "f: is nested too deeply"
 
 
 def read_back(config: Config) -> Config:
