@@ -24,8 +24,8 @@ from ipvsproxy.config.option import (
     Problem,
     Value,
     ValuePlace,
-    parse_level,
     parse_number,
+    parse_patterns,
     quoted,
     suggestion,
 )
@@ -189,20 +189,16 @@ def _read_gates(node: yaml.Node) -> Value:
 
 
 def _read_patterns(node: yaml.Node) -> Value:
-    expected = "a mapping with filePattern and verbosity"
-    if not isinstance(node, yaml.SequenceNode):
-        raise _WrongTypeError("a list")
     patterns = []
-    for element in node.value:
+    for element in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         pairs = element.value if isinstance(element, yaml.MappingNode) else []
-        fields = {key.value: value for key, value in pairs if isinstance(key, yaml.ScalarNode)}
-        if not {"filePattern", "verbosity"} <= fields.keys():
-            raise _WrongTypeError(expected)
-        pattern = _scalar(fields["filePattern"], *_SCALARS[Kind.TEXT])
-        if not pattern or "," in pattern or "=" in pattern:
-            raise _WrongTypeError(f"{expected}, where no filePattern is empty or has a comma or equals sign")
-        patterns.append(f"{pattern}={parse_level(_scalar(fields['verbosity'], *_SCALARS[Kind.LEVEL]))}")
-    return tuple(patterns)
+        fields = {key.value: value.value for key, value in pairs if isinstance(key, yaml.ScalarNode)}
+        patterns.append(f"{fields.get('filePattern', '')}={fields.get('verbosity', '')}")
+    try:
+        return parse_patterns(",".join(patterns))
+    except ValueError as error:
+        rule = "where no filePattern is empty or has a comma or equals sign"
+        raise _WrongTypeError(f"a list of mappings with filePattern and verbosity, {rule}") from error
 
 
 _SCALARS: Mapping[Kind, tuple[tuple[str, ...], str]] = {

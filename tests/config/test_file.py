@@ -103,7 +103,10 @@ def test_all_wrong_fields_are_reported_with_path_and_line() -> None:
         "12: conntrack.min: 9999999999 must be a whole number in -2147483648..2147483647",
         "13: nodePortAddresses: a list must be a string, in quotes",
         "14: logging.flushFrequency: 'soon' must be a duration such as 30s, 1m30s or 1h",
-        "14: logging.vmodule: a list must be a mapping with filePattern and verbosity",
+        (
+            "14: logging.vmodule: a list must be a list of mappings with filePattern and verbosity, "
+            "where no filePattern is empty or has a comma or equals sign"
+        ),
     ]
 
 

@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import os
 import pathlib
-import struct
 from typing import Self
 
 from ipvsproxy.daemon.base.timing import comes_within, until_readable
@@ -13,12 +12,9 @@ from ipvsproxy.daemon.base.timing import comes_within, until_readable
 # linux/inotify.h
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
-IN_DELETE_SELF, IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x400, 0x800, 0x2000, 0x8000
-IN_ONLYDIR = 0x1000000
+IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x1000000
 # IN_ATTRIB is included because a file that could not be read may have become readable.
 CHANGES = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
-END = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED
-HEADER = struct.Struct("iIII")
 READ_BYTES = 1 << 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,27 +50,25 @@ class DirectoryChanges:
 
     async def wait(self) -> None:
         """Wait until the directory may have changed since the previous call returned."""
-        if not self.is_notified:
-            # The directory is opened before the caller reads it, so that inotify reports changes made after the reading.
-            self._open()
+        if self.is_notified:
+            while self._poll() == self._polled and not await comes_within(self._poll_s, until_readable(self._descriptor)):
+                pass
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self._descriptor, READ_BYTES):
+                    pass
+        else:
             await asyncio.sleep(self._poll_s)
-            return
-        while self._poll() == self._polled and not await comes_within(self._poll_s, until_readable(self._descriptor)):
-            pass
-        before, self._polled = self._polled, self._poll()
-        if self._read_events() & END or self._polled[:2] != before[:2]:  # The path now leads to another directory.
-            self._close()
-            self._open()
+        # The path may now lead to another directory. The caller reads the directory after this, so it misses no change.
+        self._open()
 
     def _open(self) -> None:
+        """Watch the directory that the path leads to now; watching the same directory again has no effect."""
         self._polled = self._poll()
-        descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if descriptor < 0:
-            return
-        if _libc.inotify_add_watch(descriptor, os.fsencode(self._path), CHANGES | END & ~IN_IGNORED | IN_ONLYDIR) < 0:
-            os.close(descriptor)
-            return
-        self._descriptor = descriptor
+        if not self.is_notified:
+            self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        mask = CHANGES | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR
+        if self.is_notified and _libc.inotify_add_watch(self._descriptor, os.fsencode(self._path), mask) < 0:
+            self._close()
 
     def _poll(self) -> tuple[int, int, int]:
         """Device, inode and modification time of the directory at the path, or zeros if there is no directory."""
@@ -88,16 +82,3 @@ class DirectoryChanges:
         if self.is_notified:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _read_events(self) -> int:
-        """Read all waiting events and combine their masks."""
-        events = 0
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                data = os.read(self._descriptor, READ_BYTES)
-                offset = 0
-                while offset < len(data):
-                    _, mask, _, name_bytes = HEADER.unpack_from(data, offset)
-                    events |= mask
-                    offset += HEADER.size + name_bytes
-        return events

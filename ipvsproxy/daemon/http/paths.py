@@ -56,20 +56,13 @@ def health_server(
     """The health server.
 
     ``on_healthz`` and ``on_livez`` are called with the HTTP status of each answer to ``/healthz`` and ``/livez``. ``config``
-    returns the current configuration. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads. Anybody may
-    request this data, so the digest of each configuration is computed only once.
+    returns the current configuration. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads.
     """
-    last: tuple[Config | None, str] = (None, "")
-
-    def digest() -> str:
-        nonlocal last
-        if last[0] is not (present := config()):
-            last = (present, file.digest(present))
-        return last[1]
 
     def page(render: Callable[..., Answer], on_answer: Callable[[int], None]) -> Page:
         def answer(request: Request) -> Answer:
-            answer = render(status, **({"ipvsproxy": _for_fleet(status, digest())} if "verbose" in request.query else {}))
+            more = {"ipvsproxy": _for_fleet(status, file.digest(config()))} if "verbose" in request.query else {}
+            answer = render(status, **more)
             on_answer(answer.status)
             return answer
 

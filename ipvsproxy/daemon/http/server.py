@@ -11,6 +11,7 @@ import asyncio
 import errno
 import functools
 import logging
+import operator
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -105,44 +106,45 @@ class Room:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._beginning = 0
-        self._idle: dict[object, asyncio.Transport] = {}
-        self._busy: dict[object, asyncio.Transport] = {}
+        self.beginning = set[asyncio.Task[None]]()
+        """Accepted connections that have no transport yet."""
+        self._open: dict[object, tuple[bool, asyncio.Transport]] = {}
+        """Whether each connection is busy with a request. The connection that has not changed for the longest time is first."""
 
     def is_free(self) -> bool:
         """Whether the limit allows another connection now.
 
         If the limit does not allow another connection, an existing connection is closed, preferably an idle one.
         """
-        if self._beginning + len(self._idle) + len(self._busy) < self._most:
+        if len(self.beginning) + len(self._open) < self._most:
             return True
-        open_ones = (one for held in (self._idle, self._busy) for one in held.values() if not one.is_closing())
-        if longest_idle := next(open_ones, None):
+        idle_first = sorted(self._open.values(), key=operator.itemgetter(0))
+        if longest_idle := next((transport for _, transport in idle_first if not transport.is_closing()), None):
             longest_idle.abort()
         return False
 
-    def begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> "asyncio.Task[None]":
+    def begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> None:
         """From now on, count a connection that has been accepted."""
-        self._beginning += 1
-        return asyncio.create_task(self._begin(make, client))
 
-    async def _begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(make, client)
-        except OSError:
-            client.close()
-        finally:
-            self._beginning -= 1
+        async def connect() -> None:
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(make, client)
+            except OSError:
+                client.close()
+            finally:
+                self.beginning.discard(task)
+
+        task = asyncio.create_task(connect())
+        self.beginning.add(task)
 
     def note(self, connection: object, transport: asyncio.Transport, *, is_busy: bool) -> None:
         """From now on, the connection counts as idle or as busy with a request."""
         self.forget(connection)
-        (self._busy if is_busy else self._idle)[connection] = transport
+        self._open[connection] = (is_busy, transport)
 
     def forget(self, connection: object) -> None:
         """A connection has ended."""
-        self._idle.pop(connection, None)
-        self._busy.pop(connection, None)
+        self._open.pop(connection, None)
 
 
 class _Connections(web.Server):
@@ -244,7 +246,6 @@ class Listener:
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._connections = _Connections(handler, room)
-        self._beginning: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         bound.setblocking(False)
         self._listen()
@@ -260,8 +261,8 @@ class Listener:
             self._pause.cancel()
         self._loop.remove_reader(self._bound)
         self._bound.close()
-        if self._beginning:
-            await asyncio.wait(self._beginning)
+        if self._room.beginning:
+            await asyncio.wait(self._room.beginning)
         self._connections.pre_shutdown()
         await self._connections.shutdown(CLOSE_S)
 
@@ -280,9 +281,7 @@ class Listener:
             self._pause = self._loop.call_later(NO_ROOM_S, self._listen)
             return
         client.setblocking(False)
-        task = self._room.begin(self._connections, client)
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
+        self._room.begin(self._connections, client)
 
 
 async def listen(
