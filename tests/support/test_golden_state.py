@@ -1,31 +1,8 @@
-"""Reading the kernel's state in the form of the recordings, and restoring a recorded state in the kernel.
-
-The recordings test both at once: a restored state must be read as it was recorded.
-"""
+"""Reading the kernel's state in the form of the recordings. ``tests/packets`` reads restored recordings from a kernel."""
 
 import copy
-from collections.abc import Iterator
 
-import pytest
-
-from tests.support import golden_fixtures, golden_state, lab
-
-
-@pytest.fixture(scope="module", name="node")
-def _node() -> Iterator[None]:
-    with lab.Lab():
-        yield
-        golden_state.clear_state()
-
-
-@pytest.mark.kernel
-@pytest.mark.usefixtures("node")
-def test_a_restored_recording_is_read_as_it_was_recorded() -> None:
-    recorded = golden_fixtures.recording("default", "P1")
-    golden_state.restore_state(recorded)
-    read = golden_state.read_state()
-    assert {section: len(read[section]) for section in read} == {section: len(recorded[section]) for section in read}
-    assert golden_state.differences(recorded, read, golden_state.KERNEL_SECTIONS) == {}
+from tests.support import golden_fixtures, golden_state
 
 
 def test_every_kind_of_difference_is_found() -> None:
