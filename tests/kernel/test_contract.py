@@ -347,11 +347,11 @@ def test_a_refused_operation_does_not_prevent_the_other_operations(kernel: Kerne
 
 
 def test_idle_real_servers_have_zero_connections_and_unknown_virtual_servers_have_no_real_servers(kernel: Kernel) -> None:
-    desired, other = server(), server(Family.IPV6)
-    add(kernel, desired, real_server(desired))
-    assert kernel.connections([desired.key, other.key]) == {
-        desired.key: {real_server(desired).key: ConnectionCounts(0, 0)},
-        other.key: {},
+    four, six, unknown = server(), server(Family.IPV6), server(protocol=Protocol.UDP)
+    add(kernel, four, real_server(four), six, real_server(six))
+    assert kernel.connections([four.key, six.key, unknown.key]) == {
+        **{one.key: {real_server(one).key: ConnectionCounts(0, 0)} for one in (four, six)},
+        unknown.key: {},
     }
 
 
@@ -445,10 +445,11 @@ def test_addresses_can_be_added_only_while_the_device_exists_and_are_removed_wit
 
 
 def test_removing_an_address_keeps_the_other_addresses(kernel: Kernel) -> None:
-    one, other = (BoundAddresses.of(SERVICE[family]) for family in Family)
-    add(kernel, Device(DEVICE), one, other)
+    """The kernel removes a secondary address of the same range with the first one. A /32 is a range of one."""
+    one, *others = (BoundAddresses.of(address) for address in (*SERVICE.values(), *POD.values()))
+    add(kernel, Device(DEVICE), one, *others)
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, one)] == [("", False)]
-    assert observe(kernel).addresses == frozenset({other.key})
+    assert observe(kernel).addresses == {other.key for other in others}
 
 
 def skeleton(family: Family) -> Skeleton:

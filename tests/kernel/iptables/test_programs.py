@@ -313,24 +313,3 @@ def test_a_foreign_rule_inserted_before_our_jump_stays_there() -> None:
     driver.observe(Family.IPV4)
     run("iptables", "-t", "nat", "-I", JUMPS[0].source, "-d", "192.0.2.1/32", "-j", "RETURN")
     assert JUMPS[0] in driver.observe(Family.IPV4).jumps
-
-
-@pytest.mark.usefixtures("variant")
-def test_our_rules_are_still_written_to_a_table_that_a_native_nft_rule_hides(request: pytest.FixtureRequest) -> None:
-    if request.getfixturevalue("variant") != "nft" or shutil.which("nft") is None:
-        pytest.skip("only the nf_tables variant has tables that it does not show, and nft makes one")
-    create_set(Family.IPV4)
-    run("iptables", "-A", "INPUT", "-j", "ACCEPT")  # creates the table and the chain
-    run("nft", "insert", "rule", "ip", "filter", "INPUT", "ct", "state", "established,related", "accept")
-    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
-    assert driver.observe(Family.IPV4).hidden == {"filter"}
-    for _ in range(2):
-        change(driver, Verb.SET, skeleton)
-        assert driver.observe(Family.IPV4) == skeleton.in_force
-    jump = next(jump for jump in JUMPS if jump.table == "filter")
-    listed = subprocess.run(
-        ["nft", "list", "chain", "ip", "filter", jump.source], capture_output=True, text=True, check=True
-    ).stdout
-    assert listed.count(f"jump {jump.target}") == 1
-    error = change(driver, Verb.REMOVE, skeleton)
-    assert "table filter holds rules of nft that iptables cannot show" in error

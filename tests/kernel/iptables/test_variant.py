@@ -9,7 +9,6 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import iptables_tables
-from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Evidence, Variant
 from ipvsproxy.model.net import Family
@@ -194,20 +193,6 @@ def test_the_variant_that_the_kubelet_uses_is_chosen_even_if_the_other_variant_h
     run(f"iptables-{other}", "-N", "KUBE-IPVS-FILTER")
     run(f"iptables-{other}", "-A", "KUBE-IPVS-FILTER", "-j", "ACCEPT")
     assert iptables_variant.choose(CHAINS).left_behind == ({*Variant} - {variant}).pop()
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the iptables programs that were run."""
-    names: list[str] = []
-    start = iptables_process.run
-
-    def noted(command: str, *arguments: str, stdin: str = "") -> str:
-        names.append(command)
-        return start(command, *arguments, stdin=stdin)
-
-    monkeypatch.setattr(iptables_process, "run", noted)
-    return names
 
 
 @pytest.mark.usefixtures("both_variants")

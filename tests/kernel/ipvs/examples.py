@@ -1,7 +1,12 @@
 """Virtual servers, real servers and operations on them, used by several tests of the IPVS driver."""
 
+import errno
+import shutil
+import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
@@ -34,6 +39,16 @@ def clean(outcomes: Sequence[Outcome]) -> bool:
     return not any(outcome.error or outcome.surprise for outcome in outcomes)
 
 
-def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
-    """All virtual servers that a complete listing returns."""
-    return {key: observed for reading in driver.observe_changed(tuple(Family), whole=True) for key, observed in reading.items()}
+def changes(driver: ipvs.IpvsDriver, *, whole: bool = True) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
+    """All virtual servers that a listing returns."""
+    return {key: observed for reading in driver.observe_changed(tuple(Family), whole=whole) for key, observed in reading.items()}
+
+
+def ipvsadm(*arguments: str) -> str:
+    """Run ipvsadm; returns its output."""
+    return subprocess.run((shutil.which("ipvsadm") or "ipvsadm", *arguments), check=True, capture_output=True, text=True).stdout
+
+
+def refuse(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:
+    """A kernel without the interface ``getsockopt``."""
+    raise KernelError(action=action, errno=errno.ENOPROTOOPT)

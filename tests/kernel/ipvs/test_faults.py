@@ -1,7 +1,6 @@
 """The IPVS driver with a fake socket: answers that are lost or cannot be parsed."""
 
 import errno
-import socket
 import struct
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.model.plan import Verb
-from tests.kernel.ipvs.examples import clean, operations, real, server
+from tests.kernel.ipvs.examples import clean, operations, real, refuse, server
 from tests.support import fake_netlink
 
 
@@ -29,10 +28,6 @@ class Kernel:
         if flags & netlink.DUMP:
             return [fake_netlink.done(sequence)]
         return [self.answer(sequence)] if self.answers is None else self.answers
-
-
-def refuse(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:
-    raise KernelError(action=action, errno=errno.ENOPROTOOPT)
 
 
 def fake() -> tuple[ipvs.IpvsDriver, Kernel]:

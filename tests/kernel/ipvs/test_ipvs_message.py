@@ -134,20 +134,6 @@ def test_several_real_servers_are_encoded_to_the_same_messages_as_each_one_alone
     assert encode(Operation(Verb.ADD, several), Operation(Verb.ADD, last)) == encode(*alone)
 
 
-def test_real_servers_follow_the_virtual_server_to_which_they_belong() -> None:
-    operations = []
-    for number, text in enumerate(("10.0.0.1", "fd00::1", "10.0.0.2", "fd00::2", "10.0.0.3")):
-        address = parse_address(text)
-        key = VirtualServerKey(Protocol.UDP if number % 2 else Protocol.TCP, address, 80 + number)
-        each = [RealServerKey.of(Address(address[:-1] + bytes((place,))), 8000 + place) for place in range(number)]
-        operations += [
-            Operation(Verb.ADD, VirtualServer(key, VirtualServerSettings("rr"))),
-            Operation(Verb.ADD, RealServers(key, EvenWeights.of(each))),
-        ]
-        operations.append(Operation(Verb.SET, RealServers.of(key, RealServerKey.of(address, 1), 7)))
-    assert encode(*operations) == encode(*one_by_one(operations))
-
-
 def test_a_timeout_of_zero_is_not_encoded() -> None:
     (data,) = encode(Operation(Verb.SET, Timeouts(900, 0, 300)))
     found = message.attributes(data, 20, len(data))

@@ -2,10 +2,8 @@
 
 import contextlib
 import errno
-import shutil
 import socket
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,7 +25,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from tests.kernel.ipvs.examples import clean, operations, real, server
+from tests.kernel.ipvs.examples import changes, clean, ipvsadm, operations, real, refuse, server
 
 WEB = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 80)
 DNS = VirtualServerKey(Protocol.UDP, parse_address("10.96.0.10"), 53)
@@ -158,20 +156,6 @@ def test_a_real_server_with_another_forwarding_method_is_marked_as_such(table: T
     table.put(WEB)
     table.content[WEB][1].update({pod(1): (3, 1), pod(2): (0x100, 1), pod(3): (2, 5)})
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1, pod(3): TUNNELLED + 5})}
-
-
-def test_thresholds_and_the_netmask_of_session_affinity_are_read(table: Table) -> None:
-    affine = VirtualServerSettings("rr", PERSISTENT, 60, 24)
-    plain = VirtualServerSettings("rr", PERSISTENT, 60)
-    table.put(WEB, pod(1), pod(2), settings=affine)
-    table.put(DNS, settings=plain)
-    table.limits[WEB] = {pod(1): Thresholds(9, 7)}
-    assert table.read() == {
-        WEB: ObservedVirtualServer(affine, {pod(1): 1, pod(2): 1}, thresholds={pod(1): Thresholds(9, 7)}),
-        DNS: ObservedVirtualServer(plain, {}),
-    }
-    table.limits[WEB] = {}
-    assert table.read() == {WEB: ObservedVirtualServer(affine, {pod(1): 1, pod(2): 1})}
 
 
 def _limit(table: Table) -> None:
@@ -321,20 +305,6 @@ def test_a_kernel_without_the_getsockopt_interface_is_recognised(table: Table) -
 # On a real kernel.
 
 
-@pytest.fixture
-def driver(network_namespace: None) -> Iterator[ipvs.IpvsDriver]:
-    with contextlib.closing(ipvs.IpvsDriver()) as made:
-        yield made
-
-
-def ipvsadm(*arguments: str) -> None:
-    subprocess.run((shutil.which("ipvsadm") or "ipvsadm", *arguments), check=True)
-
-
-def polled(driver: ipvs.IpvsDriver, *, whole: bool) -> ipvs_readings.Reading:
-    return {key: observed for part in driver.observe_changed(tuple(Family), whole=whole) for key, observed in part.items()}
-
-
 ONE = server("10.96.0.1", 80)
 TWO = server("10.96.0.2", 80, scheduler="mh", flags=PERSISTENT | SCHEDULER_PORT, timeout_s=600)
 V6 = server("fd00:96::1", 80)
@@ -357,29 +327,15 @@ def test_each_kind_of_drift_is_seen_by_the_cheap_reading_or_by_the_whole_reading
     servers = (real(ONE, "10.244.0.1", 80), real(ONE, "10.244.0.2"), real(TWO, "10.244.0.3"))
     assert clean(driver.apply(operations(Verb.ADD, ONE, TWO, *servers)))
     before = driver.observe()
-    assert (polled(driver, whole=False), polled(driver, whole=True)) == ({}, {})
+    assert (changes(driver, whole=False), changes(driver)) == ({}, {})
     arguments, is_cheap = DRIFT[name]
     ipvsadm(*arguments)
-    assert polled(driver, whole=False).keys() == ({ONE.key} if is_cheap else set())
-    polled(driver, whole=True)
-    assert polled(driver, whole=True) == {}
+    assert changes(driver, whole=False).keys() == ({ONE.key} if is_cheap else set())
+    changes(driver)
+    assert changes(driver) == {}
     assert driver.observe() != before
-    with contextlib.closing(ipvs.IpvsDriver(ask=_refusing)) as plain:
+    with contextlib.closing(ipvs.IpvsDriver(ask=refuse)) as plain:
         assert driver.observe() == plain.observe(), "by netlink it is the same"
-
-
-def _refusing(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:
-    raise KernelError(action=action, errno=errno.ENOPROTOOPT)
-
-
-@pytest.mark.kernel
-def test_a_replaced_real_server_is_noticed_only_by_a_whole_reading(driver: ipvs.IpvsDriver) -> None:
-    assert clean(driver.apply(operations(Verb.ADD, ONE, real(ONE, "10.244.0.1"))))
-    driver.observe()
-    ipvsadm("-a", "-t", "10.96.0.1:80", "-r", "10.244.0.9:8080", "-m")
-    ipvsadm("-d", "-t", "10.96.0.1:80", "-r", "10.244.0.1:8080")
-    assert polled(driver, whole=False) == {}
-    assert polled(driver, whole=True) == {ONE.key: ObservedVirtualServer(RR, EvenWeights.of([pod(9)]))}
 
 
 @pytest.mark.kernel
@@ -387,12 +343,12 @@ def test_the_cheap_reading_sees_drift_of_ipv6_virtual_servers_but_not_of_their_r
     assert clean(driver.apply(operations(Verb.ADD, ONE, V6, real(ONE, "10.244.0.1"), real(V6, "fd00:244::1"))))
     driver.observe()
     ipvsadm("-E", "-t", "[fd00:96::1]:80", "-s", "wrr")
-    assert polled(driver, whole=False).keys() == {V6.key}
+    assert changes(driver, whole=False).keys() == {V6.key}
     ipvsadm("-e", "-t", "[fd00:96::1]:80", "-r", "[fd00:244::1]:8080", "-m", "-w", "7")
-    assert polled(driver, whole=False) == {}
-    assert polled(driver, whole=True).keys() == {V6.key}
+    assert changes(driver, whole=False) == {}
+    assert changes(driver).keys() == {V6.key}
     ipvsadm("-D", "-t", "[fd00:96::1]:80")
-    assert polled(driver, whole=False) == {V6.key: None}
+    assert changes(driver, whole=False) == {V6.key: None}
     assert driver.observe().keys() == {ONE.key}
 
 

@@ -1,10 +1,7 @@
 """Checks whether a scheduler is usable, with a fake driver and on a real kernel."""
 
-import contextlib
 import errno
-import shutil
-import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -15,14 +12,11 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.virtual_servers import (
     ObservedVirtualServer,
-    RealServers,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.services.desired_state import translate
-from ipvsproxy.translate.translation_settings import Settings
-from tests.support import builders
+from tests.kernel.ipvs.examples import ipvsadm
 
 FIRST = VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, FIRST_PROBE_PORT)
 OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
@@ -100,77 +94,19 @@ def test_a_probe_virtual_server_that_cannot_be_added_or_removed_is_an_error(verb
     assert raised.value.errno == errno.EPERM
 
 
-@pytest.fixture
-def driver(network_namespace: None) -> Iterator[IpvsDriver]:
-    with contextlib.closing(IpvsDriver()) as made:
-        yield made
-
-
-def listing() -> str:
-    command = (shutil.which("ipvsadm") or "ipvsadm", "-Sn")
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"])
-def test_all_schedulers_of_the_kernel_are_usable_and_the_check_leaves_no_virtual_server(driver: IpvsDriver, name: str) -> None:
-    assert driver.why_unusable(name) == ""
-    assert listing() == ""
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize(("name", "number"), [("wlc", errno.EINVAL), ("nosuch", errno.ENOENT)])
-def test_the_kernel_looks_up_the_scheduler_before_it_checks_the_other_fields(driver: IpvsDriver, name: str, number: int) -> None:
-    assert driver.refusal_with(name) == number
-    assert listing() == ""
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["nosuch", "x" * 40])
 def test_the_error_for_a_missing_scheduler_names_its_kernel_module(driver: IpvsDriver, name: str) -> None:
     assert driver.why_unusable(name) == (
         f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
     )
-    assert listing() == ""
+    assert ipvsadm("-Sn") == ""
 
 
 @pytest.mark.kernel
 def test_virtual_servers_of_other_programs_at_the_probe_address_are_not_removed(driver: IpvsDriver) -> None:
-    subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
-    before = listing()
+    ipvsadm("-A", "-t", "198.51.100.0:20000", "-s", "sh")
+    before = ipvsadm("-Sn")
     driver.refusal_with = lambda scheduler: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6
     assert driver.why_unusable("wlc") == ""
-    assert listing() == before
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"])
-@pytest.mark.parametrize("address", ["10.96.0.1", "fd00:10:96::1"])
-def test_the_virtual_server_of_a_service_has_the_flags_of_its_scheduler(driver: IpvsDriver, name: str, address: str) -> None:
-    """The scheduler mh has the flags for the port and for falling back, as in kube-proxy. No other scheduler has a flag."""
-    family = parse_address(address).family
-    served = builders.service(cluster=[address])
-    other = builders.service("sticky", builders.service_port(81), cluster=[address], affinity_timeout_s=60)
-    endpoints = ["10.244.0.5", "10.244.0.6"] if family is Family.IPV4 else ["fd00:10:244::5", "fd00:10:244::6"]
-    slices = [builders.endpoint_slice(*map(builders.endpoint, endpoints), service=one.name.name) for one in (served, other)]
-    for one, own in zip((served, other), slices, strict=True):
-        state = translate(one, [own], builders.node_view(), Settings(scheduler=name))
-        for virtual_server in state.virtual_servers.values():
-            operations = [Operation(Verb.ADD, virtual_server)]
-            operations += [
-                Operation(Verb.ADD, RealServers.of(virtual_server.key, key, 1)) for key in sorted(virtual_server.real_servers)
-            ]
-            assert [outcome.error for outcome in driver.apply(operations)] == ["", "", ""]
-            observed = driver.observe()[virtual_server.key]
-            assert observed.settings == virtual_server.settings, (
-                "what is read back is what is wanted, or it would be written for ever"
-            )
-            assert observed.real_servers == dict.fromkeys(virtual_server.real_servers, 1)
-    shown = f"[{address}]" if family is Family.IPV6 else address
-    flags = " -b flag-1,flag-2" if name == "mh" else ""
-    lines = listing().replace("-b mh-fallback,mh-port", "-b flag-1,flag-2").splitlines()
-    assert f"-A -t {shown}:80 -s {name}{flags}" in [line.strip() for line in lines]
-    (sticky,) = [line for line in lines if line.startswith(f"-A -t {shown}:81")]
-    assert f"-s {name} -p 60" in sticky
-    assert ("flag-2" in sticky) == (name == "mh")
-    assert len([line for line in lines if line.startswith("-a") and line.endswith("-w 1")]) == 4
+    assert ipvsadm("-Sn") == before

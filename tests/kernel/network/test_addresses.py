@@ -70,14 +70,6 @@ def test_ip_shows_the_same_device_and_addresses_as_with_kube_proxy(driver: addre
 
 
 @pytest.mark.kernel
-def test_addresses_are_local_even_though_the_device_is_down(driver: addresses.AddressDriver) -> None:
-    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("fd00:96::1"))
-    for address in ("10.96.0.1", "fd00:96::1"):
-        (route,) = ip("route", "get", address)
-        assert route["type"] == "local"
-
-
-@pytest.mark.kernel
 def test_addresses_added_with_ip_are_observed_together_with_addresses_of_other_interfaces(
     driver: addresses.AddressDriver,
 ) -> None:
@@ -133,18 +125,6 @@ def test_the_poll_after_a_write_returns_the_addresses_even_if_they_are_the_same_
 
 
 @pytest.mark.kernel
-def test_thousands_of_addresses_are_bound_and_unbound(driver: addresses.AddressDriver) -> None:
-    some = [BoundAddresses.of(Address((0x0A600000 + number).to_bytes(4, "big"))) for number in range(900)]
-    some += [BoundAddresses.of(Address(b"\xfd" + number.to_bytes(15, "big"))) for number in range(900)]
-    assert clean(apply(driver, Verb.ADD, Device(DEVICE), *some))
-    assert driver.observe().addresses == {item.key for item in some}
-    outcomes = apply(driver, Verb.ADD, *some[:1000])
-    assert all(outcome.surprise and not outcome.error for outcome in outcomes)
-    assert clean(apply(driver, Verb.REMOVE, *some[:300], *some[1000:]))
-    assert driver.observe().addresses == {item.key for item in some[300:1000]}
-
-
-@pytest.mark.kernel
 def test_many_addresses_are_removed_at_once_by_deleting_and_recreating_the_device(driver: addresses.AddressDriver) -> None:
     many = [Address(b"\xfd" + number.to_bytes(15, "big")) for number in range(addresses.MANY_REMOVALS)]
     absent = parse_address("fd00:96::1")
@@ -192,14 +172,6 @@ def test_if_the_device_cannot_be_recreated_the_removal_of_its_addresses_is_an_er
     outcomes = apply(driver, Verb.REMOVE, BoundAddresses(tuple(many)))
     assert len(outcomes) == len(many)
     assert {(outcome.errno, "device kube-ipvs0" in outcome.error) for outcome in outcomes} == {(errno.EBUSY, True)}
-
-
-@pytest.mark.kernel
-def test_removing_one_address_keeps_all_other_addresses(driver: addresses.AddressDriver) -> None:
-    """The kernel treats a later address of the same range as secondary and removes it with the first. A /32 is a range of one."""
-    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("10.96.0.2"))
-    assert clean(apply(driver, Verb.REMOVE, bound("10.96.0.1")))
-    assert driver.observe().addresses == {parse_address("10.96.0.2")}
 
 
 @pytest.mark.kernel

@@ -1,0 +1,14 @@
+"""The IPVS driver on a real kernel."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[IpvsDriver]:
+    with contextlib.closing(IpvsDriver()) as made:
+        yield made
