@@ -168,7 +168,7 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
     document = explainer.service(name, set(_keys_of(comparison, name)))
     ports = [
-        {**{field: port[field] for field in ("name", "protocol", "port", "family")}, "endpoint": one, "traffics": _traffics(port)}
+        {**{field: port[field] for field in ("name", "protocol", "port", "family")}, "endpoint": one, "traffics": traffics(port)}
         for port in document["ports"]
         for one in port["endpoints"]
         if one["address"] == str(address) and one["target"] in (pod or None, None)
@@ -256,19 +256,28 @@ def render(document: Document, subject: str) -> Iterator[str]:
         yield from _kernel(one["kernel"], "  ")
 
 
-def _service(service: Document) -> Iterator[str]:
-    facts = [service["type"]]
-    facts += [f"{side} traffic Local" for side in ("internal", "external") if service[f"{side}TrafficPolicy"] == "Local"]
+def facts(service: Document) -> list[str]:
+    """The settings of a Service that differ from the defaults."""
+    found = [f"{side} traffic Local" for side in ("internal", "external") if service[f"{side}TrafficPolicy"] == "Local"]
     if service["sessionAffinitySeconds"]:
-        facts.append(f"session affinity {service['sessionAffinitySeconds']} s")
+        found.append(f"session affinity {service['sessionAffinitySeconds']} s")
     if service["slowStartSeconds"]:
-        facts.append(f"slow start {service['slowStartSeconds']} s")
+        found.append(f"slow start {service['slowStartSeconds']} s")
     if service["drainDeadlineSeconds"]:
-        facts.append(f"drain deadline {service['drainDeadlineSeconds']} s")
-    yield f"Service {service['service']} ({', '.join(facts)})"
+        found.append(f"drain deadline {service['drainDeadlineSeconds']} s")
+    return found
+
+
+def not_used(service: Document) -> Iterator[str]:
+    """The parts of a Service, and its EndpointSlices, that are not used."""
     yield from _not_used(service["notUsed"])
     for one in service["slicesNotUsed"]:
         yield f"  not used: EndpointSlice {one['slice']}: {one['reason']}"
+
+
+def _service(service: Document) -> Iterator[str]:
+    yield f"Service {service['service']} ({', '.join([service['type'], *facts(service)])})"
+    yield from not_used(service)
     for one in service["collisions"]:
         yield f"  collides: {one['text']}; {one['remedy']}"
     if service["served"] and not service["ports"]:
@@ -284,13 +293,18 @@ def _pod(pod: Document) -> Iterator[str]:
     for service in pod["services"]:
         for port in service["ports"]:
             name = f" {port['name']!r}" if port["name"] else ""
-            verdicts = {traffic: _verdict(port["endpoint"], traffic) for traffic in port["traffics"]}
-            if len(set(verdicts.values())) > 1:
-                verdicts = {traffic: f"{verdict} for traffic to {_TRAFFIC[traffic]}" for traffic, verdict in verdicts.items()}
-            words = "; ".join(dict.fromkeys(verdicts.values()))
-            yield f"  {service['service']} port{name} {port['protocol']} {port['port']}, {port['family']}: {words}"
+            verdict = verdicts(port["endpoint"], port["traffics"])
+            yield f"  {service['service']} port{name} {port['protocol']} {port['port']}, {port['family']}: {verdict}"
         if not service["ports"]:
             yield f"  {service['service']}: OUT: {service['reason'] or 'no virtual server of this Service is on this node'}"
+
+
+def verdicts(endpoint: Document, traffics: Iterable[str]) -> str:
+    """Whether an endpoint gets connections of these kinds of traffic and, if not, the reason."""
+    by_traffic = {traffic: _verdict(endpoint, traffic) for traffic in traffics}
+    if len(set(by_traffic.values())) > 1:
+        by_traffic = {traffic: f"{verdict} for traffic to {_TRAFFIC[traffic]}" for traffic, verdict in by_traffic.items()}
+    return "; ".join(dict.fromkeys(by_traffic.values()))
 
 
 def _not_used(parts: Iterable[Document]) -> Iterator[str]:
@@ -394,14 +408,14 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
 
 def _endpoints(port: Document) -> Iterator[str]:
     """One list of endpoints for each kind of traffic, or a single list if all kinds have the same endpoints."""
-    endpoints, traffics = port["endpoints"], _traffics(port)
-    if all(one["internal"] == one[traffic] for one in endpoints for traffic in traffics):
-        traffics = traffics[:1]
+    endpoints, separate = port["endpoints"], traffics(port)
+    if all(one["internal"] == one[traffic] for one in endpoints for traffic in separate):
+        separate = separate[:1]
     if not endpoints:
         yield "    endpoints: none"
-    for traffic in traffics if endpoints else ():
+    for traffic in separate if endpoints else ():
         to = _TRAFFIC[traffic]
-        yield "    endpoints:" if len(traffics) == 1 else f"    endpoints for traffic to {to}:"
+        yield "    endpoints:" if len(separate) == 1 else f"    endpoints for traffic to {to}:"
         for one in endpoints:
             name = f"{one['target']} " if one["target"] else ""
             number = f" port {one['port']}" if one["port"] else ""
@@ -414,10 +428,10 @@ def _where(endpoint: Document) -> str:
     return (f" on {node}" if node else "") + (f" in {zone}" if zone else "")
 
 
-def _traffics(port: Document) -> list[str]:
+def traffics(port: Document) -> list[str]:
     """The kinds of traffic that a Service port receives."""
-    traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
-    return [*traffics, "cluster"] if port["clusterScope"] and port["clusterScope"]["virtualServer"] else traffics
+    found = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
+    return [*found, "cluster"] if port["clusterScope"] and port["clusterScope"]["virtualServer"] else found
 
 
 def _verdict(endpoint: Document, traffic: str) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import http
+import http.client
 import importlib
 import json
 import os
@@ -35,7 +35,7 @@ NO_TEXTUAL = (
 _HINTS: Mapping[int, str] = {404: "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false"}
 PATH = "/ui/api"
 TIMEOUT_S = 5.0
-"""The longest wait for a whole answer."""
+"""The longest wait for the next part of an answer."""
 MOST_BYTES = 16 << 20
 """The longest answer that is read."""
 
@@ -68,9 +68,8 @@ class Daemon:
         """
         path = f"{PATH}/{what}.json" + (f"?{urllib.parse.urlencode(query)}" if query else "")
         try:
-            async with asyncio.timeout(self._timeout_s):
-                status, body = await self._ask(path)
-        except (OSError, ValueError) as error:
+            status, body = await asyncio.to_thread(self._ask, path)
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise NoAnswerError(f"no ipvsproxy answers on {self.url}: {_reason(error)}") from error
         try:
             document = json.loads(body)
@@ -84,27 +83,16 @@ class Daemon:
             raise NoAnswerError(f"{self.url} answers, but not as an ipvsproxy: {PATH}/{what}.json is not its JSON")
         return document
 
-    async def _ask(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises ValueError if the answer is not HTTP.
-
-        In HTTP/1.0, the body extends to the end of the connection and has no transfer encoding.
-        """
-        parts = urllib.parse.urlsplit(self.url)
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
-        try:
-            writer.write(f"GET {path} HTTP/1.0\r\nHost: {parts.netloc}\r\nAccept: application/json\r\n\r\n".encode())
-            answer = bytearray()
-            while piece := await reader.read(1 << 16):
-                answer += piece
-                if len(answer) > MOST_BYTES:
-                    raise ValueError(f"an answer of more than {MOST_BYTES} bytes")
-        finally:
-            writer.close()
-        head, _, body = bytes(answer).partition(b"\r\n\r\n")
-        version, _, status = head.partition(b" ")
-        if not version.startswith(b"HTTP/") or not status[:3].isdigit():
-            raise ValueError("the answer is not HTTP")
-        return int(status[:3]), body
+    def _ask(self, path: str) -> tuple[int, bytes]:
+        """Status and body."""
+        connection = http.client.HTTPConnection(urllib.parse.urlsplit(self.url).netloc, timeout=self._timeout_s)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read(MOST_BYTES + 1)
+            if len(body) > MOST_BYTES:
+                raise ValueError(f"an answer of more than {MOST_BYTES} bytes")
+            return response.status, body
 
     async def documents(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
         """``node.json`` and ``services.json``.
@@ -164,8 +152,8 @@ class Daemon:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
+    if isinstance(error, TimeoutError | http.client.HTTPException):
+        return "no answer in time" if isinstance(error, TimeoutError) else "the answer is not HTTP"
     return (os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "") or str(error) or type(error).__name__
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ipvsproxy.commands import explain
 from ipvsproxy.commands.inspection import Document, printable
 from ipvsproxy.config.settings import Sort
 from ipvsproxy.model.service import ServiceType
@@ -203,7 +204,6 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[str]
 
 
 _UNITS = {"connections": "conn", "packets": "pkt", "bytes": "B"}
-_TRAFFIC = {"internal": "the cluster IP", "external": "other addresses", "cluster": "this node's clients of other addresses"}
 
 
 def picture(node: Document, services: Document) -> Picture:
@@ -269,17 +269,10 @@ def _service_lines(row: Document) -> Iterator[str]:
 
 
 def _notes(explained: Document) -> Iterator[str]:
-    if explained["sessionAffinitySeconds"]:
-        yield f"session affinity {explained['sessionAffinitySeconds']} s"
-    for side in ("internal", "external"):
-        if explained[f"{side}TrafficPolicy"] == "Local":
-            yield f"{side}TrafficPolicy Local"
+    yield from explain.facts(explained)
     if explained["sourceRanges"]:
         yield f"only from {', '.join(explained['sourceRanges'])}"
-    for one in explained["notUsed"]:
-        yield f"not used: {one['object']} {one['field']}: {one['reason']}"
-    for one in explained["slicesNotUsed"]:
-        yield f"not used: EndpointSlice {one['slice']}: {one['reason']}"
+    yield from map(str.strip, explain.not_used(explained))
     for port in explained["ports"]:
         for one in port["virtualServers"]:
             if not one["held"]:
@@ -300,12 +293,10 @@ def _endpoints(port: Document) -> Iterator[Document]:
     for kernel in kernels:
         for one in kernel["realServers"]:
             real_servers.setdefault(one["realServer"], []).append(one)
-    traffics = list(dict.fromkeys(one["traffic"] for one in port["virtualServers"]))
-    if port["clusterScope"] and port["clusterScope"]["virtualServer"]:
-        traffics.append("cluster")
+    traffics = explain.traffics(port)
     for one in port["endpoints"]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
-        state = "MISSING: not in the kernel" if address in missing else _state(one, traffics)
+        state = "MISSING: not in the kernel" if address in missing else explain.verdicts(one, traffics)
         is_other = one["internal"]["code"] == "duplicate"  # the real server is shown with the entry that it duplicates
         shown = {"port": name, "pod": _pod(one), "address": address, "node": one["node"], "zone": one["zone"], "state": state}
         yield shown | _figures([] if is_other else real_servers.pop(address, []))
@@ -317,18 +308,6 @@ def _endpoints(port: Document) -> Iterator[Document]:
 def _pod(one: Document) -> str:
     """The name of the pod behind an endpoint or real server, without the namespace, because it is the Service's namespace."""
     return (one.get("target") or "").rpartition("/")[2]
-
-
-def _state(endpoint: Document, traffics: Iterable[str]) -> str:
-    """Whether an endpoint gets connections of these kinds of traffic and, if not, the reason."""
-    out = {traffic: endpoint[traffic]["reason"] for traffic in traffics if not endpoint[traffic]["used"]}
-    used = [traffic for traffic in traffics if traffic not in out]
-    if not out:
-        return "in"
-    reasons = "; ".join(dict.fromkeys(out.values()))
-    if not used:
-        return f"out: {reasons}"
-    return f"in for {_TRAFFIC[used[0]]}, out for {_TRAFFIC[next(iter(out))]}: {reasons}"
 
 
 def _figures(seen: Sequence[Document]) -> dict[str, Any]:

@@ -264,7 +264,7 @@ async def test_top_reports_an_answer_that_is_not_http(said: bytes) -> None:
 
 async def test_top_does_not_read_an_endless_answer_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "MOST_BYTES", 100)
-    async with _saying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 100) as url:
+    async with _saying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 101) as url:
         with pytest.raises(NoAnswerError, match="an answer of more than 100 bytes"):
             await Daemon(url).get("node")
 

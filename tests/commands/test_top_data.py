@@ -130,7 +130,7 @@ def test_the_problem_column_is_shortened_before_the_name_and_is_visible_at_every
 def test_the_last_column_may_be_wider_than_the_screen() -> None:
     row = top_pictures.endpoint("10.244.0.1:8080", reason="why " * 40)
     _, ((*_, state),) = top_data.fitting(top_data.ENDPOINT_COLUMNS, (row,), 80)
-    assert state == "out: " + "why " * 40
+    assert state == "OUT: " + "why " * 40
 
 
 def test_control_characters_are_escaped_before_a_text_is_shortened() -> None:
@@ -231,7 +231,7 @@ async def test_the_figures_of_an_endpoint_are_sums_over_all_its_virtual_servers(
         "-",
         "in",
     ]
-    assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "out: it is not ready"}
+    assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "OUT: it is not ready"}
 
 
 async def test_top_shows_draining_and_missing_real_servers() -> None:
@@ -246,7 +246,7 @@ async def test_top_shows_draining_and_missing_real_servers() -> None:
     assert _states(details) == {
         "10.244.0.1:8080": "in",
         "10.244.1.1:8080": "MISSING: not in the kernel",
-        "10.244.0.9:8080": "out: it is not ready",
+        "10.244.0.9:8080": "OUT: it is not ready",
         "10.244.9.9:8080": "draining",
     }
     assert details.endpoints[-1].texts[1] == "web-z"
@@ -264,8 +264,8 @@ async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str,
 async def test_an_endpoint_that_serves_only_internal_or_only_external_traffic_is_marked() -> None:
     local = builders.service("web", builders.service_port(80, name="http", node_port=30080), external_local=True)
     details = top_data.details(await _document(WEB[0], local, WEB[2]))
-    assert _states(details)["10.244.1.1:8080"].startswith("in for the cluster IP, out for other addresses: it is on another node")
-    assert "externalTrafficPolicy Local" in details.lines
+    assert _states(details)["10.244.1.1:8080"].startswith("in for traffic to the cluster IP; OUT: it is on another node")
+    assert "external traffic Local" in details.lines
 
 
 async def test_top_explains_the_properties_of_a_service() -> None:

@@ -96,7 +96,7 @@ async def test_keys_of_the_screen_sort_filter_open_and_quit(size: tuple[int, int
         await _until(pilot, "reversed: 1,")
         assert _names(pilot) == ["demo/web"]
         await pilot.press("enter")
-        await _until(pilot, "10.244.0.2:8080", "out: it is not ready", "a note")
+        await _until(pilot, "10.244.0.2:8080", "OUT: it is not ready", "a note")
         assert isinstance(app.screen, ServiceScreen)
         await pilot.press("escape")
         await _until(pilot, "demo/web")
@@ -146,7 +146,7 @@ async def test_the_screen_shows_hostile_names_as_plain_text(size: tuple[int, int
     async with _app(daemon).run_test(size=size) as pilot:
         await _until(pilot, top_pictures.SHOWN[:15])
         await pilot.press("enter")
-        await _until(pilot, f"out: {top_pictures.SHOWN}", f"problem: {top_pictures.SHOWN}")
+        await _until(pilot, f"OUT: {top_pictures.SHOWN}", f"problem: {top_pictures.SHOWN}")
         assert all(one.isprintable() or one == "\n" for one in _shown(pilot))
 
 

@@ -57,8 +57,8 @@ async def test_a_person_can_sort_filter_open_and_quit_on_a_terminal(node: PageNo
             terminal.until("by name: 1")
             terminal.until_gone("default/dns")
             terminal.type("\r")
-            terminal.until("10.244.0.1:8080", "10.244.0.9:8080", "10.244.1.1:8080", "out", "esc back")
-            terminal.until("out: it is not ready")
+            terminal.until("10.244.0.1:8080", "10.244.0.9:8080", "10.244.1.1:8080", "OUT", "esc back")
+            terminal.until("OUT: it is not ready")
             opened = terminal.lines
             terminal.type("\x1b")
             terminal.until("by name: 1")
