@@ -463,7 +463,9 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
         with steps.counting("explain"):
             list(survey.differences())
             view = served.watcher.summaries[-1].view
-            explainer = Explainer(survey=survey, store=served.store, translation=served.settings, view=view, counts={})
+            explainer = Explainer(
+                survey=survey, store=served.store, translation=served.settings, view=view, connections=lambda *_: None
+            )
             explainer.service(name, {item.key for item in survey.states[name].served} & survey.virtual_servers.keys())
         kind, item = items[-2]
         if kind is ObjectKind.ENDPOINT_SLICE:

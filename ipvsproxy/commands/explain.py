@@ -112,7 +112,7 @@ async def describe(
         store=node.store,
         translation=comparison.translation,
         view=comparison.view,
-        counts=counts,
+        connections=lambda key, real_server: (counts.get(key) or {}).get(real_server),
         is_carried=comparison.carried.__contains__,
         targets=targets,
     )

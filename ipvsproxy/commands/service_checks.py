@@ -1,9 +1,9 @@
 """Finds out why Services that are programmed correctly cannot be reached on this node, for ``doctor`` and ``explain``."""
 
+import collections
 import enum
 import functools
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel.facts import Facts
@@ -12,13 +12,13 @@ from ipvsproxy.kernel.rivals import BoundSocket, PortRule, Rivals
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.kind import counted
-from ipvsproxy.model.net import Address, Family, Protocol, host_port
+from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.rules import Backend, NftTable
 from ipvsproxy.model.service import Node, Service, ServiceName
-from ipvsproxy.model.virtual_servers import Role
+from ipvsproxy.model.virtual_servers import Role, VirtualServerKey
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.services import refusal, treatment
+from ipvsproxy.translate.services import desired_state, refusal
 from ipvsproxy.translate.translation_settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.view import NodeView
 
@@ -165,18 +165,6 @@ def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterat
         yield ok("cluster-cidr", "no cluster IP lies in --cluster-cidr")
 
 
-class _Place(NamedTuple):
-    """An address and port of a Service: its cluster IP, an external or load-balancer address, or a node port."""
-
-    role: Role
-    protocol: Protocol
-    address: Address
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.protocol.name} {host_port(self.address, self.port)}"
-
-
 def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
     """The Service ports and node ports on which programs of this host may listen as well."""
     ports = [port for service in services for port in service.ports]
@@ -193,37 +181,23 @@ def collisions(
     interfaces = {one.address: one.interface for one in addresses if one.interface != DEVICE}
     for service in services:
         found: dict[object, Collision] = {}
-        _, treated, _ = treatment.treat(service, settings)
-        admitted, _ = refusal.admit(treated, view, settings)
-        for address in dict.fromkeys(_external_addresses(admitted, settings)):
-            if node := view.other_nodes.get(address):
-                text = f"{address} is an address of the node {node}, which this node and its pods can no longer reach"
-                found[address] = Collision(service.name, text, refusal.ways_out(admitted, address))
-        for place in () if service.not_served else _places(admitted, view, settings):
-            for one in _takers(place, interfaces, rivals):
+        translation = desired_state.Translation(service, view, settings)
+        collections.deque(translation.adding(()), maxlen=0)
+        for place, served in translation.virtual_servers.items():
+            if node := view.other_nodes.get(place.address):
+                text = f"{place.address} is an address of the node {node}, which this node and its pods can no longer reach"
+                found[place.address] = Collision(service.name, text, refusal.ways_out(translation.service, place.address))
+            for one in _takers(place, served.role, interfaces, rivals):
                 key = one if isinstance(one, str) else (place.protocol, place.port, one)
                 found.setdefault(key, _collision(service.name, place, one, settings.backend))
         yield from found.values()
 
 
-def _external_addresses(service: Service, settings: Settings) -> Sequence[Address]:
-    families = {one.family for one in service.cluster_addresses}
-    external = service.options.external_addresses if settings.external_addresses else ()
-    return [one for one in (*external, *service.options.load_balancer_addresses) if one.family in families]
-
-
-def _places(service: Service, view: NodeView, settings: Settings) -> Iterator[_Place]:
-    families = {one.family for one in service.cluster_addresses}
-    for port in service.ports:
-        yield from (_Place(Role.CLUSTER_IP, port.protocol, one, port.port) for one in service.cluster_addresses)
-        yield from (_Place(Role.EXTERNAL_IP, port.protocol, one, port.port) for one in _external_addresses(service, settings))
-        for address in itertools.chain.from_iterable(view.node_port_addresses[one] for one in families if port.node_port):
-            yield _Place(Role.NODE_PORT, port.protocol, address, port.node_port)
-
-
-def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) -> Iterator[BoundSocket | PortRule | str]:
+def _takers(
+    place: VirtualServerKey, role: Role, interfaces: Mapping[Address, str], rivals: Rivals
+) -> Iterator[BoundSocket | PortRule | str]:
     """The sockets and rules that take packets to this address and port, and the name of an interface that has a cluster IP."""
-    if place.role is Role.CLUSTER_IP and place.address in interfaces:
+    if role is Role.CLUSTER_IP and place.address in interfaces:
         yield interfaces[place.address]
     elif place.address in interfaces:
         for socket in rivals.sockets:
@@ -234,11 +208,11 @@ def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) ->
                 yield socket
     for rule in rivals.rules:
         is_there = rule.destination is None or rule.destination.contains(place.address)
-        if is_there and rule.has(place.protocol, place.port) and (rule.exempts or place.role is Role.NODE_PORT):
+        if is_there and rule.has(place.protocol, place.port) and (rule.exempts or role is Role.NODE_PORT):
             yield rule
 
 
-def _collision(service: ServiceName, place: _Place, taker: BoundSocket | PortRule | str, backend: Backend) -> Collision:
+def _collision(service: ServiceName, place: VirtualServerKey, taker: BoundSocket | PortRule | str, backend: Backend) -> Collision:
     match taker:
         case BoundSocket(program=program):
             text = f"{program} listens at {place}, too, and is out of reach there: the packets go to the Service"

@@ -140,9 +140,8 @@ class Board:
         self._counted = counted
         self._troubles = troubles
         self._rows: dict[ServiceName, BoardRow] = {}
-        self._dirty: dict[ServiceName, bool] = {}
-        """The rows to make again, and whether the Service itself may have changed, whose addresses and ports are not remembered.
-        """
+        self._dirty: dict[ServiceName, None] = {}
+        """The rows to make again."""
         self._sorted: dict[tuple[Query, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
         """The revision of the last Service that came or went."""
@@ -154,24 +153,21 @@ class Board:
 
     def changed(self, names: Iterable[ServiceName]) -> None:
         """These Services may have changed."""
-        self._dirty.update(dict.fromkeys(names, True))
-
-    def _recount(self, names: Iterable[ServiceName]) -> None:
-        for name in names:
-            self._dirty.setdefault(name, False)
+        self._dirty.update(dict.fromkeys(names))
 
     def refreshing(self) -> Generator[None, None, None]:
         """Update all rows; pauses let other tasks run in between."""
-        yield from self._troubles.refreshing(self._recount)
+        yield from self._troubles.refreshing(self.changed)
         revision = self._revision + 1
         # A name goes only when its row is made, because the request may time out between two steps.
         for number, name in enumerate(tuple(self._dirty), 1):
-            if self._refresh(name, revision, is_changed=self._dirty.pop(name)):
+            del self._dirty[name]
+            if self._refresh(name, revision):
                 self._revision = revision
             if number % steps.ITEMS_AT_ONCE == 0:
                 yield
 
-    def _refresh(self, name: ServiceName, revision: int, *, is_changed: bool) -> bool:
+    def _refresh(self, name: ServiceName, revision: int) -> bool:
         """Build a row again. Returns whether the table has changed."""
         service = self._store.services.get(name)
         if service is None:
@@ -185,9 +181,9 @@ class Board:
         known = self._rows.get(name)
         if known is None:
             self._names = revision
-        elif not is_changed and (known.endpoints, known.problems) == (endpoints, problems):
+        elif known.service is service and known.slices is slices and (known.endpoints, known.problems) == (endpoints, problems):
             return False
-        self._rows[service.name] = BoardRow(endpoints, problems)
+        self._rows[service.name] = BoardRow(service, slices, endpoints, problems)
         return True
 
     def finding(self, selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
@@ -263,7 +259,7 @@ class Board:
     def describe(self, name: ServiceName) -> dict[str, Any]:
         """The row of a known Service as a document."""
         service = self._store.services[name]
-        row = self._rows.get(name) or BoardRow(Endpoints(), ())
+        row = self._rows.get(name) or BoardRow(service, (), Endpoints(), ())
         connections, traffic = self._counted.rates.line(name)
         active = self._counted.active.get(name)
         return {
@@ -345,8 +341,10 @@ class Endpoints(NamedTuple):
 
 
 class BoardRow(msgspec.Struct, frozen=True, gc=False):
-    """The data that is remembered about a Service."""
+    """The data that is remembered about a Service, and the objects that it was made from."""
 
+    service: Service
+    slices: tuple[EndpointSlice, ...]
     endpoints: Endpoints
     problems: tuple[str, ...]
 

@@ -262,30 +262,28 @@ class Opened:
 
     def __init__(self) -> None:
         self.read_s: float | None = None
-        self.counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts]] = {}
-        """The connections at the last reading."""
-        self._traffic: Traffic = {}
-        self._rates: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
+        self.traffic: Traffic = {}
+        self._before: Traffic = {}
+        self._seconds = 0.0
 
-    def taking(self, traffic: Traffic, now: float) -> Generator[None, None, None]:
-        """Add another reading of the endpoints; pauses let other tasks run in between."""
-        seconds = 0.0 if self.read_s is None else now - self.read_s
-        counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts]] = {}
-        found: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
-        for key, servers in traffic.items():
-            known, of_key = self._traffic.get(key), counts.setdefault(key, {})
-            for number, (real_server, (connections, counters)) in enumerate(servers.items(), 1):
-                of_key[real_server] = connections
-                if known is not None and seconds > 0:
-                    last = known.get(real_server)
-                    found[key, real_server] = between(last.counters if last else _NOTHING, counters, seconds)
-                if number % SERVERS_AT_ONCE == 0:
-                    yield
-        self.counts, self._rates, self._traffic, self.read_s = counts, found, traffic, now
+    def take(self, traffic: Traffic, now: float) -> None:
+        """Take another reading of the endpoints."""
+        if self.read_s is not None:
+            self._before, self._seconds = self.traffic, now - self.read_s
+        self.traffic, self.read_s = traffic, now
+
+    def connections(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
+        """The connections of a real server at the last reading; None if it was not read."""
+        one = self.traffic.get(key, {}).get(real_server)
+        return one and one.connections
 
     def rates(self, key: VirtualServerKey, real_server: RealServerKey) -> Rates | None:
-        """The rates of a real server; None until the real server has been read twice."""
-        return self._rates.get((key, real_server))
+        """The rates of a real server; None until its virtual server has been read twice."""
+        before, one = self._before.get(key), self.traffic.get(key, {}).get(real_server)
+        if before is None or one is None:
+            return None
+        last = before.get(real_server)
+        return between(last.counters if last else _NOTHING, one.counters, self._seconds)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -406,7 +404,7 @@ class CounterFollower:
         now = self._clock()
         if opened.read_s is None or now - opened.read_s >= SAMPLE_S:
             keys = keys_of(self.sources.survey, name)[:SERVERS_OF_SERVICE]
-            await in_slices(opened.taking(await self._read_endpoints(keys), now), self._clock)
+            opened.take(await self._read_endpoints(keys), now)
         return opened
 
 

@@ -34,10 +34,6 @@ from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import GRACE_S, NodeView
 
 Document = dict[str, Any]
-Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
-"""The connections of real servers by virtual server."""
-
-
 Hairpins = Mapping[tuple[Protocol, Address, int], str]
 """The set of endpoints that may connect to themselves, by protocol, address and port."""
 
@@ -65,15 +61,16 @@ class Explainer:
     """Describes Services and virtual servers.
 
     ``view`` is the view of this node from which the desired state in the survey was made. ``is_carried`` is a function that says
-    whether the node has an address. ``rates`` gives additional fields for a real server. ``targets`` are the pods behind the
-    endpoints of the described Services, as far as they are known.
+    whether the node has an address. ``connections`` returns the connections of a real server, as far as they are known, and
+    ``rates`` additional fields for it. ``targets`` are the pods behind the described endpoints, as far as they are
+    known.
     """
 
     survey: Survey
     store: Store
     translation: Settings
     view: NodeView
-    counts: Counts
+    connections: Callable[[VirtualServerKey, RealServerKey], ConnectionCounts | None]
     is_carried: Callable[[Address], bool] = lambda _: True
     rates: Callable[[VirtualServerKey, RealServerKey], Document] = lambda _key, _real_server: {}
     targets: Targets = dataclasses.field(default_factory=dict)
@@ -224,7 +221,6 @@ class Explainer:
         observed = self.survey.sides(key).observed
         if observed is None:
             return None
-        counts = self.counts.get(key) or {}
         real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
         weights = desired.weights if desired else observed.real_servers
         owned = self.survey.sides(key).desired
@@ -232,7 +228,7 @@ class Explainer:
         described: list[Document] = []
         for number, (one, weight) in enumerate(list(observed.real_servers.items()), 1):
             described.append(
-                _real_server(one, weight, counts.get(one), weights)
+                _real_server(one, weight, self.connections(key, one), weights)
                 | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
                 | self.rates(key, one)
                 | {"target": self._target(owned.owner.service, one) if owned else None}

@@ -264,14 +264,14 @@ class Pages:
             store=self.sources.store,
             translation=self.translation(),
             view=self._view,
-            counts=opened.counts,
+            connections=opened.connections,
             rates=lambda key, real_server: counters.described(opened.rates(key, real_server)),
             targets=targets,
         )
         # the Service was deleted while the kernel was read
         if name not in self.sources.store.services or name not in survey.states:
             raise RefusedError(404, f"there is no Service {text}")
-        counted = [one for servers in opened.counts.values() for one in servers.values()]
+        counted = [one.connections for servers in opened.traffic.values() for one in servers.values()]
         row = {
             **table.describe(name),
             "activeConnections": sum(one.active for one in counted),

@@ -7,10 +7,9 @@ import tracemalloc
 import pytest
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
-from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened
+from ipvsproxy.daemon.ui.counters import REMEMBERED
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
@@ -122,17 +121,13 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
             store=node.store,
             translation=node.engine.translation,
             view=node.watcher.summaries[-1].view,
-            counts={},
+            connections=lambda *_: None,
         )
         keys = counters.keys_of(survey, name)
         pauses = len(list(explainer.describing(name, keys)))
         # Reasons, real servers and endpoints are each described in separate steps.
         assert pauses >= 3 * count // explanations.ENDPOINTS_AT_ONCE
         assert len(explainer.service(name, keys)["ports"][0]["endpoints"]) == count
-        opened, traffic = Opened(), node.traffic.endpoints(counters.keys_of(survey, name))
-        for now in (1.0, 2.0):
-            assert len(list(opened.taking(traffic, now))) == count // SERVERS_AT_ONCE
-        assert sum(map(len, opened.counts.values())) == count
 
 
 @in_virtual_time

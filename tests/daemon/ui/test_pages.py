@@ -500,7 +500,7 @@ async def test_a_service_that_is_deleted_while_it_is_described_has_no_virtual_se
             store=node.store,
             translation=node.engine.translation,
             view=node.watcher.summaries[-1].view,
-            counts={},
+            connections=lambda *_: None,
         )
         describing = explainer.describing(second.name, counters.keys_of(node.engine.survey, second.name))
         next(describing)
