@@ -29,7 +29,6 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from collections.abc import Set as AbstractSet
 from typing import Protocol, assert_never
 
 from ipvsproxy.daemon.base import timing
@@ -94,37 +93,6 @@ class LineBuffer:
         rest = lines.pop()
         self._pieces, self.pending_bytes = [rest], len(rest)
         return [line for line in lines if line]
-
-
-class Freshness:
-    """Distinguishes new changes of objects from repeated and outdated changes.
-
-    An API server that has just taken over may send changes again or late. Resource versions of built-in kinds are growing
-    integers (KEP-5504); a change whose version is not an integer always counts as new. Only changes since the last bookmark are
-    remembered, because the server sends all changes up to a bookmark before the bookmark.
-    """
-
-    def __init__(self) -> None:
-        self._floor = 0
-        self._newest: dict[ObjectKey, int] = {}
-
-    def has_all_up_to(self, version: str) -> None:
-        """Record that all changes up to this version have arrived, either in a list or before a bookmark."""
-        self._floor = number(version)
-        self._newest.clear()
-
-    def is_new(self, key: ObjectKey, version: str) -> bool:
-        """Whether a change is newer than all earlier changes of the same object.
-
-        If the change is new, its version is remembered.
-        """
-        new = number(version)
-        if not new:
-            return True
-        if new <= self._floor or new <= self._newest.get(key, 0):
-            return False
-        self._newest[key] = new
-        return True
 
 
 def number(version: str) -> int:
@@ -194,14 +162,16 @@ class Reflector:
         self._observer = observer
         self._pace = pace
         self._version = ""
-        self._is_known_there = True
+        self._must_list = True
         self._needs_latest = False
-        self._was_open = False  # whether the last watch was open
+        self._is_known_there = True
         self._gets_bookmarks = False
-        self._contact_s = -math.inf  # the time of the last contact in the open watch, or the time when the watch began
         self._asked_for_s = math.inf
         self._list_again_at_s = math.inf
-        self._freshness = Freshness()
+        self._floor = 0
+        """All changes up to this version have arrived, in a list or before a bookmark."""
+        self._newest: dict[ObjectKey, int] = {}
+        """The version of the last change of each object that has changed since ``_floor``."""
         self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
         # Repeated lists have a separate back-off, because a successful list resets the other back-off, but lists must not be
         # repeated in a tight loop.
@@ -218,71 +188,75 @@ class Reflector:
             self._list_again_at_s = at_s + self._pace.dice.uniform(0, CONFIRMATION_SPREAD_S)
 
     async def list_and_watch(self, deliver: Deliver) -> None:
-        """Read one list, then watch from the version of the list.
+        """Make one attempt: read a list if one is needed, watch until the watch ends or fails, and pause.
 
-        If the list has failed or must be repeated, the method pauses and returns. Events are delivered as soon as they are read:
-        each page of a list as one batch, and all lines that arrived together as one batch.
+        Events are delivered as soon as they are read: each page of a list as one batch, and all lines that arrived together as
+        one batch.
         """
         try:
-            await self._list(deliver)
+            if self._must_list:
+                await self._list(deliver)
+            await self._watch(deliver)
         except ApiError as error:
-            self._needs_latest |= _needs_latest(error)
-            await self._pause(error, self._retries.next_s())
-            return
-        while True:
-            self._was_open = False
-            try:
-                await self._watch(deliver)
-            except ApiError as error:
-                self._is_known_there &= error.trouble not in MAY_BE_ANOTHER
-                if error.trouble in LIST_AGAIN:
-                    self._needs_latest |= _needs_latest(error)
-                    await self._pause(error, self._delay_before_list_s(error.trouble))
-                    return
-                await self._pause(error, self._delay_before_watch_s(error.trouble))
+            # The delays are added, because the server sends the same time to all clients.
+            delay_s = self._delay_s(error) + min(error.retry_after_s, LONGEST_RETRY_AFTER_S)
+            self.status.connected = False
+            self.status.restarts[error.trouble] = self.status.restarts.get(error.trouble, 0) + 1
+            self._observer.restarting(self._kind, error, delay_s)
+            if delay_s:
+                await self._pace.sleep(delay_s)
+
+    def _delay_s(self, error: ApiError) -> float:
+        """The pause before the next attempt, after this error. Also decides what the next attempt begins with."""
+        trouble, was_listing, needed_latest = error.trouble, self._must_list, self._needs_latest
+        is_expired = trouble is Trouble.EXPIRED
+        self._is_known_there &= trouble not in MAY_BE_ANOTHER
+        self._must_list |= trouble in LIST_AGAIN
+        # After a 410 in a watch, it is enough that the list is not older than our version. After a 410 in a list, either the
+        # server has not reached our version, or the token expired before the last page.
+        self._needs_latest |= isinstance(error, BehindError) or trouble is Trouble.REFUSED or (was_listing and is_expired)
+        if was_listing:
+            return 0 if is_expired and not needed_latest else self._retries.next_s()
+        if self._must_list:
+            if self.status.listed_s is None or self._pace.now() - self.status.listed_s > CALM_S:
+                self._repeated_lists.reset()
+            delay_s = self._repeated_lists.next_s()
+            return 0 if is_expired and self._repeated_lists.attempts == 1 else delay_s
+        if trouble is Trouble.ENDED:
+            return 0
+        is_broken = self.status.connected and trouble in MAY_BE_ANOTHER
+        return self._retries.next_s() + (self._pace.dice.uniform(0, BROKEN_WATCH_SPREAD_S) if is_broken else 0)
 
     async def _list(self, deliver: Deliver) -> None:
+        """Read a whole list. Its end has the keys of all its objects, including objects that cannot be parsed."""
+        is_doubted = self._list_again_at_s < math.inf
+        version = LATEST if self._needs_latest or is_doubted else self._version or ANY_VERSION
+        # A list in one page needs no token, which could expire.
+        limit = PAGE_ITEMS if version in {LATEST, ANY_VERSION} and not self._needs_latest else 0
+        keys: set[ObjectKey] = set()
+        begins: tuple[Event, ...] = (ListStarted(self._kind),)
+        token, has_more = "", True
         async with self._connect() as connection:
-            try:
-                is_doubted = self._list_again_at_s < math.inf
-                version = LATEST if self._needs_latest or is_doubted else self._version or ANY_VERSION
-                limit = PAGE_ITEMS if version in {LATEST, ANY_VERSION} else 0
-                keys = await self._pages(connection, version, limit, deliver)
-            except ApiError as error:
-                if error.trouble is not Trouble.EXPIRED:
-                    raise
-                # Either the server has not reached our version, or the token expired before the last page. A list in one page
-                # needs no token.
-                self._needs_latest = True
-                await self._pause(error, 0)
-                keys = await self._pages(connection, LATEST, 0, deliver)
-        self._needs_latest = False
+            while has_more:
+                query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
+                async with contextlib.aclosing(self._parts(connection, query)) as parts:
+                    async for part in parts:
+                        # The version is set before the list is complete: if the list breaks off, the next list must not be older
+                        # than the events delivered so far.
+                        self._version, token = part.resource_version, part.continue_token
+                        self.status.contact_s = self._pace.now()
+                        keys.update(event.key for event in part.events if event.key)
+                        if part.events:
+                            deliver((*begins, *part.events))
+                            begins = ()
+                self._is_known_there = True
+                has_more = bool(token)
+        self._must_list = self._needs_latest = False
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
         self._list_again_at_s = math.inf  # The time is reset before the delivery, because the delivery may request another list.
         deliver((Listed(self._kind, keys),))
-
-    async def _pages(self, connection: ApiConnection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:
-        """Read a whole list; returns the keys of all its objects, including objects that cannot be parsed."""
-        keys: set[ObjectKey] = set()
-        begins: tuple[Event, ...] = (ListStarted(self._kind),)
-        token = ""
-        while True:
-            query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
-            async with contextlib.aclosing(self._parts(connection, query)) as parts:
-                async for part in parts:
-                    # The version is set before the list is complete: if the list breaks off, the next list must not be older than
-                    # the events delivered so far.
-                    self._version, token = part.resource_version, part.continue_token
-                    self.status.contact_s = self._pace.now()
-                    keys.update(event.key for event in part.events if event.key)
-                    if part.events:
-                        deliver((*begins, *part.events))
-                        begins = ()
-            self._is_known_there = True
-            if not token:
-                return keys
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:
         """Read one answer in parts of ``PAGE_ITEMS`` objects or a few more.
@@ -308,11 +282,11 @@ class Reflector:
         """Watch once. Always raises ApiError when the watch ends, with ENDED if the server has ended the watch regularly."""
         timeout_s = self._pace.dice.uniform(self._pace.shortest_watch_s, self._pace.longest_watch_s)
         query = self._resource.watch_query(self._version, timeout_s)
-        self._freshness.has_all_up_to(self._version)
+        self._floor, self._newest = number(self._version), {}
         lines = LineBuffer()
         if not self._is_known_there:
             await self._require_known()
-        self._contact_s = began_s = self._pace.now()
+        began_s = self._pace.now()
         async with (
             self._connect() as connection,
             contextlib.aclosing(connection.stream(query, timeout_s + self._pace.grace_s)) as chunks,
@@ -326,8 +300,6 @@ class Reflector:
                         self._bound(limit)
             except TimeoutError as error:
                 raise self._out_of_time() from error
-            finally:
-                self.status.connected = False
         if lines.pending_bytes:
             raise ApiError(Trouble.DROPPED, "the watch ended in the middle of a line")
         if self._pace.now() - began_s < SHORTEST_WATCH_S:
@@ -336,7 +308,8 @@ class Reflector:
 
     @property
     def _silent_at_s(self) -> float:
-        return self._contact_s + LONGEST_SILENCE_S if self._gets_bookmarks else math.inf
+        is_bounded = self._gets_bookmarks and self.status.connected
+        return (self.status.contact_s or 0) + LONGEST_SILENCE_S if is_bounded else math.inf
 
     def _bound(self, limit: asyncio.Timeout) -> None:
         """Set the end of the watch: when a list is due, or after the longest allowed silence from now on."""
@@ -359,9 +332,9 @@ class Reflector:
         self._is_known_there = True
 
     def _note_contact(self) -> None:
-        self.status.contact_s = self._contact_s = self._pace.now()
+        self.status.contact_s = self._pace.now()
         if not self.status.connected:
-            self.status.connected = self._was_open = True
+            self.status.connected = True
             self._is_known_there = False
             self._observer.watching(self._kind)
 
@@ -391,40 +364,24 @@ class Reflector:
                     raise BehindError(f"a bookmark of version {read.resource_version}, after {self._version}")
                 self._gets_bookmarks = True
                 self._version = read.resource_version or self._version
-                self._freshness.has_all_up_to(self._version)
+                self._floor, self._newest = number(self._version), {}
             case decode.ServerError(code, message):
                 raise ApiError.of_status(code, message)
             case Put() | Gone() | Rejected() as event:
-                if event.key is None or self._freshness.is_new(event.key, read.resource_version):
+                if event.key is None or self._is_new(event.key, number(read.resource_version)):
                     self._version = read.resource_version or self._version
                     events.append(event)
             case never:
                 assert_never(never)
 
-    def _delay_before_watch_s(self, trouble: Trouble) -> float:
-        if trouble is Trouble.ENDED:
-            return 0
-        is_broken = self._was_open and trouble in MAY_BE_ANOTHER
-        return self._retries.next_s() + (self._pace.dice.uniform(0, BROKEN_WATCH_SPREAD_S) if is_broken else 0)
+    def _is_new(self, key: ObjectKey, version: int) -> bool:
+        """Whether a change is newer than all earlier changes of the same object.
 
-    def _delay_before_list_s(self, trouble: Trouble) -> float:
-        if self.status.listed_s is None or self._pace.now() - self.status.listed_s > CALM_S:
-            self._repeated_lists.reset()
-        delay_s = self._repeated_lists.next_s()
-        return 0 if trouble is Trouble.EXPIRED and self._repeated_lists.attempts == 1 else delay_s
-
-    async def _pause(self, error: ApiError, delay_s: float) -> None:
-        self.status.restarts[error.trouble] = self.status.restarts.get(error.trouble, 0) + 1
-        # The delays are added, because the server sends the same time to all clients.
-        delay_s += min(error.retry_after_s, LONGEST_RETRY_AFTER_S)
-        self._observer.restarting(self._kind, error, delay_s)
-        if delay_s:
-            await self._pace.sleep(delay_s)
-
-
-def _needs_latest(error: ApiError) -> bool:
-    """Whether the next list must request the latest state.
-
-    After a 410, it is enough that the list is not older than our version.
-    """
-    return isinstance(error, BehindError) or error.trouble in {Trouble.REFUSED, Trouble.DOUBTED}
+        An API server that has just taken over may send changes again or late. A change without a version that can be compared
+        counts as new.
+        """
+        if 0 < version <= self._newest.get(key, self._floor):
+            return False
+        if version:
+            self._newest[key] = version
+        return True

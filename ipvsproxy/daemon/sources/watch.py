@@ -18,7 +18,7 @@ import socket
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 
 import aiohttp
 import structlog
@@ -272,36 +272,32 @@ class HttpConnection:
         """
         async with self._response(path, ANSWER_TIMEOUT_S, follow=False) as response:
             body = bytearray()
-            with _reading(ANSWER_TIMEOUT_S):
-                async for piece in response.content.iter_any():
-                    body += piece
-                    if len(body) > most_bytes:
-                        raise ApiError(Trouble.GARBLED, f"the answer is longer than {most_bytes} bytes")
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > most_bytes:
+                    raise ApiError(Trouble.GARBLED, f"the answer is longer than {most_bytes} bytes")
             return response.status, bytes(body)
 
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
         """As described in ``ApiConnection``."""
         async with self._request(path, ANSWER_TIMEOUT_S) as response:
-            with _reading(ANSWER_TIMEOUT_S):
-                async for piece in response.content.iter_any():
-                    yield piece
+            async for piece in response.content.iter_any():
+                yield piece
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
         """Create an object at the API server."""
         async with self._request(path, ANSWER_TIMEOUT_S, "POST", body) as response:
-            with _reading(ANSWER_TIMEOUT_S):
-                await response.read()
+            await response.read()
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         """As described in ``ApiConnection``."""
         async with self._request(path, idle_s) as response:
             _keep_alive(response, self.on_peer)
             yield b""
-            with _reading(idle_s):
-                # The data is not read by lines, because the reader's limit for a line is far smaller than a Service with its
-                # annotations may be.
-                async for chunk in response.content.iter_any():
-                    yield chunk
+            # The data is not read by lines, because the reader's limit for a line is far smaller than a Service with its
+            # annotations may be.
+            async for chunk in response.content.iter_any():
+                yield chunk
 
     @contextlib.asynccontextmanager
     async def _request(
@@ -309,8 +305,7 @@ class HttpConnection:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self._response(path, idle_s, method, body) as response:
             if response.status not in (200, 201):
-                with _reading(idle_s):
-                    answer = await response.content.read(credentials.LONGEST_MESSAGE << 4)
+                answer = await response.content.read(credentials.LONGEST_MESSAGE << 4)
                 message = status_message(answer) or response.reason or ""
                 raise ApiError.of_status(response.status, message, _seconds(response.headers.get("Retry-After", "")))
             yield response
@@ -347,21 +342,16 @@ class HttpConnection:
             if code:  # A request that ipvsproxy itself has cancelled is not reported.
                 self.on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
         async with response:
-            yield response
+            try:
+                yield response
+            except TimeoutError as error:
+                raise ApiError(Trouble.SILENT, f"nothing was received for {idle_s:.0f} s") from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise ApiError(Trouble.DROPPED, _reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
     return _USER_INFO.sub("//", str(error)) or type(error).__name__
-
-
-@contextlib.contextmanager
-def _reading(idle_s: float) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise ApiError(Trouble.SILENT, f"nothing was received for {idle_s:.0f} s") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise ApiError(Trouble.DROPPED, _reason(error)) from error
 
 
 def _keep_alive(response: aiohttp.ClientResponse, on_peer: Callable[[_SocketAddress], None]) -> None:
