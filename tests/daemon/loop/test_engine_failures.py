@@ -82,7 +82,7 @@ async def test_drift_in_readable_parts_of_the_kernel_is_repaired_within_seconds_
         await node.quiet(500)
         remove_virtual_server(node.kernel)
         with structlog.testing.capture_logs() as logs:
-            await node.quiet(reader.POLL_INTERVAL_AFTER_FAILURE_S)
+            await node.quiet(2 * reader.POLL_INTERVAL_S)
         assert WEB_KEY in node.kernel.virtual_servers
         assert len([line for line in logs if line["event"] == "kernel_unreadable"]) <= 1, "looks do not repeat it"
 
