@@ -172,7 +172,7 @@ class _Node(Watcher):
     def queued(self, now: float) -> None:
         """A change is waiting for the next sync."""
         self._status.queued(now)
-        self.metrics.queued(now)
+        self.metrics.queued()
 
     def syncing(self, now: float) -> None:
         """A sync begins."""

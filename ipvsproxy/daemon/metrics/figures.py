@@ -30,8 +30,6 @@ from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
 """How long counters count as fresh: the kernel itself adds up the counters of its processors every two seconds."""
-OBJECTS_AT_ONCE = 200
-"""The number of virtual servers or addresses that are counted without a pause: some tenths of a millisecond of work."""
 FAMILY_BY_LENGTH = {family.bits // 8: family for family in Family}
 """Counts by the length of an address: 36 ms for 100,000 virtual servers and their addresses, 55 ms by ``Address.family``."""
 
@@ -87,10 +85,10 @@ class Numbers(NamedTuple):
 
 
 def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
-    """Counts the virtual and real servers, with a pause after each ``OBJECTS_AT_ONCE`` objects."""
+    """Counts the virtual and real servers, with a pause after each ``ITEMS_AT_ONCE`` objects."""
     numbers = Numbers(collections.Counter(), collections.Counter(), collections.Counter())
     for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
-        if number % OBJECTS_AT_ONCE == 0:
+        if number % steps.ITEMS_AT_ONCE == 0:
             yield
         if key not in statistics.foreign:
             family = FAMILY_BY_LENGTH[len(key.address)]

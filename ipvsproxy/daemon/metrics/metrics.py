@@ -28,17 +28,18 @@ from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import series
-from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, OBJECTS_AT_ONCE, Sources, counting
+from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, Sources, counting
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.source import Trouble
+from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import NO_RARITIES, ServiceState
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ NEVER_READ = ("timeouts", "flow")
 
 
 def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_core.Metric | None]:
-    """All gauges with their current values, with a pause (None) after each ``OBJECTS_AT_ONCE`` objects."""
+    """All gauges with their current values, with a pause (None) after each ``ITEMS_AT_ONCE`` objects."""
     kernel, status, untaken = sources.survey.statistics(sources.status.clock()), sources.status, sources.store.untaken
     watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
     doubted = {kind.value: doubt.missing for kind, doubt in sources.store.doubts.items()}
@@ -71,7 +72,7 @@ def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_c
     for metric, local in ((series.ADDRESSES, kernel.addresses), (series.ROUTES, kernel.routes)):
         counts = collections.Counter[Family]()
         for number, address in enumerate(local, 1):
-            if number % OBJECTS_AT_ONCE == 0:
+            if number % steps.ITEMS_AT_ONCE == 0:
                 yield None
             counts[FAMILY_BY_LENGTH[len(address)]] += 1
         yield _by_family(metric, counts, families)
@@ -145,8 +146,6 @@ class Metrics:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
         self._families: tuple[Family, ...] = ()
-        self._queued_s: float | None = None
-        """The time of the last request for a sync, until a scrape has shown it."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._registry = CollectorRegistry()
@@ -175,11 +174,12 @@ class Metrics:
         self._families = tuple(sources.status.families)
         self._sources = sources
         for family in self._families:
-            for metric in series.EACH_FAMILY:
-                self._value(metric, family.label)
+            for metric in series.RECORDED:
+                if metric.labels == series.BY_FAMILY:
+                    self._value(metric, family.label)
             for policy in series.POLICIES:
                 self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label)
-        self.queued(self._clock())
+        self.queued()
 
     # Recording.
 
@@ -196,9 +196,11 @@ class Metrics:
         made = self._made[metric.name]
         return made.labels(*labels) if labels else made
 
-    def queued(self, now: float) -> None:
-        """A change waits for the next sync; ``now`` is a time of ``clock``."""
-        self._queued_s = now
+    def queued(self) -> None:
+        """A change waits for the next sync."""
+        now_s = self._wall_clock()
+        for family in self._families:
+            self._value(series.LAST_QUEUED, family.label).set(now_s)
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""
@@ -235,11 +237,11 @@ class Metrics:
             if after and (after.rare.without_local_internal or after.rare.without_local_external):
                 self._without_local[name] = after
             for state, change in ((before, -1), (self._without_local.get(name), 1)):
-                if state:
-                    lacking = zip(
-                        series.POLICIES, (state.rare.without_local_internal, state.rare.without_local_external), strict=True
-                    )
-                    for policy, family in ((policy, family) for policy, families in lacking for family in families):
+                rare = state.rare if state else NO_RARITIES
+                for policy, families in zip(
+                    series.POLICIES, (rare.without_local_internal, rare.without_local_external), strict=True
+                ):
+                    for family in families:
                         self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label).inc(change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
@@ -305,25 +307,15 @@ class Metrics:
         Scrapes take turns, so that all scrapes together use at most one processor.
         """
         async with self._rendering:
-            self._show_queued()
             if self._traffic:
                 await self._traffic.refresh()
             return await self._render(accept, accept_encoding)
 
-    def _show_queued(self) -> None:
-        """Convert each time only once, because two conversions of the same time would differ by the inaccuracy of the clocks."""
-        if self._queued_s is None:
-            return
-        at_s = self._wall_clock() - (self._clock() - self._queued_s)
-        self._queued_s = None
-        for family in self._families:
-            self._value(series.LAST_QUEUED, family.label).set(at_s)
-
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
         await asyncio.sleep(0)  # Taking the snapshot of the tables is a separate step; the event loop runs before and after it.
-        steps = gauges(self._sources, self._families) if self._sources else ()
-        self._counted.families = [one for one in await in_slices(_gathering(steps), self._clock) if one]
+        counted = gauges(self._sources, self._families) if self._sources else ()
+        self._counted.families = [one for one in await in_slices(_gathering(counted), self._clock) if one]
         families = (Families([_as_in_go(family)]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         # The metrics page is rendered in the event loop, where other waiting tasks can run after each step. If the page were

@@ -231,12 +231,3 @@ ALL = tuple(value for value in vars().values() if isinstance(value, Metric))
 """All metrics in the order of their declarations, which is the order of the page."""
 RECORDED = ALL[: ALL.index(SERVICE_CHANGES_PENDING)]
 """The recorded metrics. All other metrics are counted at a scrape."""
-EACH_FAMILY = (
-    SYNC_DURATION,
-    PROGRAMMING_DURATION,
-    CONNTRACK_DURATION,
-    LAST_SYNC,
-    RESTORE_FAILURES,
-    DELETED_FLOWS,
-)
-"""The metrics that have a series for each served family from the start."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
 from ipvsproxy.daemon.metrics import metrics, series
-from ipvsproxy.daemon.metrics.figures import OBJECTS_AT_ONCE, Sources
+from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
@@ -15,7 +15,7 @@ from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.service import ObjectKind, Owner, Put, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import Observation, ServiceState
-from ipvsproxy.model.steps import at_once
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import (
     ConnectionCounts,
     FirewallMark,
@@ -212,7 +212,7 @@ def test_drift_is_counted_by_object_kind() -> None:
 
 
 def test_counting_many_objects_for_a_scrape_lets_other_tasks_run_in_between() -> None:
-    figures, many = Figures(), 3 * OBJECTS_AT_ONCE
+    figures, many = Figures(), 3 * ITEMS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
     at_once(
         figures.reconciler.observer.observing(
