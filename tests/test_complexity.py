@@ -31,7 +31,7 @@ from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.services import desired_state, topology
+from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -445,8 +445,6 @@ def event_of(kind: ObjectKind, item: dict[str, Any]) -> Put:
 
 async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
     """The lines executed for these objects, from the watch line to the kernel and the page, until their deletion is complete."""
-    topology._places.cache_clear()  # otherwise an earlier test may have filled the cache for one length and not for the other
-    topology._shuffle_of_few.cache_clear()
     steps, served = Steps(), MemoryNode(kernel, settings=Settings(scopes=TrafficScopes.API))
     items = items if any(kind is ObjectKind.NODE for kind, _ in items) else [*items, this_node()]
     async with served.running():

@@ -7,10 +7,8 @@ Rule: a ``Scope`` defines which endpoints certain traffic may use, and whether o
 """
 
 import enum
-import functools
-import operator
 import zlib
-from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 
 import msgspec
 
@@ -48,10 +46,6 @@ def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
             if not conditions.terminating or key not in endpoints:
                 endpoints[key] = conditions
     return endpoints
-
-
-FEW = 256
-"""Shuffles of fewer real servers than this are kept, one for each number of real servers."""
 
 
 class WhyNot(enum.StrEnum):
@@ -172,54 +166,16 @@ def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
     return local_route(endpoints, node).weights or in_order(starting, node)
 
 
-def in_order(keys: Collection[bytes], node: str) -> EvenWeights:
+def in_order(keys: Iterable[bytes], node: str) -> EvenWeights:
     """Real servers in the order that this node uses, given the bytes of their keys.
 
     The order depends only on the node's name and on the set of real servers, so it is the same at every start. If all nodes used
-    one order, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A pseudo-random
-    number computed from the whole set chooses the first real server; the remaining real servers follow in this node's shuffle for
-    their number.
+    one order, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591).
     """
-    count = len(keys)
-    if count < 2:  # noqa: PLR2004 - one has no order
-        return EvenWeights.of(keys)
-    shuffle = _shuffle_of_few if count < FEW else _shuffle
-    packed = b"".join(shuffle(node, count)(sorted(keys)))
-    size = len(packed) // count
-    begin = _draw(_seed(node), zlib.crc32(packed)) % count * size
-    return EvenWeights(packed[begin:] + packed[:begin], size)
-
-
-def _shuffle(node: str, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
-    """This node's shuffle of ``count`` values; ``count`` must be at least two."""
-    return operator.itemgetter(*[place for place in _places(node, (count - 1).bit_length()) if place < count])
-
-
-_shuffle_of_few = functools.lru_cache(maxsize=FEW)(_shuffle)
-
-
-@functools.lru_cache(maxsize=32)
-def _places(node: str, bits: int) -> Sequence[int]:
-    """All numbers of ``bits`` bits, shuffled.
-
-    Leaving out the numbers that are too large takes a tenth of the time of a new shuffle. All cached lists together are twice as
-    long as the longest list, so memory does not grow with the number of different sizes.
-    """
-    return sorted(range(1 << bits), key=functools.partial(_draw, _seed(node)))
-
-
-@functools.lru_cache(maxsize=1)
-def _seed(node: str) -> int:
-    return zlib.crc32(node.encode())
-
-
-def _draw(seed: int, number: int) -> int:
-    """A pseudo-random number that is the same in each process.
-
-    A checksum alone is linear: seeds that differ only near their beginning would give equal orders on half of the nodes. Python's
-    hash of two numbers is not linear, and if it is applied twice, its results are evenly distributed.
-    """
-    return hash((hash((seed, number)), seed))
+    # Python's hash of two numbers is not linear, unlike a checksum, and is the same in each process; applied twice, its results
+    # are evenly distributed.
+    seed = zlib.crc32(node.encode())
+    return EvenWeights.of(sorted(keys, key=lambda key: hash((hash((seed, int.from_bytes(key, "big"))), seed))))
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:

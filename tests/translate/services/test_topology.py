@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import tracemalloc
 
 import hypothesis
 import pytest
@@ -233,24 +232,12 @@ def test_different_services_begin_with_real_servers_at_different_positions_on_on
     assert all(120 < count < 300 for count in first.values()), "each rank comes first in a tenth of them"
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, topology.FEW - 1, topology.FEW, topology.FEW + 1, 512, 513])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 512])
 def test_the_order_contains_each_endpoint_once_and_does_not_depend_on_the_order_of_arrival(count: int) -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(count)]
     found = list(topology.in_order(keys, THIS_NODE))
     assert sorted(found) == sorted(keys)
     assert list(topology.in_order(keys[::-1], THIS_NODE)) == found
-
-
-def test_a_changing_number_of_real_servers_does_not_take_more_memory_with_each_change() -> None:
-    keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(3100)]
-    tracemalloc.start()
-    try:
-        for count in range(3000, 3100):
-            topology.in_order(keys[:count], "node-of-a-rolling-update")
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept < 500_000, "the shuffle of 4096 takes 160 kB, that of 3000 as much, a hundred times"
 
 
 PORT = builders.service_port(80, name="http")
