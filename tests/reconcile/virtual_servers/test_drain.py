@@ -220,17 +220,6 @@ def test_the_oldest_drain_is_the_drain_that_has_had_connections_for_the_longest_
     assert drains.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
 
 
-def test_outdated_times_of_readings_do_not_accumulate() -> None:
-    drains = Judged(ONE)
-    for now in range(100, 10_000):
-        drains.begin(OTHER, TWO, now)
-        drains.see({TWO: BUSY}, now, key=OTHER)
-        drains.see({ONE: BUSY}, now)
-        drains.end(OTHER, TWO)
-        drains.next_s()
-    assert len(drains._by_due) < 100
-
-
 def test_the_connections_of_a_draining_real_server_come_from_the_last_reading() -> None:
     drains = Judged(ONE)
     assert drains.connections(KEY, ONE) is None, "not read yet"
