@@ -8,7 +8,6 @@ Rule 2: every number has a lower and an upper bound, because anybody who may wri
 """
 
 import datetime as dt
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -29,15 +28,12 @@ from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_addres
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
-from ipvsproxy.translate.api import schema
 
 HIGHEST_PORT = 65535
 PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
 
 _SHOWN = 64
 """The most characters of an invalid value that a reason repeats: reasons end in log lines."""
-_LONGEST_TIME = 35
-"""The most characters of a time, to the nanosecond. An annotation may hold any text, and longer text would fill the cache."""
 
 T = TypeVar("T")
 
@@ -71,16 +67,8 @@ def shown(text: str | None) -> str:
 
 def seconds(text: str | None) -> float:
     """An RFC 3339 time as seconds since the epoch; 0 if the time is absent, unreadable, or before the epoch."""
-    if not text:
-        return 0
-    return (_read_seconds if len(text) <= _LONGEST_TIME else _read_seconds.__wrapped__)(text)
-
-
-@functools.lru_cache(maxsize=1024)
-def _read_seconds(text: str) -> float:
-    """All equal times share one object."""
     try:
-        return max(0, dt.datetime.fromisoformat(text).timestamp())
+        return max(0, dt.datetime.fromisoformat(text or "").timestamp())
     except ValueError:
         return 0
 
@@ -88,7 +76,14 @@ def _read_seconds(text: str) -> float:
 MOST_RULES = 1000
 """The most weights of one Service by node and zone."""
 
-_NONE = schema.ServiceAnnotationsJson()
+_SKIP_LOAD_BALANCER_IPS = "kube-router.io/service.skiplbips"
+_NAMES: Mapping[str, Annotation] = {
+    "kube-router.io/service.scheduler": Annotation.SCHEDULER,
+    "kube-router.io/service.schedflags": Annotation.SCHEDULER_FLAGS,
+    _SKIP_LOAD_BALANCER_IPS: Annotation.SKIP_LOAD_BALANCER_IPS,
+    **{one.whole: one for one in Annotation if one is not Annotation.WEIGHT},
+}
+"""The annotations of Services that are read. Our annotations come after kube-router's and therefore override them."""
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DURATION = re.compile(r"(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,5})s)?", re.ASCII)
 _FLAGS: Mapping[str, int] = {
@@ -107,11 +102,16 @@ class _Given(NamedTuple):
     name: str
 
 
-def parse_service_annotations(raw: schema.ServiceAnnotationsJson, skipped: list[Skipped]) -> ServiceAnnotations:
+def parse_service_annotations(raw: Mapping[str, str | None], skipped: list[Skipped]) -> ServiceAnnotations:
     """The annotations of a Service that ipvsproxy knows; appends a ``Skipped`` for each invalid annotation."""
-    if raw == _NONE:
+    given: dict[Annotation, _Given] = {}
+    for name, annotation in () if raw.keys().isdisjoint(_NAMES) else _NAMES.items():
+        text = raw.get(name)
+        if text is not None:
+            # in kube-router, the presence of this annotation counts and its value does not
+            given[annotation] = _Given(annotation, "true" if name == _SKIP_LOAD_BALANCER_IPS else text, name)
+    if not given:
         return NO_ANNOTATIONS
-    given = {one.annotation: one for one in _given(raw)}
     values: dict[str, Any] = {}
     for one in given.values():
         if parse := _PARSERS.get(one.annotation):
@@ -123,33 +123,18 @@ def parse_service_annotations(raw: schema.ServiceAnnotationsJson, skipped: list[
     return ServiceAnnotations(given=frozenset(given), **values)
 
 
-def _given(raw: schema.ServiceAnnotationsJson) -> Iterable[_Given]:
-    """The annotations that the Service has. Our annotations come after kube-router's annotations, and therefore override them."""
-    if raw.alias_scheduler is not None:
-        yield _Given(Annotation.SCHEDULER, raw.alias_scheduler, "kube-router.io/service.scheduler")
-    if raw.alias_scheduler_flags is not None:
-        yield _Given(Annotation.SCHEDULER_FLAGS, raw.alias_scheduler_flags, "kube-router.io/service.schedflags")
-    # in kube-router, the presence of this annotation counts and its value does not
-    if raw.alias_skip_load_balancer_ips is not None:
-        yield _Given(Annotation.SKIP_LOAD_BALANCER_IPS, "true", "kube-router.io/service.skiplbips")
-    for annotation in Annotation:
-        text: str | None = getattr(raw, annotation.name.lower(), None)
-        if text is not None:
-            yield _Given(annotation, text, annotation.whole)
+def parse_slice_weight(raw: Mapping[str, str | None], skipped: list[Skipped]) -> int | None:
+    """The weight of all endpoints of an EndpointSlice, by its annotations; None without a valid weight.
 
-
-def parse_slice_weight(text: str | None, skipped: list[Skipped], *, alias: str | None = None) -> int | None:
-    """The weight of all endpoints of an EndpointSlice; None without a valid weight. An invalid weight adds a ``Skipped``.
-
-    ``alias`` is the value of Cilium's annotation (cilium/cilium #46061), which counts only if our annotation is absent. Only the
-    weight 0 means the same in both annotations: Cilium gives the weight 100 to each EndpointSlice without a weight.
+    An invalid weight adds a ``Skipped``. Cilium's annotation (cilium/cilium #46061) counts only if our annotation is absent. Only
+    the weight 0 means the same in both annotations: Cilium gives the weight 100 to each EndpointSlice without a weight.
     """
-    if text is None and alias is not None:
-        if alias.strip() == "0":
-            return 0
+    text, alias = raw.get(Annotation.WEIGHT.whole), raw.get("service.cilium.io/weight")
+    if text is None:
+        if alias is None or alias.strip() == "0":
+            return None if alias is None else 0
         reason = f"only 0 means the same as {Annotation.WEIGHT.whole}, which other weights need"
         skipped.append(Skipped(field("service.cilium.io/weight"), reason, invalid=False))
-    if text is None:
         return None
     try:
         return _number(text.strip(), 0, HIGHEST_WEIGHT)

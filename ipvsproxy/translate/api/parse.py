@@ -6,11 +6,11 @@ EndpointSlices with equal ports or equal conditions share one object for them.
 """
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from ipvsproxy.model.annotations import NO_ANNOTATIONS
+from ipvsproxy.model.annotations import NO_ANNOTATIONS, Annotation
 from ipvsproxy.model.net import Address, Family, Network, Protocol, pack_address
 from ipvsproxy.model.service import (
     USUAL_OPTIONS,
@@ -42,9 +42,8 @@ size.
 """
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
-_NO_METADATA = schema.ServiceMetadata()
-_NO_NODE_METADATA = schema.NodeMetadata()
-_NO_LABELS = schema.ObjectLabels()
+SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+_NO_METADATA = schema.ObjectMetadata()
 _NO_SPEC = schema.ServiceSpec()
 _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 
@@ -58,7 +57,7 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
     skipped: list[Skipped] = []
     kind = _service_type(spec.type, skipped)
-    not_served = _why_not_served(kind, metadata.labels or _NO_LABELS, spec)
+    not_served = _why_not_served(kind, metadata.labels or {}, spec)
     if not_served:
         options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
         return Service(name=name, uid=metadata.uid or "", options=options)
@@ -113,10 +112,11 @@ def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
     return kind or ServiceType.CLUSTER_IP
 
 
-def _why_not_served(kind: ServiceType, labels: schema.ObjectLabels, spec: schema.ServiceSpec) -> Skipped | None:
+def _why_not_served(kind: ServiceType, labels: Mapping[str, str | None], spec: schema.ServiceSpec) -> Skipped | None:
     cluster_ip = spec.cluster_ip or (spec.cluster_ips[0] if spec.cluster_ips else "")
-    if labels.proxy_name is not None:
-        return Skipped("metadata.labels", f"service-proxy-name gives it to {fields.shown(labels.proxy_name)}", invalid=False)
+    proxy_name = labels.get("service.kubernetes.io/service-proxy-name")
+    if proxy_name is not None:
+        return Skipped("metadata.labels", f"service-proxy-name gives it to {fields.shown(proxy_name)}", invalid=False)
     if kind is ServiceType.EXTERNAL_NAME:
         return Skipped("spec.type", "ExternalName: resolved by DNS, not served by a proxy", invalid=False)
     if cluster_ip == "None":
@@ -228,7 +228,7 @@ def _affinity_timeout(spec: schema.ServiceSpec, skipped: list[Skipped]) -> int:
 
 def parse_node(raw: schema.NodeJson, name: str) -> Node:
     """A Node. InternalIPs come before ExternalIPs, because the first usable address is the primary address."""
-    metadata, spec = raw.metadata or _NO_NODE_METADATA, raw.spec or schema.NodeSpec()
+    metadata, spec = raw.metadata or _NO_METADATA, raw.spec or schema.NodeSpec()
     skipped: list[Skipped] = []
     listed = (raw.status and raw.status.addresses) or ()
     texts = [entry.address or "" for kind in ("InternalIP", "ExternalIP") for entry in listed if entry.type == kind]
@@ -236,10 +236,10 @@ def parse_node(raw: schema.NodeJson, name: str) -> Node:
     return Node(
         name=name,
         uid=metadata.uid or "",
-        zone=(metadata.labels and metadata.labels.zone) or "",
+        zone=(metadata.labels or {}).get("topology.kubernetes.io/zone") or "",
         addresses=fields.addresses("status.addresses", texts, skipped),
         pod_networks=fields.networks("spec.podCIDRs", pod_cidrs, skipped),
-        takes_direct_return=bool(metadata.annotations and metadata.annotations.direct_return == "true"),
+        takes_direct_return=(metadata.annotations or {}).get(Annotation.DIRECT_RETURN.whole) == "true",
         leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
         skipped=bounded(skipped),
     )
@@ -248,8 +248,6 @@ def parse_node(raw: schema.NodeJson, name: str) -> Node:
 MOST_ENDPOINTS = 1000
 """The most endpoints of one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
 
-_NO_SLICE_METADATA = schema.SliceMetadata()
-_NO_SLICE_ANNOTATIONS = schema.SliceAnnotations()
 _NO_CONDITIONS = schema.EndpointConditions()
 _NO_HINTS = schema.EndpointHints()
 _FAMILIES = {family.label: family for family in Family}
@@ -262,14 +260,15 @@ def parse_endpoint_slice(
 
     ``default_port_names``: an absent port name is replaced by the empty name, as the API server would do.
     """
-    metadata = raw.metadata or _NO_SLICE_METADATA
+    metadata = raw.metadata or _NO_METADATA
     skipped: list[Skipped] = []
-    labels = metadata.labels or _NO_LABELS
-    service = labels.service if labels.headless is None else None
-    if labels.headless is not None:
+    labels, annotations = metadata.labels or {}, metadata.annotations or {}
+    is_headless = labels.get("service.kubernetes.io/headless") is not None
+    service = None if is_headless else labels.get(SERVICE_NAME_LABEL)
+    if is_headless:
         skipped.append(Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False))
     elif not service:
-        skipped.append(Skipped("metadata.labels", "kubernetes.io/service-name is missing: it belongs to no Service"))
+        skipped.append(Skipped("metadata.labels", f"{SERVICE_NAME_LABEL} is missing: it belongs to no Service"))
     family = _FAMILIES.get(raw.address_type or "")
     if family is None:
         known = raw.address_type == "FQDN"
@@ -280,8 +279,7 @@ def parse_endpoint_slice(
         raw_ports = tuple(schema.EndpointPortJson(one.name or "", one.protocol, one.port) for one in raw_ports)
     ports, complaints = (_endpoint_ports if len(raw_ports) <= FEW_PORTS else _endpoint_ports.__wrapped__)(raw_ports)
     skipped.extend(complaints)
-    given = metadata.annotations or _NO_SLICE_ANNOTATIONS
-    weight = fields.parse_slice_weight(given.weight, skipped, alias=given.alias_weight)
+    weight = fields.parse_slice_weight(annotations, skipped)
     endpoints = raw.endpoints or []
     if len(endpoints) > MOST_ENDPOINTS:
         reason = f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"
@@ -296,7 +294,7 @@ def parse_endpoint_slice(
         ports=ports,
         addresses=addresses,
         conditions=conditions,
-        trigger_s=fields.seconds(given.trigger_time),
+        trigger_s=fields.seconds(annotations.get("endpoints.kubernetes.io/last-change-trigger-time")),
         skipped=bounded(skipped) if skipped else (),
     )
 

@@ -5,8 +5,6 @@ Only the modules of this package use these types.
 
 import msgspec
 
-from ipvsproxy.model.annotations import Annotation
-
 
 class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because there are no cycles.
@@ -16,67 +14,8 @@ class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """
 
 
-_LABELS = {
-    "service": "kubernetes.io/service-name",
-    "zone": "topology.kubernetes.io/zone",
-    "proxy_name": "service.kubernetes.io/service-proxy-name",
-    "headless": "service.kubernetes.io/headless",
-}
-
-
-class ObjectLabels(Schema, frozen=True, rename=_LABELS):
-    """The labels that are read. For the last two labels, only their presence counts."""
-
-    service: str | None = None
-    zone: str | None = None
-    proxy_name: str | None = None
-    headless: str | None = None
-
-
-_SERVICE_ANNOTATIONS = {
-    **{item.name.lower(): item.whole for item in Annotation},
-    "alias_scheduler": "kube-router.io/service.scheduler",
-    "alias_scheduler_flags": "kube-router.io/service.schedflags",
-    "alias_skip_load_balancer_ips": "kube-router.io/service.skiplbips",
-}
-"""The names of the annotations of Services that are read, by field."""
-
-
-class ServiceAnnotationsJson(Schema, frozen=True, rename=_SERVICE_ANNOTATIONS):
-    """The annotations of Services that are read from the API. An ``alias`` is the name that kube-router uses."""
-
-    scheduler: str | None = None
-    scheduler_flags: str | None = None
-    weights: str | None = None
-    slow_start: str | None = None
-    max_connections: str | None = None
-    resume_connections: str | None = None
-    drain_deadline: str | None = None
-    affinity_netmask: str | None = None
-    skip_load_balancer_ips: str | None = None
-    direct_return: str | None = None
-    alias_scheduler: str | None = None
-    alias_scheduler_flags: str | None = None
-    alias_skip_load_balancer_ips: str | None = None
-
-
-_SLICE_ANNOTATIONS = {
-    "trigger_time": "endpoints.kubernetes.io/last-change-trigger-time",
-    "weight": Annotation.WEIGHT.whole,
-    "alias_weight": "service.cilium.io/weight",
-}
-
-
-class SliceAnnotations(Schema, frozen=True, rename=_SLICE_ANNOTATIONS):
-    """The annotations of EndpointSlices that are read from the API. The alias is the name that Cilium uses."""
-
-    trigger_time: str | None = None
-    weight: str | None = None
-    alias_weight: str | None = None
-
-
 class Metadata(Schema, frozen=True):
-    """``metadata`` of an object of any kind, of a list, or of a bookmark."""
+    """``metadata`` of an object that may break the schema of its kind, of a list, or of a bookmark."""
 
     name: str | None = None
     namespace: str | None = None
@@ -84,31 +23,13 @@ class Metadata(Schema, frozen=True):
     resource_version: str | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
-    labels: ObjectLabels | None = None
 
 
-class ServiceMetadata(Metadata, frozen=True):
-    """``metadata`` of a Service."""
+class ObjectMetadata(Metadata, frozen=True):
+    """``metadata`` of an object."""
 
-    annotations: ServiceAnnotationsJson | None = None
-
-
-class SliceMetadata(Metadata, frozen=True):
-    """``metadata`` of an EndpointSlice."""
-
-    annotations: SliceAnnotations | None = None
-
-
-class NodeAnnotations(Schema, frozen=True, rename={"direct_return": Annotation.DIRECT_RETURN.whole}):
-    """The annotation of Nodes that is read."""
-
-    direct_return: str | None = None
-
-
-class NodeMetadata(Metadata, frozen=True):
-    """``metadata`` of a Node."""
-
-    annotations: NodeAnnotations | None = None
+    labels: dict[str, str | None] | None = None
+    annotations: dict[str, str | None] | None = None
 
 
 class AnyObject(Schema, frozen=True):
@@ -178,7 +99,7 @@ class ServiceStatus(Schema, frozen=True):
 class ServiceJson(Schema, frozen=True):
     """A core/v1 Service."""
 
-    metadata: ServiceMetadata | None = None
+    metadata: ObjectMetadata | None = None
     spec: ServiceSpec | None = None
     status: ServiceStatus | None = None
 
@@ -225,7 +146,7 @@ class EndpointJson(Schema, frozen=True):
 class EndpointSliceJson(Schema, frozen=True):
     """A discovery.k8s.io/v1 EndpointSlice."""
 
-    metadata: SliceMetadata | None = None
+    metadata: ObjectMetadata | None = None
     address_type: str | None = None
     ports: tuple[EndpointPortJson, ...] | None = None
     endpoints: list[EndpointJson] | None = None
@@ -261,7 +182,7 @@ class NodeStatus(Schema, frozen=True):
 class NodeJson(Schema, frozen=True):
     """A core/v1 Node."""
 
-    metadata: NodeMetadata | None = None
+    metadata: ObjectMetadata | None = None
     spec: NodeSpec | None = None
     status: NodeStatus | None = None
 

@@ -13,6 +13,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.translate.api import fields, schema
 from ipvsproxy.translate.api.decode import UNREADABLE, read_page
+from ipvsproxy.translate.api.parse import SERVICE_NAME_LABEL
 
 
 class Target(NamedTuple):
@@ -44,7 +45,7 @@ class _Endpoint(schema.Schema, frozen=True):
 
 
 class _Slice(schema.Schema, frozen=True):
-    metadata: schema.Metadata | None = None
+    metadata: schema.ObjectMetadata | None = None
     ports: tuple[schema.EndpointPortJson, ...] | None = None
     endpoints: list[_Endpoint] | None = None
 
@@ -80,11 +81,11 @@ def _of_document(document: object) -> Iterator[tuple[tuple[ServiceName, RealServ
 
 
 def _of_slice(raw: _Slice) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
-    labels = raw.metadata.labels if raw.metadata else None
-    if raw.metadata is None or labels is None or not labels.service:
+    metadata = raw.metadata or schema.ObjectMetadata()
+    namespace, label = metadata.namespace or "default", (metadata.labels or {}).get(SERVICE_NAME_LABEL)
+    if not label:
         return
-    namespace = raw.metadata.namespace or "default"
-    service = ServiceName(namespace, labels.service)
+    service = ServiceName(namespace, label)
     for endpoint in raw.endpoints or ():
         target = Target(_name(endpoint.target_ref, namespace), endpoint.node_name or "")
         for port in raw.ports or ():

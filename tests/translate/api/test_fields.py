@@ -3,14 +3,13 @@
 What annotations mean on a node is tested elsewhere: ``test_treatment.py``.
 """
 
-import msgspec
 import pytest
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS, Annotation, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
-from ipvsproxy.translate.api import fields, schema
+from ipvsproxy.translate.api import fields
 
 
 @pytest.mark.parametrize(("text", "shown"), [("x", "'x'"), ("x" * 65, f"'{'x' * 64}'"), ("a\nb", r"'a\nb'"), (None, "'None'")])
@@ -44,9 +43,8 @@ def parse(**given: str) -> tuple[ServiceAnnotations, list[Skipped]]:
 
 
 def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped]]:
-    raw = msgspec.convert(named, schema.ServiceAnnotationsJson)
     skipped: list[Skipped] = []
-    return fields.parse_service_annotations(raw, skipped), skipped
+    return fields.parse_service_annotations(named, skipped), skipped
 
 
 THOUSAND = [f"n{number}" for number in range(1000)]
@@ -175,6 +173,6 @@ def test_a_weight_rule_for_a_node_takes_precedence_over_the_rule_for_its_zone() 
 
 def test_the_weight_of_an_endpoint_slice_must_be_a_number() -> None:
     skipped: list[Skipped] = []
-    assert fields.parse_slice_weight(" 7 ", skipped) == 7
-    assert fields.parse_slice_weight("7.5", skipped) is None
+    assert fields.parse_slice_weight({Annotation.WEIGHT.whole: " 7 "}, skipped) == 7
+    assert fields.parse_slice_weight({Annotation.WEIGHT.whole: "7.5"}, skipped) is None
     assert [str(one) for one in skipped] == ["metadata.annotations[ipvsproxy.io/weight]: '7.5' is not a number in 0..65535"]
