@@ -239,17 +239,16 @@ class Survey:
         return self._tables.virtual_servers.owner_of(key) == owner
 
     def conflicts(self) -> Iterator[Conflict]:
-        """The conflicts about virtual servers that several Services desire, with the reasons why one Service wins."""
-        return map(self._with_reasons, self._tables.virtual_servers.conflicts())
+        """The conflicts about virtual servers that several Services desire."""
+        return filter(None, map(self.conflict, self._tables.virtual_servers.contested))
 
     def conflict(self, key: VirtualServerKey) -> Conflict | None:
         """The conflict about one virtual server; None if at most one Service desires the virtual server."""
-        conflict = self._tables.virtual_servers.conflict(key)
-        return conflict and self._with_reasons(conflict)
-
-    def _with_reasons(self, one: Conflict) -> Conflict:
-        winner, *waiting = self._tables.virtual_servers.desires(one.key)
-        return one._replace(reasons=tuple(ownership.reason(winner, other) for other in waiting))
+        winner, *waiting = self._tables.virtual_servers.desires(key) or (None,)
+        if winner is None or not waiting:
+            return None
+        reasons = tuple(ownership.reason(winner, other) for other in waiting)
+        return Conflict(key, winner.owner, tuple(other.owner for other in waiting), reasons)
 
     def is_desired_entry(self, entry: SetEntry) -> bool:
         """Whether a Service or the node desires this set entry."""
@@ -318,7 +317,7 @@ class Survey:
             set_entries={ip_set.name: len(tables.entries[ip_set.name].observed) for ip_set in tables.sets.desired},
             pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
             drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},
-            conflicts=tables.virtual_servers.contested,
+            conflicts=len(tables.virtual_servers.contested),
             without_scope=len(tables.scopes.marks.waiting),
             drains=len(drains) - drains.waiting,
             waiting_removals=drains.waiting,

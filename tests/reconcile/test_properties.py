@@ -374,7 +374,7 @@ def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]])
     return {
         "desired": [table.desired for table in examples.tables_of(tables)],
         "owners": {key: desired.owner for key, desired in tables.virtual_servers.desired.items()},
-        "waiting": frozenset(conflict for table in examples.tables_of(tables) for conflict in table.conflicts()),
+        "waiting": {(key, table.owners_of(key)) for table in examples.tables_of(tables) for key in table.contested},
         "refused": Survey(tables).refused(),
     }
 

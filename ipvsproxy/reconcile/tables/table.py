@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.service import Owner
-from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, choosing
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,8 +34,8 @@ def always(_: object) -> bool:
 class Conflict(NamedTuple):
     """A key that several owners desire.
 
-    The fields of a conflict are the winner, the waiting owners in their order, and, if known, the reason why each of them waits.
-    A reason is a text that follows the name of the winner.
+    The fields of a conflict are the winner, the waiting owners in their order, and the reason why each of them waits. A reason is
+    a text that follows the name of the winner.
     """
 
     key: Any
@@ -86,22 +86,18 @@ class Table(Generic[K, V, W]):
         self._differs = differs
         self._is_protected = is_protected
         self._unequal: dict[Table[Any, Any, Any], None] = {} if unequal is None else unequal
-        self._desired: dict[K, V] = {}
-        self.desired: Mapping[K, V] = self._desired
+        # Only the methods of the table change these.
+        self.desired: dict[K, V] = {}
         """The values that the winning owners desire."""
-        self._pending: dict[K, None] = {}
-        self._waiting: dict[K, _Waiting[V]] = {}
-        self._observed: MutableMapping[K, W] = self._make_observed()
-        self.observed: Mapping[K, W] = self._observed
-        """The last observed values, foreign keys included."""
-        self._foreign: set[K] = set()
-        self.foreign: Collection[K] = self._foreign
-        """Observed keys that are not ours: they have no witness, and we have never changed them."""
-        self.pending: Collection[K] = self._pending
+        self.pending: dict[K, None] = {}
         """Desired keys whose two sides differ, oldest first."""
-        self._surplus: dict[K, None] = {}
-        self.surplus: Collection[K] = self._surplus
+        self.observed: MutableMapping[K, W] = self._make_observed()
+        """The last observed values, foreign keys included."""
+        self.foreign: set[K] = set()
+        """Observed keys that are not ours: they have no witness, and we have never changed them."""
+        self.surplus: dict[K, None] = {}
         """Our observed keys without an owner, oldest first."""
+        self._waiting: dict[K, _Waiting[V]] = {}
         self._was_observed = False
         self._shown: set[K] | None = None
         """The keys that the current complete reading has shown, and keys changed since it began; None between readings."""
@@ -112,29 +108,18 @@ class Table(Generic[K, V, W]):
     def _make_observed(self) -> MutableMapping[K, W]:
         return {}
 
-    def conflicts(self) -> Iterator[Conflict]:
-        """All keys that more than one owner desires."""
-        return filter(None, map(self.conflict, self._waiting))
-
-    def conflict(self, key: K) -> Conflict | None:
-        """The conflict about one key; None if at most one owner desires the key."""
-        if key not in self._waiting:
-            return None
-        winner, *waiting = self.owners_of(key)
-        return Conflict(key, winner, tuple(waiting))
-
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
         """Replace the former desired values of an owner (``before``). Returns the other owners that have gained or lost a key."""
         return at_once(replacing(owner, [(self, before, after)]))
 
     @property
-    def contested(self) -> int:
-        """The number of keys that more than one owner desires. If this number is 0, each owner has all keys that it desires."""
-        return len(self._waiting)
+    def contested(self) -> Collection[K]:
+        """The keys that more than one owner desires. If there are none, each owner has all keys that it desires."""
+        return self._waiting.keys()
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
         """Let an owner desire a key. Returns the other owner that loses or gains the key, or None."""
-        desired, loser = self._desired.get(key), None
+        desired, loser = self.desired.get(key), None
         waiting = self._waiting.get(key)
         if desired is not None and (winner := self._owner_of(desired)) != owner:
             waiting = waiting or self._waiting.setdefault(key, _Waiting())
@@ -150,7 +135,7 @@ class Table(Generic[K, V, W]):
             waiting.put(owner, rank, value)
             self.touch(key)
             return heir
-        self._desired[key] = value
+        self.desired[key] = value
         self.touch(key)
         return loser
 
@@ -158,7 +143,7 @@ class Table(Generic[K, V, W]):
         """Record that an owner no longer desires a key. Returns the owner that gains the key, or None."""
         waiting, heir = self._waiting.get(key), None
         if waiting is None:
-            self._desired.pop(key, None)
+            self.desired.pop(key, None)
         elif waiting.pop(owner) is None:
             heir = self._give_to_first(key, waiting)
         if waiting is not None and not waiting.turns:
@@ -170,18 +155,18 @@ class Table(Generic[K, V, W]):
         _, value = waiting.turns[0]
         heir = self._owner_of(value)
         waiting.pop(heir)
-        self._desired[key] = value
+        self.desired[key] = value
         return heir
 
     def owner_of(self, key: K) -> Owner | None:
         """The owner that has the key at present."""
-        desired = self._desired.get(key)
+        desired = self.desired.get(key)
         return None if desired is None else self._owner_of(desired)
 
     def desires(self, key: K) -> Sequence[V]:
         """The values that owners desire for a key; the owner of the first has the key."""
         waiting = self._waiting.get(key)
-        return (*filter(None, [self._desired.get(key)]), *((value for _, value in waiting.turns) if waiting else ()))
+        return (*filter(None, [self.desired.get(key)]), *((value for _, value in waiting.turns) if waiting else ()))
 
     def owners_of(self, key: K) -> Sequence[Owner]:
         """All owners that desire a key; the first of them has the key."""
@@ -210,13 +195,8 @@ class Table(Generic[K, V, W]):
         began. If no reading has begun, no keys are returned.
         """
         shown, self._shown = self._shown, None
-        gone: dict[K, None] = {}
-        for number, key in enumerate(self._observed if shown is not None else (), 1):
-            if shown is not None and key not in shown:
-                gone[key] = None
-            if number % ITEMS_AT_ONCE == 0:
-                yield
-        return gone
+        gone = yield from choosing(lambda key: shown is not None and key not in shown, self.observed)
+        return dict.fromkeys(gone)
 
     def note_change(self, key: K) -> None:
         """Notes that a change of this key was attempted, whatever its outcome: the current reading may have missed the change."""
@@ -228,7 +208,7 @@ class Table(Generic[K, V, W]):
 
         Other keys do not change.
         """
-        observed, foreign, shown = self._observed, self._foreign, self._shown
+        observed, foreign, shown = self.observed, self.foreign, self._shown
         for number, (key, value) in enumerate(observed_now.items(), 1):
             before = observed.get(key)
             if shown is not None and value is not None:
@@ -245,20 +225,20 @@ class Table(Generic[K, V, W]):
     def notice(self, key: K, value: W) -> None:
         """Take in the observed value of one key that is certainly ours."""
         self.note_change(key)
-        self._replace_observed(key, value, counts=self._observed.get(key, value) != value)
+        self._replace_observed(key, value, counts=self.observed.get(key, value) != value)
 
     def _replace_observed(self, key: K, value: W | None, *, counts: bool = False) -> None:
         """Replace the observed value of a key.
 
         ``counts``: whether a new value that differs from the desired value counts as drift.
         """
-        differed = counts and (key in self._pending or key in self._surplus)
+        differed = counts and (key in self.pending or key in self.surplus)
         if value is None:
-            self._observed.pop(key, None)
+            self.observed.pop(key, None)
         else:
-            self._observed[key] = value
+            self.observed[key] = value
         self.touch(key)
-        if counts and (key in self._pending or key in self._surplus):
+        if counts and (key in self.pending or key in self.surplus):
             self.drifted += 1
             if not differed:
                 self._drifted_keys.append(key)
@@ -276,31 +256,31 @@ class Table(Generic[K, V, W]):
 
         From now on, the key is ours.
         """
-        if self._foreign:
-            self._foreign.discard(key)
+        if self.foreign:
+            self.foreign.discard(key)
         self.note_change(key)
         self._replace_observed(key, value)
 
     def exchange(self, key: K, value: W) -> None:
         """Replace an observed value by an object that the caller will change; call ``confirm`` after the change."""
-        self._observed[key] = value
+        self.observed[key] = value
 
     def touch(self, key: K) -> None:
         """Compare the desired and the observed value of a key again."""
-        desired, observed = self._desired.get(key), self._observed.get(key)
+        desired, observed = self.desired.get(key), self.observed.get(key)
         if desired is not None:
-            differing, others = self._pending, self._surplus
+            differing, others = self.pending, self.surplus
             differs = observed is None or self._differs(desired, observed)
         else:
-            differing, others = self._surplus, self._pending
-            differs = observed is not None and key not in self._foreign and not self._is_protected(key)
+            differing, others = self.surplus, self.pending
+            differs = observed is not None and key not in self.foreign and not self._is_protected(key)
         if differs:
             differing[key] = None
         elif key in differing:
             discard(differing, key)
         if key in others:
             discard(others, key)
-        if self._pending or self._surplus:
+        if self.pending or self.surplus:
             self._unequal[self] = None
         else:
             self._unequal.pop(self, None)
@@ -375,27 +355,22 @@ class PresenceTable(Table[K, Owner, bool]):
         super().__init__(lambda owner: owner, lambda _desired, _observed: False, is_protected, unequal)
 
     def _make_observed(self) -> "Present[K]":
-        self._present = Present(self._desired, self._pending)
+        self._present = Present(self.desired, self.pending)
         return self._present
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
         """As in ``Table``; an observed key that is not desired stays observed, and an absent key stays absent."""
-        if key in self._desired:
-            return super().desire(key, owner, value)
-        self._desired[key] = owner
-        if key in self._present.undesired:
-            discard(self._present.undesired, key)
-            self.touch(key)
-        else:
-            self._pending[key] = self._unequal[self] = None
-        return None
+        if key not in self._present:
+            self.pending[key] = None
+        discard(self._present.undesired, key)
+        return super().desire(key, owner, value)
 
     def release(self, key: K, owner: Owner) -> Owner | None:
         """As in ``Table``; an observed key stays observed."""
         if key in self._present:
             self._present.undesired[key] = None
         heir = super().release(key, owner)
-        if key in self._desired:
+        if key in self.desired:
             discard(self._present.undesired, key)
         return heir
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
-from ipvsproxy.reconcile.tables.table import Conflict, Table
+from ipvsproxy.reconcile.tables.table import Table
 
 OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 
@@ -72,7 +72,7 @@ def test_the_oldest_owner_has_the_key_whatever_the_order_in_which_owners_desire_
         affected = numbers.replace(second, {}, {"key": (second, 2)})
         assert numbers.desired["key"][0] == OLD
         assert numbers.owner_of("key") == OLD
-        assert list(numbers.conflicts()) == [Conflict("key", OLD, (YOUNG,))]
+        assert (list(numbers.contested), numbers.owners_of("key")) == (["key"], (OLD, YOUNG))
         assert affected == ({YOUNG} if second == OLD else set())
 
 
@@ -84,7 +84,7 @@ def test_the_next_oldest_owner_gets_the_key_when_the_winner_releases_it() -> Non
     assert numbers.desired["key"] == (MIDDLE, 2)
     assert numbers.replace(MIDDLE, {"key": (MIDDLE, 2)}, {}) == {YOUNG}
     assert numbers.desired["key"] == (YOUNG, 3)
-    assert list(numbers.conflicts()) == []
+    assert not numbers.contested
 
 
 def test_an_owner_that_stops_waiting_for_a_key_does_not_affect_the_winner() -> None:
@@ -93,7 +93,7 @@ def test_an_owner_that_stops_waiting_for_a_key_does_not_affect_the_winner() -> N
     numbers.replace(YOUNG, {}, {"key": (YOUNG, 2)})
     assert numbers.replace(YOUNG, {"key": (YOUNG, 2)}, {}) == set()
     assert numbers.desired["key"] == (OLD, 1)
-    assert list(numbers.conflicts()) == []
+    assert not numbers.contested
 
 
 def test_an_owner_may_change_its_desired_value_while_it_waits() -> None:
