@@ -20,8 +20,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from typing import NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import msgspec
 
@@ -103,7 +102,12 @@ class Store:
         """Every known Service. Only ``deliver`` changes it."""
         self._slices: dict[ObjectKey, EndpointSlice] = {}
         self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[ObjectKey, Node] = {}
+        self._known: Mapping[ObjectKind, dict[Any, Any]] = {
+            ObjectKind.SERVICE: self.services,
+            ObjectKind.ENDPOINT_SLICE: self._slices,
+            ObjectKind.NODE: self._nodes,
+        }
         self._tunnels: dict[str, tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]] = {}
         """The results of ``tunnel_ends`` and ``tunnel_sources``, until a Node changes."""
         self._with_direct_return: dict[ServiceName, None] = {}
@@ -137,7 +141,7 @@ class Store:
 
     def node(self, name: str) -> Node | None:
         """The Node of this name, if it is known."""
-        return self._nodes.get(name)
+        return self._nodes.get(ObjectKey("", name))
 
     def other_nodes(self, here: str) -> Mapping[Address, str]:
         """The external and load-balancer addresses that are known to belong to other nodes, each with its node."""
@@ -208,12 +212,12 @@ class Store:
     def _take_list(self, event: Listed, now: float) -> None:
         kind = event.kind
         # Set operations are not used, because their results reserve memory for all keys: 4 MB for each result with 100,000 keys.
-        missing = {key for key in itertools.chain(self._keys(kind), self._rejected[kind]) if key not in event.keys}
+        missing = {key for key in itertools.chain(self._known[kind], self._rejected[kind]) if key not in event.keys}
         shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
         if kind is ObjectKind.ENDPOINT_SLICE:
             shrunk, self._shrunk = self._shrunk or {}, None
         if kind is not ObjectKind.NODE or self._guard.all_nodes:
-            lost, of = self._size(kind, missing), self._size(kind, self._keys(kind))
+            lost, of = self._size(kind, missing), self._size(kind, self._known[kind])
             lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
             is_accepted = self._accepts(event, lost, of, now)
             if kind is ObjectKind.SERVICE:
@@ -226,7 +230,7 @@ class Store:
             self._remove(kind, key, now)
 
     def _only_remember(self, missing: Iterable[ObjectKey], now: float) -> None:
-        lacking = {service.name for key in missing if (service := self.services.get(ServiceName(key.namespace, key.name)))}
+        lacking = self.services.keys() & missing
         for name in lacking ^ self._remembered:
             self._dirty.setdefault(name, now)
         self._remembered = lacking
@@ -287,11 +291,10 @@ class Store:
                     self._remembered.discard(item.name)
                     self._dirty.setdefault(item.name, now)
                 if known != item:
-                    name = self._known_name(item.name)
                     self._node_addresses.note_service(known, item)
-                    self.services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
-                    self._note_change(ObjectKind.SERVICE, name, now)
-                    self._note_direct_return(name, asks=item.options.annotations.direct_return)
+                    self.services[item.name] = item
+                    self._note_change(ObjectKind.SERVICE, item.name, now)
+                    self._note_direct_return(item.name, asks=item.options.annotations.direct_return)
                     if item.options.annotations.scheduler:
                         self.schedulers.add(item.options.annotations.scheduler)
                     if item.skipped:
@@ -299,8 +302,9 @@ class Store:
             case EndpointSlice():
                 self._put_slice(item, now)
             case Node():
-                before = self._nodes.get(item.name)
-                self._nodes[item.name] = item
+                key = ObjectKey("", item.name)
+                before = self._nodes.get(key)
+                self._nodes[key] = item
                 if before is None or before != item:
                     self._node_addresses.note_node(before, item)
                     self._note_change(ObjectKind.NODE, None, now)
@@ -321,25 +325,16 @@ class Store:
             if before.service:
                 self._forget_slice(before.service, item.name)
         self._node_addresses.note_slice(before, item)
-        name = before.name if before is not None else item.name
-        service = self._known_name(item.service) if item.service else None
-        self._slices[name] = item = msgspec.structs.replace(item, name=name, service=service)
+        self._slices[item.name] = item
         if item.service:
             self._slices_of[item.service] = (*self.slices_of(item.service), item)
         self._note_change(ObjectKind.ENDPOINT_SLICE, item.service, now)
         if before is not None and before.service:
             self._dirty.setdefault(before.service, now)
-        if item.trigger_s > self._started_s and item.family and service:
-            self._triggers.setdefault((service, item.family), []).append(item.trigger_s)
+        if item.trigger_s > self._started_s and item.family and item.service:
+            self._triggers.setdefault((item.service, item.family), []).append(item.trigger_s)
         if item.skipped:
             self._complain(ObjectKind.ENDPOINT_SLICE, item, before)
-
-    def _known_name(self, name: ServiceName) -> ServiceName:
-        """The stored name that is equal to this name. 100,000 slices with names of their own would take 13 MB."""
-        if service := self.services.get(name):
-            return service.name
-        slices = self.slices_of(name)
-        return slices[0].service or name if slices else name
 
     def _complain(self, kind: ObjectKind, item: ApiObject, before: ApiObject | None) -> None:
         if before is None or before.skipped != item.skipped:
@@ -362,49 +357,33 @@ class Store:
 
     def _remove(self, kind: ObjectKind, key: ObjectKey, now: float) -> None:
         self._rejected[kind].pop(key, None)
-        match kind:
-            case ObjectKind.SERVICE:
-                service = self.services.pop(ServiceName(key.namespace, key.name), None)
-                if service:
-                    self._node_addresses.note_service(service, None)
-                    self._note_direct_return(service.name, asks=False)
-                    self._remembered.discard(service.name)
-                    self._note_change(kind, service.name, now)
-            case ObjectKind.ENDPOINT_SLICE:
-                gone = self._slices.pop(key, None)
-                if gone:
-                    self._node_addresses.note_slice(gone, None)
-                    if gone.service:
-                        self._forget_slice(gone.service, gone.name)
-                        if gone.family:
-                            # As in EndpointsChangeTracker, the annotation belongs to an earlier change, which is never
-                            # programmed.
-                            self._triggers.pop((gone.service, gone.family), None)
-                    self._note_change(kind, gone.service, now)
-            case ObjectKind.NODE:
-                node = self._nodes.get(key.name)
-                if node and key.name != self._here:
-                    del self._nodes[key.name]
-                    self._node_addresses.note_node(node, None)
-                    self._note_change(kind, None, now)
-                elif node and not node.leaving:
-                    # The last known addresses and zone of the Node still apply. Load balancers must learn that the Node is
-                    # leaving.
-                    self._nodes[key.name] = msgspec.structs.replace(node, leaving=True, takes_direct_return=False)
-                    self._note_change(ObjectKind.NODE, None, now)
-            case never:
-                assert_never(never)
-
-    def _keys(self, kind: ObjectKind) -> AbstractSet[ObjectKey]:
-        match kind:
-            case ObjectKind.SERVICE:
-                return self.services.keys()
-            case ObjectKind.ENDPOINT_SLICE:
-                return self._slices.keys()
-            case ObjectKind.NODE:
-                return {ObjectKey("", name) for name in self._nodes}
-            case never:
-                assert_never(never)
+        gone = self._known[kind].get(key)
+        if gone is None:
+            return
+        if kind is ObjectKind.NODE and gone.name == self._here:
+            # The last known addresses and zone of the Node still apply. Load balancers must learn that the Node is leaving.
+            if not gone.leaving:
+                self._nodes[key] = msgspec.structs.replace(gone, leaving=True, takes_direct_return=False)
+                self._note_change(kind, None, now)
+            return
+        del self._known[kind][key]
+        match gone:
+            case Service():
+                self._node_addresses.note_service(gone, None)
+                self._note_direct_return(gone.name, asks=False)
+                self._remembered.discard(gone.name)
+                self._note_change(kind, gone.name, now)
+            case EndpointSlice():
+                self._node_addresses.note_slice(gone, None)
+                if gone.service:
+                    self._forget_slice(gone.service, gone.name)
+                    if gone.family:
+                        # As in EndpointsChangeTracker, the annotation belongs to an earlier change, which is never programmed.
+                        self._triggers.pop((gone.service, gone.family), None)
+                self._note_change(kind, gone.service, now)
+            case _:  # a Node
+                self._node_addresses.note_node(gone, None)
+                self._note_change(kind, None, now)
 
     def _note_direct_return(self, service: ServiceName, *, asks: bool) -> None:
         if asks:

@@ -4,7 +4,6 @@ Services, EndpointSlices, Nodes and invalid objects are tested. The tests also s
 """
 
 import itertools
-from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -22,7 +21,6 @@ from ipvsproxy.model.service import (
     ListStarted,
     ObjectKind,
     Rejected,
-    Service,
     ServiceName,
     Skipped,
 )
@@ -84,24 +82,6 @@ def test_delivered_objects_are_known() -> None:
     assert list(store.slices_of(WEB.name)) == [SLICE]
     assert store.node(NODE.name) == NODE
     assert store.take() == Changes(services={WEB.name: 7}, counts=dict.fromkeys(ObjectKind, 1))
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_a_service_and_its_endpoint_slices_share_one_name_object_in_any_order_of_changes(order: Sequence[int]) -> None:
-    store = Store(STARTED_S)
-    second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
-    items: Sequence[Service | EndpointSlice] = [WEB, SLICE, second]
-    for change in ({}, {"skipped": (Skipped("spec", "is odd"),)}):
-        for number in order:
-            item = items[number]
-            own = ServiceName(WEB.name.namespace, WEB.name.name)
-            if isinstance(item, Service):
-                deliver(store, builders.with_options(msgspec.structs.replace(item, name=own), **change))
-            else:
-                deliver(store, msgspec.structs.replace(item, service=own, **change))
-    names = [store.services[WEB.name].name, *(item.service for item in store.slices_of(WEB.name)), *store.take().services]
-    assert len(names) == 4
-    assert len(set(map(id, names))) == 1
 
 
 @pytest.mark.parametrize("item", [WEB, SLICE, NODE], ids=lambda item: type(item).__name__)
