@@ -4,24 +4,23 @@ The kernel loads the module of a scheduler when a virtual server with this sched
 whether the scheduler exists. The attempt adds a virtual server that the kernel refuses, but only after the kernel has looked up
 the scheduler (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that is killed during the attempt
 leaves no virtual server behind. The virtual server of this attempt has an IPv6 address. If IPVS in this kernel has no IPv6, the
-driver does the same as kube-proxy (pkg/proxy/ipvs in kubernetes/kubernetes): it adds a virtual server without real servers, which
-exists only for a moment. The address of this virtual server is reserved for documentation (RFC 5737), so no client ever uses it.
+files of kernel modules have to show whether the scheduler exists.
 """
 
 import errno
-import itertools
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.kernel.base import message, netlink, sockets
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
@@ -31,12 +30,7 @@ from ipvsproxy.model.virtual_servers import (
     RealServers,
     VirtualServer,
     VirtualServerKey,
-    VirtualServerSettings,
 )
-
-PROBE_ADDRESS = parse_address("198.51.100.0")
-FIRST_PROBE_PORT = 20000
-"""The attempt uses the first free port from this number on, so that other programs' virtual servers stay untouched."""
 
 _FIND_SCHEDULERS = "find the schedulers of this kernel"
 
@@ -97,6 +91,8 @@ class IpvsDriver:
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
         """Reads the table as ``observe`` does, but in parts; other methods may be called between two parts.
 
+        If the module of IPVS has been loaded again, later operations use its new number.
+
         If another method writes an object between two parts, the next poll reads that object.
 
         None means that the virtual server no longer exists.
@@ -104,6 +100,7 @@ class IpvsDriver:
         Raises:
             KernelError: a part of the table could not be read. The parts returned before the error are valid.
         """
+        self._table.renew()
         for reader in self._readers_of(families):
             reader.forget()
             yield from reader.read(whole=True)
@@ -121,7 +118,7 @@ class IpvsDriver:
             yield from reader.read(whole=whole)
 
     def _readers_of(self, families: Iterable[Family]) -> Iterable[ipvs_readings.FamilyReader[Any]]:
-        return dict.fromkeys(self._readers[family] for family in families)
+        return dict.fromkeys(self._readers[family] for family in families if family in self._readers)
 
     def _note(self, key: VirtualServerKey, *, is_there: bool) -> None:
         """Note that a virtual server was written, for the next reading."""
@@ -136,41 +133,26 @@ class IpvsDriver:
         Raises:
             KernelError: the kernel did not answer.
         """
-        number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
-        if number == errno.ENOENT and self._renew_quietly():
-            number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
-        return number
+        return self._channel.do(self._table.encoder.unacceptable_service(scheduler))
 
     def why_unusable(self, scheduler: str) -> str:
         """Why no virtual server can have this scheduler, in one line for the operator; empty if the scheduler is usable.
 
         Raises:
-            KernelError: virtual servers of any scheduler cannot be listed, added or removed.
+            KernelError: the kernel did not look up the scheduler.
         """
         missing = ipvs_operations.describe_missing(scheduler)
         if len(scheduler) > ipvs_message.SCHEDULER_NAME_LIMIT:
             return missing
-        refusal = self.refusal_with(scheduler)
-        if refusal in {errno.EINVAL, errno.ENOENT}:
-            return missing if refusal == errno.ENOENT else ""
-        return missing if self._is_missing_for_ipv4(scheduler) else ""
-
-    def _is_missing_for_ipv4(self, scheduler: str) -> bool:
-        """Find out whether the scheduler is usable, by adding a virtual server unless an existing one has the scheduler."""
-        observed = self.observe()
-        if any(server.settings.scheduler == scheduler for server in observed.values()):
-            return False
-        keys = (VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, port) for port in itertools.count(FIRST_PROBE_PORT))
-        probe = VirtualServer(next(key for key in keys if key not in observed), VirtualServerSettings(scheduler))
-        for verb in (Verb.ADD, Verb.REMOVE):
-            (outcome,) = self.apply([Operation(verb, probe)])
-            if verb is Verb.ADD and outcome.errno == errno.ENOENT:
-                return True
-            if outcome.error:
-                raise KernelError(action=_FIND_SCHEDULERS, errno=outcome.errno, detail=outcome.error)
-            if outcome.surprise:  # another program has just added or removed the virtual server
-                break
-        return False
+        match self.refusal_with(scheduler):
+            case errno.EINVAL:
+                return ""
+            case errno.ENOENT:
+                return missing
+            case errno.EAFNOSUPPORT:
+                return missing if module_state(f"ip_vs_{scheduler}") is ModuleState.MISSING else ""
+            case other:
+                raise KernelError(action=_FIND_SCHEDULERS, errno=max(other, 0), detail=netlink.explain(other))
 
     def has_ipv6(self) -> bool:
         """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). If the answer is lost, the result is true."""
@@ -182,7 +164,7 @@ class IpvsDriver:
         Raises:
             KernelError: the connections could not be read.
         """
-        return {key: self._readers[key.address.family].connections(key) for key in keys}
+        return {key: {row.key: row.connections for row in self._table.real_servers(key)} for key in keys}
 
     def _open_connections(self, *, is_wanted: bool) -> ConnectionCounts | None:
         found = None
@@ -278,21 +260,7 @@ class IpvsDriver:
             alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(singles))
             return {index: failed[0] for index, failed in alone if failed}
         numbers = self._channel.run_all(messages)
-        failed = {index: ipvs_operations.Failure(number) for index, number in sorted(numbers.items())}
-        unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
-        if unknown and self._renew_quietly():
-            singles = list(one_by_one(operations))
-            for index in unknown:
-                del failed[index]
-            for index, failure in self._run_chunk([singles[index] for index in unknown]).items():
-                failed[unknown[index]] = failure
-        return failed
-
-    def _renew_quietly(self) -> bool:
-        try:
-            return self._table.renew()
-        except KernelError:
-            return False
+        return {index: ipvs_operations.Failure(number) for index, number in sorted(numbers.items())}
 
 
 class AbsentIpvs(IpvsDriver):
@@ -305,8 +273,9 @@ class AbsentIpvs(IpvsDriver):
     def close(self) -> None:
         """Close nothing."""
 
-    def _readers_of(self, _families: Iterable[Family]) -> Iterable[ipvs_readings.FamilyReader[Any]]:
-        return ()
+    def observe_in_parts(self, _families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
+        """As in ``IpvsDriver``: there are no virtual servers."""
+        return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Refuse every operation."""

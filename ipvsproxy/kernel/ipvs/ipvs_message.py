@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pyroute2.netlink import genlmsg
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
@@ -51,21 +50,6 @@ _pack_u16 = struct.Struct("=H").pack
 _pack_u32 = struct.Struct("=I").pack
 
 
-class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
-    """The message IPVS_CMD_SET_CONFIG: pyroute2's own message class cannot encode the timeouts."""
-
-    prefix = "IPVS_CMD_ATTR_"
-    nla_map = (
-        ("IPVS_CMD_ATTR_UNSPEC", "none"),
-        ("IPVS_CMD_ATTR_SERVICE", "hex"),
-        ("IPVS_CMD_ATTR_DEST", "hex"),
-        ("IPVS_CMD_ATTR_DAEMON", "hex"),
-        ("IPVS_CMD_ATTR_TIMEOUT_TCP", "uint32"),
-        ("IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", "uint32"),
-        ("IPVS_CMD_ATTR_TIMEOUT_UDP", "uint32"),
-    )
-
-
 def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
     """The data of a message, and where its attributes, which follow the generic netlink header, start and end."""
     return reply.data, reply.start + GENERIC_HEADER, reply.end
@@ -85,7 +69,7 @@ class Encoder:
     """
 
     def __init__(self, family_number: int) -> None:
-        self._number = family_number
+        self.family_number = family_number
         self._service = functools.cache(self._service_template)
         self._named = functools.cache(self._named_template)
         # Anybody who may write a Service can set its thresholds, so the number of kept templates is limited.
@@ -167,9 +151,10 @@ class Encoder:
 
     def _timeouts(self, timeouts: Timeouts, sequence: bytes) -> bytes:
         names = ("TCP", "TCP_FIN", "UDP")
-        attributes = [[f"IPVS_CMD_ATTR_TIMEOUT_{name}", value] for name, value in zip(names, timeouts, strict=True) if value]
-        data = self._message(ipvs.IPVS_CMD_SET_CONFIG, attributes, netlink.REQUEST, _Configuration())
-        return message.numbered(data, sequence)
+        values = [
+            [f"IPVS_CMD_ATTR_TIMEOUT_{name}", _pack_u32(value)] for name, value in zip(names, timeouts, strict=True) if value
+        ]
+        return message.numbered(self._message(ipvs.IPVS_CMD_SET_CONFIG, values), sequence)
 
     def _service_template(self, verb: Verb, shape: Shape, scheduler: str, prefix_length: int) -> Encode:
         netmask = _netmask(shape.family, prefix_length or shape.family.bits)
@@ -221,12 +206,12 @@ class Encoder:
 
         return message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32}).encode
 
-    def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST, layout: Any = None) -> bytes:
-        encoded = layout or ipvs.ipvsmsg()
+    def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST) -> bytes:
+        encoded = ipvs.ipvsmsg()
         encoded["cmd"] = command
         encoded["version"] = ipvs.GENL_VERSION
         encoded["attrs"] = attributes
-        return message.encode(encoded, self._number, flags)
+        return message.encode(encoded, self.family_number, flags)
 
 
 def _netmask(family: Family, prefix_length: int) -> str:

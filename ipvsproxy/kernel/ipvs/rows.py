@@ -8,7 +8,6 @@ import pathlib
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
-from typing import Protocol as TypingProtocol
 
 from pyroute2.netlink import NETLINK_GENERIC
 
@@ -145,7 +144,6 @@ class NetlinkTable:
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         self.channel = netlink.Channel(NETLINK_GENERIC, connect)
         self.encoder = ipvs_message.Encoder(0)
-        self._family_number = 0
         try:
             self.renew()
         except KernelError:
@@ -156,34 +154,28 @@ class NetlinkTable:
         """Close the socket."""
         self.channel.close()
 
-    def renew(self) -> bool:
-        """Look up the number of the generic netlink family of IPVS.
-
-        Returns true if the number has changed because the module was loaded again.
-        """
+    def renew(self) -> None:
+        """Look up the number of the generic netlink family of IPVS, which changes when the module is loaded again."""
         number = netlink.resolve_family(self.channel, "IPVS", "ip_vs")
-        if number == self._family_number:
-            return False
-        self._family_number = number
-        self.encoder = ipvs_message.Encoder(number)
-        return True
+        if number != self.encoder.family_number:
+            self.encoder = ipvs_message.Encoder(number)
 
     def rows(self) -> list[NetlinkRow]:
         """The rows of all virtual servers."""
         return self._gather(
-            ipvs_message.Encoder.all_services, "list the virtual servers", lambda parts: filter(None, map(row_of, parts))
+            self.encoder.all_services(), "list the virtual servers", lambda parts: filter(None, map(row_of, parts))
         )
 
     def real_servers(self, key: VirtualServerKey) -> list[RealServerRow]:
         """The real servers of a virtual server; empty if the virtual server does not exist."""
         return self._gather(
-            lambda encoder: encoder.destinations(key), f"list the real servers of {key}", lambda parts: map(real_server_of, parts)
+            self.encoder.destinations(key), f"list the real servers of {key}", lambda parts: map(real_server_of, parts)
         )
 
     def counted_real_servers(self, key: VirtualServerKey) -> list[tuple[RealServerRow, Counters]]:
         """The real servers of a virtual server, each with its counters; empty if the virtual server does not exist."""
         return self._gather(
-            lambda encoder: encoder.destinations(key),
+            self.encoder.destinations(key),
             f"read the counters of {key}",
             lambda parts: ((real_server_of(part), _counters(_COUNTERS_OF_DESTINATION, part)) for part in parts),
         )
@@ -205,7 +197,7 @@ class NetlinkTable:
         if values is None:
             raise KernelError(action=action, detail="the answer is incomplete")
         version, size = values
-        parts = self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", list)
+        parts = self._gather(self.encoder.all_services(), "list the virtual servers", list)
         rows = [self._with_real_servers(part, row, key) for part in parts if (row := row_of(part)) and (key := key_of(row[0]))]
         return IpvsTable(f"{version >> 16 & 0xFF}.{version >> 8 & 0xFF}.{version & 0xFF}", size, tuple(sorted(rows, key=_order)))
 
@@ -219,20 +211,9 @@ class NetlinkTable:
             tuple(sorted(self.real_servers(key))),
         )
 
-    def _gather(
-        self, request: Callable[[ipvs_message.Encoder], bytes], action: str, read: Callable[[Iterable[Part]], Iterable[T]]
-    ) -> list[T]:
+    def _gather(self, request: bytes, action: str, read: Callable[[Iterable[Part]], Iterable[T]]) -> list[T]:
         """Apply ``read`` to the messages of each part of a dump, and return all results."""
-
-        def read_part(replies: Iterable[netlink.Reply]) -> Iterable[T]:
-            return read(map(ipvs_message.attributes, replies))
-
-        try:
-            return self.channel.gather(request(self.encoder), action, read_part)
-        except KernelError as error:
-            if error.errno != errno.ENOENT or not self.renew():
-                raise
-            return self.channel.gather(request(self.encoder), action, read_part)
+        return self.channel.gather(request, action, lambda replies: read(map(ipvs_message.attributes, replies)))
 
 
 class EndpointTraffic(NamedTuple):
@@ -242,33 +223,22 @@ class EndpointTraffic(NamedTuple):
     counters: Counters
 
 
-class OpenConnections(TypingProtocol):
-    """The connections of all real servers in the network namespace, as the last reading of all real servers found them."""
-
-    def __call__(self, *, is_wanted: bool) -> ConnectionCounts | None:
-        """Returns None if that reading did not add up the connections.
-
-        ``is_wanted``: the next readings add up the connections. This needs no further system call, because the kernel's answers
-        about real servers contain them.
-        """
-
-
-def _no_connections_known(*, is_wanted: bool) -> None:
-    del is_wanted
-
-
 @dataclasses.dataclass(eq=False)
 class TrafficReader:
     """Reads counters in the network namespace of the calling thread.
 
     Each reading uses its own socket, so that other requests may be sent between the parts of the reading. ``connect`` is the
     function that opens a socket.
+
+    ``open_connections`` returns the connections of all real servers in the network namespace, as the last reading of all real
+    servers found them; None if that reading did not add them up. With ``is_wanted``, the next readings add them up, which needs
+    no further system call, because the kernel's answers about real servers contain them.
     """
 
     connect: Callable[[int], netlink.Socket]
     clock: Callable[[], float] = time.monotonic
     path: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs_stats")
-    open_connections: OpenConnections = _no_connections_known
+    open_connections: Callable[..., ConnectionCounts | None] = lambda *, is_wanted: None  # noqa: ARG005 - nobody adds them up
 
     def totals(self) -> Counters:
         """The counters of the whole network namespace, which include virtual servers that have been removed.
