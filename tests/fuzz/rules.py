@@ -97,7 +97,7 @@ def _read(chooser: Chooser, kind: ObjectKind) -> object:
 def _check_encoding(desired: ServiceState) -> None:
     for entry in desired.entries:
         codec = ipset_message.codec(entry.set)
-        data = codec.encode([entry])
+        data = codec.encode(entry)
         assert _decoded(codec, data) == entry
     for server in desired.virtual_servers.values():
         operations = [Operation(Verb.ADD, server), Operation(Verb.REMOVE, server)]

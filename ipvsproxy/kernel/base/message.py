@@ -206,7 +206,7 @@ class _Places(NamedTuple):
 
 
 class Layout:
-    """Reads the same attributes, at least two, from many messages.
+    """Reads the same attributes from many messages.
 
     For each message length, only the attributes of the first message are walked.
 
@@ -257,7 +257,7 @@ class Layout:
             return None
         check = struct.Struct(kinds)
         order = sorted(range(len(places)), key=places.__getitem__)
-        pick = operator.itemgetter(*(order.index(field) for field in range(len(places))))
+        pick = operator.itemgetter(*(order.index(field) for field in range(len(places)))) if places[1:] else tuple
         return _Places(struct.Struct(values), pick, check, check.unpack_from(data, start))
 
 

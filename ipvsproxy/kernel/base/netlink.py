@@ -21,13 +21,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from pyroute2.netlink import ctrlmsg
 
 from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.model.plan import Operation, Outcome
 
 BUFFER_SIZE = 4 << 20
 """The requested size in bytes of a socket's send and receive buffers."""
@@ -394,6 +395,16 @@ def explain(number: int) -> str:
     if number == UNANSWERED:
         return "the kernel's answer was lost, so this may or may not be in force"
     return os.strerror(number)
+
+
+def outcome(operation: Operation, number: int, expected: Collection[int] = (), reason: str = "") -> Outcome:
+    """The outcome of an operation whose message succeeded (0), failed with this error number, or was not answered.
+
+    An ``expected`` number means that the object was unexpectedly present or absent. ``reason`` explains any other number.
+    """
+    if number == 0 or number in expected:
+        return Outcome(operation, surprise=number != 0)
+    return Outcome(operation, f"{operation}: {reason or explain(number)}", max(number, 0))
 
 
 def resolve_family(channel: Channel, name: str, module: str) -> int:

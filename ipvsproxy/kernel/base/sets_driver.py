@@ -3,6 +3,7 @@
 import abc
 import errno
 import itertools
+import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -34,6 +35,13 @@ class ObservedSet(NamedTuple):
         # Our sets may have been enlarged, so a larger capacity is no difference.
         theirs = (self.type, self.family, min(self.capacity, ours[2]))
         return "" if theirs == ours else f"it is {_describe(*theirs)}, not {_describe(*ours)}"
+
+
+class EncodedEntry(NamedTuple):
+    """An entry, and its bytes in a message."""
+
+    entry: SetEntry
+    encoded: bytes
 
 
 class SetsDriver(abc.ABC):
@@ -130,10 +138,8 @@ class SetsDriver(abc.ABC):
                     reason = self._difference(ip_set)
         except KernelError as error:
             return Outcome(operation, f"{operation}: {error.detail}", error.errno)
-        if number in (0, expected) and not reason:
-            return Outcome(operation, surprise=number == expected)
         set_type = ip_set.type if isinstance(ip_set, IpSet) else None
-        return Outcome(operation, f"{operation}: {reason or self._explain(number, set_type)}", max(number, 0))
+        return netlink.outcome(operation, number, () if reason else (expected,), reason or self._explain(number, set_type))
 
     def _difference(self, ip_set: IpSet) -> str:
         """How the existing set with the name of ``ip_set`` differs from ``ip_set``; empty if there is no difference."""
@@ -172,6 +178,48 @@ class SetsDriver(abc.ABC):
         Returns the outcomes of entries that failed, or that were unexpectedly present or absent; the keys are operations on
         single entries.
         """
+
+
+class EntryBatch(abc.ABC):
+    """Set entries to be sent together, and their outcomes.
+
+    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; its keys are operations on
+    single entries.
+    """
+
+    def __init__(self, channel: netlink.Channel) -> None:
+        self.reported: dict[Operation, Outcome] = {}
+        self._channel = channel
+
+    @abc.abstractmethod
+    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
+        """Add entries of one set to this batch."""
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Send this batch to the kernel."""
+
+    def send(self, operations: Iterable[Operation]) -> dict[Operation, Outcome]:
+        """Add and remove the entries of these operations. Returns ``reported``."""
+        for verb, entries in runs(operations):
+            self.add(verb, entries)
+        self.flush()
+        return self.reported
+
+    def encoded(self, verb: Verb, entries: Iterable[SetEntry], encode: Callable[[SetEntry], bytes]) -> list[EncodedEntry]:
+        """The entries with their bytes. An entry that cannot be encoded is reported as failed, and left out."""
+        encoded: list[EncodedEntry] = []
+        for entry in entries:
+            try:
+                encoded.append(EncodedEntry(entry, encode(entry)))
+            except (ValueError, struct.error) as error:
+                self.report(verb, entry, errno.EINVAL, reason=str(error))
+        return encoded
+
+    def report(self, verb: Verb, entry: SetEntry, number: int, expected: Collection[int] = (), reason: str = "") -> None:
+        """Report the outcome of one entry; see ``netlink.outcome``."""
+        operation = Operation(verb, SetEntries.of(entry))
+        self.reported[operation] = netlink.outcome(operation, number, expected, reason)
 
 
 def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, Sequence[Operation]]]:

@@ -6,7 +6,6 @@ name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSE
 """
 
 import errno
-import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -15,9 +14,8 @@ import structlog
 
 from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import EncodedEntry, ObservedSet, SetsDriver
 from ipvsproxy.kernel.ipset import ipset_message
-from ipvsproxy.model import real_servers
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetType
@@ -72,21 +70,17 @@ class IpsetDriver(SetsDriver):
         return self._dump(SET_COPY.name, header_only=True) is not None
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        batch = EntryBatch(self._channel)
-        for verb, entries in sets_driver.runs(operations):
-            batch.add(verb, entries)
-        batch.flush()
+        reported = EntryBatch(self._channel).send(operations)
         full = {
             one: one.item.set
-            for one, outcome in batch.reported.items()
+            for one, outcome in reported.items()
             if outcome.errno == HASH_FULL and isinstance(one.item, SetEntries)
         }
         enlarged = self._enlarge_all(dict.fromkeys(full.values()))
         again = [operation for operation, name in full.items() if name in enlarged]
         if not again:
-            return batch.reported
-        reported = {one: outcome for one, outcome in batch.reported.items() if full.get(one) not in enlarged}
-        return reported | self._apply_entries(again)
+            return reported
+        return {one: outcome for one, outcome in reported.items() if full.get(one) not in enlarged} | self._apply_entries(again)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
         """Enlarge these sets, which are full. Returns the names of the sets that were enlarged."""
@@ -172,87 +166,54 @@ class IpsetDriver(SetsDriver):
         return observed
 
 
-class EntryBatch:
-    """Set entries to be sent by one ``send``, and their outcomes.
-
-    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; its keys are operations on
-    single entries.
-    """
+class EntryBatch(sets_driver.EntryBatch):
+    """Set entries to be sent by one ``send``; an ``EntryBatch``."""
 
     def __init__(self, channel: netlink.Channel) -> None:
-        self.reported: dict[Operation, Outcome] = {}
-        self._channel = channel
+        super().__init__(channel)
         self._pending: list[_Entries] = []
         self._size = 0
 
     def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Add entries of one set to this batch."""
+        """As in ``sets_driver.EntryBatch``."""
         codec = ipset_message.codec(entries[0].set)
-        step = codec.entries_per_message
-        for first in range(0, len(entries), step):
-            part = self._encode(codec, verb, entries[first : first + step])
-            if part.entries:
-                self._pending.append(part)
-                self._size += len(part.encoded)
+        encoded = self.encoded(verb, entries, codec.encode)
+        for first in range(0, len(encoded), codec.entries_per_message):
+            part = encoded[first : first + codec.entries_per_message]
+            self._pending.append(_Entries(verb, part))
+            self._size += len(part) * codec.entry_size
             if self._size >= SEND_LIMIT - ipset_message.CONTAINER_LIMIT:
                 self.flush()
 
-    def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
-        """Encode entries. An entry that cannot be encoded is reported as failed and is not sent."""
-        try:
-            return _Entries(verb, entries, codec.encode(entries))
-        except (ValueError, struct.error) as error:
-            if len(entries) == 1:
-                self._fail(Operation(verb, SetEntries.of(*entries)), errno.EINVAL, str(error))
-                return _Entries(verb, (), b"")
-        alone = [self._encode(codec, verb, (entry,)) for entry in entries]
-        return _Entries(verb, [entry for one in alone for entry in one.entries], b"".join(one.encoded for one in alone))
-
     def flush(self) -> None:
-        """Send this batch to the kernel."""
+        """As in ``sets_driver.EntryBatch``."""
         pending, self._pending, self._size = self._pending, [], 0
         for index, number in self._run(pending).items():
-            one = pending[index]
-            if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
-                for entry in one.entries:
-                    self._report(one.verb, entry, number)
+            verb, entries = pending[index]
+            if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
+                failed = dict.fromkeys(range(len(entries)), number)
             else:
-                self._repeat(one)
-
-    def _repeat(self, several: "_Entries") -> None:
-        """Send each entry in its own message, so that each entry has its own outcome."""
-        verb, entries, encoded = several
-        parts = real_servers.pieces(encoded, len(encoded) // len(entries))
-        alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
-        for index, number in self._run(alone).items():
-            self._report(verb, entries[index], number)
+                failed = self._run([_Entries(verb, (one,)) for one in entries])  # so that each entry has its own outcome
+            for place, reason in failed.items():
+                entry = entries[place].entry
+                expected = (errno.ENOENT,) if verb is Verb.REMOVE else ()
+                self.report(verb, entry, reason, expected, explain(reason, IP_SETS[entry.set].type))
 
     def _run(self, several: Sequence["_Entries"]) -> dict[int, int]:
         sequences = self._channel.sequences(len(several))
         return self._channel.run_all(
             [
-                ipset_message.codec(entries[0].set).request(verb, encoded, sequence)
-                for (verb, entries, encoded), sequence in zip(several, sequences, strict=True)
+                ipset_message.codec(entries[0].entry.set).request(verb, b"".join(one.encoded for one in entries), sequence)
+                for (verb, entries), sequence in zip(several, sequences, strict=True)
             ]
         )
-
-    def _report(self, verb: Verb, entry: SetEntry, number: int) -> None:
-        operation = Operation(verb, SetEntries.of(entry))
-        if verb is Verb.REMOVE and number == errno.ENOENT:
-            self.reported[operation] = Outcome(operation, surprise=True)
-        else:
-            self._fail(operation, max(number, 0), explain(number, IP_SETS[entry.set].type))
-
-    def _fail(self, operation: Operation, number: int, reason: str) -> None:
-        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
 
 
 class _Entries(NamedTuple):
     """Entries of the same set that share one message."""
 
     verb: Verb
-    entries: Sequence[SetEntry]
-    encoded: bytes
+    entries: Sequence[EncodedEntry]
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:
@@ -281,29 +242,20 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
         KernelError: the set could not be enlarged, and has not been changed.
     """
     action = f"enlarge {ip_set}"
+    codec = ipset_message.EntryCodec(ip_set, SET_COPY.name)
+    encoded = list(map(codec.encode, entries))
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
     channel.do(ipset_message.destruction(SET_COPY.name))  # a copy left by a process that was killed at this point
     _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
     try:
-        _fill(channel, ip_set, entries, action)
+        for first in range(0, len(encoded), codec.entries_per_message):
+            part = b"".join(encoded[first : first + codec.entries_per_message])
+            _do(channel, codec.request(Verb.ADD, part, bytes(4)), action)
         _do(channel, ipset_message.swap(SET_COPY.name, ip_set.name), action)
     finally:
         channel.do(ipset_message.destruction(SET_COPY.name))
     log.warning("set_enlarged", set=ip_set.name, entries=len(entries), capacity=capacity * 2)
-
-
-def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry], action: str) -> None:
-    codec = ipset_message.EntryCodec(ip_set, SET_COPY.name)
-    try:
-        encoded = codec.encode(list(entries)) if entries else b""
-    except (ValueError, struct.error) as error:
-        raise KernelError(action=action, detail=str(error)) from error
-    step = codec.entries_per_message * codec.entry_size
-    for start in range(0, len(encoded), step):
-        (sequence,) = channel.sequences(1)
-        for number in channel.run([codec.request(Verb.ADD, encoded[start : start + step], sequence)]).values():
-            raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))
 
 
 def _do(channel: netlink.Channel, request: bytes, action: str) -> None:

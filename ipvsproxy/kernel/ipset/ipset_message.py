@@ -5,9 +5,8 @@ the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
 """
 
 import functools
-import operator
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
@@ -142,7 +141,6 @@ class EntryCodec:
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
         self._fields = (*_FIELDS[ip_set.type], "skbmark") if ip_set.gives_marks else _FIELDS[ip_set.type]
-        self._columns = [(field, operator.attrgetter(field)) for field in self._fields]
         self._size = ip_set.family.bits // 8
         samples = {
             "address": message.ADDRESSES[ip_set.family],
@@ -157,21 +155,20 @@ class EntryCodec:
         self.entry_size = self._template.size
         self.entries_per_message = CONTAINER_LIMIT // self.entry_size
         self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
-        self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
+        self._layout = message.Layout(self._places())
 
-    def encode(self, entries: Sequence[SetEntry]) -> bytes:
-        """Encode entries in the form in which a message contains them: one after another, ``entry_size`` bytes each.
+    def encode(self, entry: SetEntry) -> bytes:
+        """Encode an entry in the form in which a message contains it, ``entry_size`` bytes long.
 
         Raises:
             ValueError, struct.error: an address is missing or is not of the set's family, or a number does not fit its field.
         """
-        columns = [self._column(field, list(map(get, entries))) for field, get in self._columns]
-        return b"".join(map(self._template.encode, zip(*columns, strict=True)))
+        return self._template.encode(tuple(self._pack(field, getattr(entry, field)) for field in self._fields))
 
-    def _column(self, field: str, values: Collection[Any]) -> Iterable[bytes]:
-        if None in values or (field in ("address", "other") and any(len(one) != self._size for one in values)):
+    def _pack(self, field: str, value: Any) -> bytes:
+        if value is None or (field in ("address", "other") and len(value) != self._size):
             raise ValueError(_WRONG[field])
-        return map(_PACK[field], values) if field in _PACK else values
+        return _PACK[field](value) if field in _PACK else value
 
     def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
         """The message that adds or removes encoded entries; at most ``entries_per_message`` of them fit.
@@ -187,28 +184,19 @@ class EntryCodec:
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
         """The entry whose attributes are between ``start`` and ``end``; None means that ipvsproxy cannot have made the entry."""
-        if self._layout is None:
-            return self._decode_single(data, start, end)
         values = self._layout.read(data, start, end)
-        if values is None or values[2] not in _PROTOCOLS:
+        if values is None:
             return None
-        address, port, protocol, *rest = values
-        if "skbmark" in self._fields:
-            mark, mask = struct.unpack(">II", rest[0])
-            number = int.from_bytes(port, "big")
-            return MarkedEntry(self._name, Address(address), _PROTOCOLS[protocol], number, mark=mark, mask=mask)
-        other = Address(rest[0]) if rest else None
-        length = rest[1] if len(rest) > 1 else 0
-        return SetEntry(self._name, Address(address), _PROTOCOLS[protocol], int.from_bytes(port, "big"), other, length)
-
-    def _decode_single(self, data: bytes, start: int, end: int) -> SetEntry | None:
-        at = message.attributes(data, start, end).get(_NUMBERS[self._fields[0]])
-        if at is None:
+        found = dict(zip(self._fields, values, strict=True))
+        protocol = _PROTOCOLS.get(found.get("protocol", 0))
+        if protocol is None and "protocol" in found:
             return None
-        if self._type is SetType.PORT:
-            return SetEntry(self._name, port=int.from_bytes(data[slice(*at)], "big"))
-        packed = data[at[0] + 4 : at[1]]
-        return SetEntry(self._name, Address(packed)) if len(packed) == self._size else None
+        address, other = (Address(found[field]) if field in found else None for field in ("address", "other"))
+        port = int.from_bytes(found.get("port", b""), "big")
+        if "skbmark" in found:
+            mark, mask = struct.unpack(">II", found["skbmark"])
+            return MarkedEntry(self._name, address, protocol, port, mark=mark, mask=mask)
+        return SetEntry(self._name, address, protocol, port, other, found.get("prefix_length", 0))
 
     def _places(self) -> list[message.Field]:
         nested = 1 if self._family is Family.IPV4 else 2
@@ -284,14 +272,5 @@ def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Ra
         return None
     with netlink.parsing(action):
         found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
-        return Range(_byte(found.payload(LOWEST_REVISION)), _byte(found.payload(REVISION)))
-
-
-def _byte(payload: bytes) -> int:
-    """An attribute of one byte.
-
-    Raises:
-        ValueError: the attribute is not one byte long.
-    """
-    (value,) = payload
-    return value
+        (oldest,), (newest,) = map(found.payload, (LOWEST_REVISION, REVISION))  # one byte each
+        return Range(oldest, newest)

@@ -4,7 +4,7 @@ import errno
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -40,6 +40,13 @@ _LINK = struct.Struct("=4xi")
 _ADDRESS = struct.Struct("=BBxxI")
 _SIZES: Mapping[int, int] = {family: family.bits // 8 for family in Family}
 _pack_index = struct.Struct("=I").pack
+
+
+_EXPECTED: Mapping[Verb, Collection[int]] = {
+    Verb.ADD: (errno.EEXIST,),
+    Verb.REMOVE: (errno.EADDRNOTAVAIL, errno.ENXIO, errno.ENODEV),
+}
+"""The errors for an address that is already present, or already gone."""
 
 
 class ObservedAddresses(NamedTuple):
@@ -153,12 +160,9 @@ class AddressDriver:
                 expected = errno.EEXIST
         except KernelError as error:
             return Outcome(operation, f"{operation}: {error.detail}", error.errno)
-        if number in (0, expected):
-            return Outcome(operation, surprise=number == expected)
-        reason = netlink.explain(number)
-        if number == errno.EOPNOTSUPP:
-            reason = "this kernel has no dummy devices: the module dummy is missing or cannot be loaded"
-        return Outcome(operation, f"{operation}: {reason}", max(number, 0))
+        is_unknown = number == errno.EOPNOTSUPP
+        reason = "this kernel has no dummy devices: the module dummy is missing or cannot be loaded" if is_unknown else ""
+        return netlink.outcome(operation, number, (expected,), reason)
 
     def _apply_addresses(self, operations: Sequence[Operation]) -> Mapping[Operation, Outcome]:
         """Add and remove addresses.
@@ -182,7 +186,11 @@ class AddressDriver:
             if observed <= {operation.item.key for operation in operations}:
                 return self._empty_device(operations, observed)
         failed = self._channel.run_all(self._encode(operations, _pack_index(link.number)), BATCH_SIZE)
-        return {operations[place]: _outcome(operations[place], number) for place, number in failed.items()}
+        return {
+            one: netlink.outcome(one, number, _EXPECTED[one.verb])
+            for place, number in failed.items()
+            for one in [operations[place]]
+        }
 
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
         """Remove all addresses of the device; ``observed`` are the addresses that it has.
@@ -224,16 +232,6 @@ class AddressDriver:
             what = f"a {link.kind} device" if link.kind else "a device of another kind"
             detail = f"{link.name} is {what}, not a {KIND}: remove or rename it"
             raise KernelError(action=f"find {link.name}", errno=errno.EEXIST, detail=detail)
-
-
-def _outcome(operation: Operation, number: int) -> Outcome:
-    if operation.verb is Verb.REMOVE:
-        surprise = number in (errno.EADDRNOTAVAIL, errno.ENXIO, errno.ENODEV)
-    else:
-        surprise = number == errno.EEXIST
-    if surprise:
-        return Outcome(operation, surprise=True)
-    return Outcome(operation, f"{operation}: {netlink.explain(number)}", max(number, 0))
 
 
 def _parse_link(reply: netlink.Reply) -> _Link:

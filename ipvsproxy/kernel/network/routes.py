@@ -187,12 +187,10 @@ class RouteDriver:
 
 
 def _outcome(operation: Operation, number: int, present: AbstractSet[Address]) -> Outcome:
+    expected: tuple[int, ...] = (errno.EEXIST,) if operation.item.key in present else ()
     if operation.verb is Verb.REMOVE:
-        if number in (errno.ESRCH, errno.ENODEV):
-            return Outcome(operation, surprise=True)
-    elif number == errno.EEXIST and operation.item.key in present:
-        return Outcome(operation, surprise=True)
-    return Outcome(operation, f"{operation}: {_reason(operation, number)}", max(number, 0))
+        expected = (errno.ESRCH, errno.ENODEV)
+    return netlink.outcome(operation, number, expected, _reason(operation, number))
 
 
 def _reason(operation: Operation, number: int) -> str:
@@ -205,4 +203,4 @@ def _reason(operation: Operation, number: int) -> str:
         case errno.EACCES:
             return "IPv6 is disabled on lo: set net.ipv6.conf.lo.disable_ipv6 to 0"
         case _:
-            return netlink.explain(number)
+            return ""

@@ -8,6 +8,7 @@ the whole transaction; the transaction is then repeated with the acceptable entr
 """
 
 import errno
+import functools
 import re
 import struct
 import time
@@ -23,7 +24,7 @@ from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetType
+from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntry, SetType
 
 PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each dump of a large set, until two dumps agree."""
@@ -136,11 +137,7 @@ class NftSetsDriver(SetsDriver):
         return failed[min(failed)] if failed else 0
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        batch = ElementBatch(self._channel)
-        for verb, entries in sets_driver.runs(operations):
-            batch.add(verb, entries)
-        batch.flush()
-        return batch.reported
+        return ElementBatch(self._channel).send(operations)
 
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
         """The messages with the parameters of a set, then the messages with its elements."""
@@ -215,38 +212,26 @@ class _Part(NamedTuple):
     repairs: int = 0
 
 
-class ElementBatch:
-    """Entries to be sent in one transaction, and their outcomes.
-
-    ``reported`` has the outcomes of entries that failed; its keys are operations on single entries.
-    """
+class ElementBatch(sets_driver.EntryBatch):
+    """Entries to be sent in one transaction; an ``EntryBatch``."""
 
     def __init__(self, channel: netlink.Channel) -> None:
-        self.reported: dict[Operation, Outcome] = {}
-        self._channel = channel
+        super().__init__(channel)
         self._pending: list[_Part] = []
         self._size = 0
 
     def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Add entries of one set to this batch."""
+        """As in ``EntryBatch``."""
         ip_set = IP_SETS[entries[0].set]
-        encoded: list[bytes] = []
-        taken: list[SetEntry] = []
-        for entry in entries:
-            try:
-                encoded.append(encode(ip_set, entry))
-            except ValueError as error:
-                self._fail(verb, entry, errno.EINVAL, str(error))
-            else:
-                taken.append(entry)
-        for part, together in joined(encoded):
-            self._pending.append(_Part(verb, taken[part], [message_of(ip_set, together, verb)]))
+        taken = self.encoded(verb, entries, functools.partial(encode, ip_set))
+        for part, together in joined([one.encoded for one in taken]):
+            self._pending.append(_Part(verb, [one.entry for one in taken[part]], [message_of(ip_set, together, verb)]))
             self._size += len(together)
             if self._size >= TRANSACTION_LIMIT or len(self._pending) >= self._channel.limit:
                 self.flush()
 
     def flush(self) -> None:
-        """Send this batch to the kernel.
+        """As in ``EntryBatch``.
 
         A refused message is replaced, in the same position, by a message that the kernel accepts, because later messages may
         depend on it. Entries are not tried one by one, because before the kernel answers a refused transaction, it waits for all
@@ -275,7 +260,7 @@ class ElementBatch:
         is_unclear = number in ((errno.EEXIST, errno.ENOENT) if ip_set.gives_marks else (errno.ENOENT,))
         if part.repairs >= REPAIRS or not is_unclear or (part.verb is Verb.ADD and not ip_set.gives_marks):
             for entry in part.entries:
-                self._fail(part.verb, entry, max(number, 0), nft.explain(number))
+                self.report(part.verb, entry, number, reason=nft.explain(number))
             return None
         present = self._present(ip_set, part.entries)
         if part.verb is Verb.REMOVE:
@@ -287,8 +272,7 @@ class ElementBatch:
 
     def _without_absent(self, ip_set: IpSet, part: _Part, present: Sequence[SetEntry]) -> _Part | None:
         for entry in set(part.entries).difference(present):
-            operation = Operation(part.verb, SetEntries.of(entry))
-            self.reported[operation] = Outcome(operation, surprise=True)
+            self.report(part.verb, entry, errno.ENOENT, expected=(errno.ENOENT,))
         encoded = b"".join(encode(ip_set, entry) for entry in present)
         return _Part(part.verb, present, [message_of(ip_set, encoded, part.verb)], part.repairs + 1) if present else None
 
@@ -307,10 +291,6 @@ class ElementBatch:
             failed = self._channel.run(questions)
             present += [entry for at, entry in enumerate(asked) if failed.get(at) != errno.ENOENT]
         return present
-
-    def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
-        operation = Operation(verb, SetEntries.of(entry))
-        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
 
 
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
