@@ -219,11 +219,6 @@ def test_any_value_of_any_field_is_read_or_refused(fields: list[tuple[Option, st
     assert all(str(problem).startswith("f") for problem in read.problems)
 
 
-@given(strategies.binary())
-def test_any_bytes_of_a_file_are_read_or_refused(data: bytes) -> None:
-    assert file.read(data, "f").problems
-
-
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_the_depth_of_nesting_is_limited(opening: str) -> None:
     (problem,) = file.read((HEAD + "x: \n  " + opening * 500).encode(), "f").problems

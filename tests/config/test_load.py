@@ -208,13 +208,3 @@ def test_all_problems_are_reported_and_not_only_the_first() -> None:
     given, problems, _ = load.parse(["--foo", "--oom-score-adj=x", "-v=2", "word", "--config"])
     assert [str(problem).partition(":")[0] for problem in problems] == ["'--foo'", "--oom-score-adj", "'word'", "--config"]
     assert given["logging.verbosity"].value == 2
-
-
-@given(
-    strategies.lists(
-        strategies.one_of(strategies.text(), strategies.sampled_from(_OPTIONS).map(lambda option: f"--{option.flag}"))
-    )
-)
-def test_any_command_line_results_in_values_and_problems(arguments: list[str]) -> None:
-    given, problems, _ = load.parse(arguments)
-    assert len(given) + len(problems) <= len(arguments)

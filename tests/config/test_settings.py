@@ -1,151 +1,52 @@
-"""Covers how the configuration becomes the settings of each part of the program: each option sets its attribute."""
+"""Covers how the configuration becomes the settings of each part of the program on a host.
 
-from collections.abc import Collection, Mapping
+``test_validate.py`` covers which attribute each option sets.
+"""
+
+from collections.abc import Collection
 
 import pytest
 
-from ipvsproxy.config.settings import Choices, EngineSettings
-from ipvsproxy.model.kernel import Sysctl, Timeouts
+from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import view
-from ipvsproxy.translate.translation_settings import Binding, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import Settings
 from tests.config import loading
 from tests.support import builders
 
-BOTH = {Family.IPV4: True, Family.IPV6: False}
 
-
-def choices(
-    *flags: str,
-    families: Mapping[Family, bool] = BOTH,
-    scheduler: str = "",
-    kernel_version: tuple[int, int] = (6, 1),
-    processors: int = 4,
-) -> Choices:
-    config = loading.from_flags(*flags)
-    scheduler = scheduler or config.translation.scheduler
-    return config.on_host(families, scheduler, Backend.IPTABLES, config.sysctls(kernel_version, processors))
-
-
-def translation(*flags: str) -> Settings:
-    return choices(*flags).translation
-
-
-def engine(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4) -> EngineSettings:
-    return choices(*flags, kernel_version=kernel_version, processors=processors).settings
-
-
-def values_by_path(settings: EngineSettings) -> dict[str, str]:
-    return {setting.path: setting.value for setting in settings.sysctls}
-
-
-def test_without_flags_the_settings_of_translation_have_their_defaults() -> None:
-    assert translation() == Settings(random_fully=BOTH, bind_address=parse_address("0.0.0.0"), external_addresses=True)
-
-
-def test_only_families_whose_iptables_program_works_are_served() -> None:
-    settings = choices(families={Family.IPV6: True}).translation
-    assert settings.families == {Family.IPV6}
-
-
-def test_the_scheduler_of_translation_is_the_scheduler_that_the_kernel_has() -> None:
-    assert choices("--ipvs-scheduler=nosuch", scheduler="rr").translation.scheduler == "rr"
-
-
-def test_options_reach_the_settings_of_translation() -> None:
-    settings = translation(
-        "--ipvs-scheduler=mh",
-        "--masquerade-all",
-        "--iptables-masquerade-bit=9",
-        "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
-        "--nodeport-addresses=10.0.0.0/8",
-        "--bind-address=10.1.2.3",
-        "--feature-gates=AllowServiceExternalIPs=false",
-        "--ipvs-vip-binding=routes",
+def test_the_settings_have_the_families_and_the_scheduler_that_the_host_has() -> None:
+    config = loading.from_flags("--hostname-override=node-a", "--ipvs-scheduler=nosuch")
+    chosen = config.on_host({Family.IPV6: True}, "rr", Backend.IPTABLES, (Sysctl("a", "1"),))
+    assert chosen.translation == Settings(
+        families=frozenset({Family.IPV6}), random_fully={Family.IPV6: True}, bind_address=parse_address("0.0.0.0"), scheduler="rr"
     )
-    assert settings == Settings(
-        scheduler="mh",
-        masquerade_all=True,
-        masquerade_bit=9,
-        scope_bits=0x3DFF,
-        random_fully=BOTH,
-        cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"),
-        node_port_networks=builders.networks("10.0.0.0/8"),
-        bind_address=parse_address("10.1.2.3"),
-        external_addresses=False,
-        binding=Binding.ROUTES,
-    )
+    assert chosen.policy.families == {Family.IPV6}
+    assert (chosen.settings.node_name, chosen.settings.sysctls) == ("node-a", (Sysctl("a", "1"),))
 
 
-def test_primary_node_port_addresses_reach_the_settings_of_translation() -> None:
-    assert translation("--nodeport-addresses=primary").node_port_primary
-
-
-@pytest.mark.parametrize(
-    ("flags", "mode", "interface"),
-    [
-        (["--detect-local-mode=NodeCIDR"], LocalMode.NODE_CIDR, ""),
-        (["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"], LocalMode.BRIDGE_INTERFACE, "cni0"),
-        (
-            ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali"],
-            LocalMode.INTERFACE_NAME_PREFIX,
-            "cali",
-        ),
-    ],
-)
-def test_the_local_pod_detection_mode_reaches_translation(flags: list[str], mode: LocalMode, interface: str) -> None:
-    settings = translation(*flags)
-    assert (settings.detect_local, settings.local_interface) == (mode, interface)
-
-
-def test_excluded_ranges_and_the_drain_deadline_reach_the_reconciler() -> None:
-    flags = ("--ipvs-exclude-cidrs=198.51.100.0/24", "--ipvs-drain-deadline=90s")
-    excluded = builders.networks("198.51.100.0/24")
-    assert choices(*flags, families={Family.IPV6: True}).policy == Policy(
-        drain_deadline_s=90, excluded=excluded, families=frozenset({Family.IPV6})
-    )
-
-
-def test_sync_periods_and_connection_timeouts_reach_the_loop() -> None:
-    settings = engine(
-        "--hostname-override=node-a",
-        "--ipvs-sync-period=20s",
-        "--ipvs-min-sync-period=3s",
-        "--ipvs-tcp-timeout=15m",
-        "--ipvs-udp-timeout=5m",
-    )
-    assert (settings.node_name, settings.audit_interval_s, settings.min_interval_s) == ("node-a", 20, 3)
-    assert settings.timeouts == Timeouts(900, 0, 300)
-
-
-def test_the_kernels_connection_timeouts_stay_unless_a_timeout_is_configured() -> None:
-    assert engine().timeouts is None
-    assert engine("--ipvs-tcpfin-timeout=2m").timeouts == Timeouts(0, 120, 0)
+def sysctls(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4) -> dict[str, str]:
+    return {one.path: one.value for one in loading.from_flags(*flags).sysctls(kernel_version, processors)}
 
 
 def test_the_kernel_settings_that_ipvs_needs_are_written() -> None:
-    settings = engine()
-    assert Sysctl("net/ipv4/vs/conntrack", "1") in settings.sysctls
-    assert Sysctl("net/ipv4/ip_forward", "1") in settings.sysctls
-    assert "net/ipv4/conf/all/arp_ignore" not in values_by_path(settings)
-    assert "net/ipv4/vs/conn_reuse_mode" not in values_by_path(settings)
-    assert values_by_path(engine(kernel_version=(5, 4)))["net/ipv4/vs/conn_reuse_mode"] == "0"
-    assert values_by_path(engine("--ipvs-strict-arp"))["net/ipv4/conf/all/arp_ignore"] == "1"
+    settings = sysctls()
+    assert (settings["net/ipv4/vs/conntrack"], settings["net/ipv4/ip_forward"]) == ("1", "1")
+    assert settings.keys().isdisjoint({"net/ipv4/conf/all/arp_ignore", "net/ipv4/vs/conn_reuse_mode"})
+    assert sysctls(kernel_version=(5, 4))["net/ipv4/vs/conn_reuse_mode"] == "0"
+    assert sysctls("--ipvs-strict-arp")["net/ipv4/conf/all/arp_ignore"] == "1"
 
 
 def test_connection_tracking_limits_depend_on_options_and_the_size_of_the_host() -> None:
-    settings = values_by_path(
-        engine(
-            "--conntrack-max-per-core=50000",
-            "--conntrack-min=1000",
-            "--conntrack-tcp-timeout-established=10m",
-            "--conntrack-tcp-timeout-close-wait=20s",
-            "--conntrack-tcp-be-liberal",
-            "--conntrack-udp-timeout=30s",
-            "--conntrack-udp-timeout-stream=40s",
-        )
+    settings = sysctls(
+        "--conntrack-max-per-core=50000",
+        "--conntrack-min=1000",
+        "--conntrack-tcp-timeout-established=10m",
+        "--conntrack-tcp-timeout-close-wait=20s",
+        "--conntrack-tcp-be-liberal",
+        "--conntrack-udp-timeout=30s",
+        "--conntrack-udp-timeout-stream=40s",
     )
     tracking = {
         path.removeprefix("net/netfilter/nf_conntrack_"): value for path, value in settings.items() if "nf_conntrack_" in path
@@ -161,7 +62,7 @@ def test_connection_tracking_limits_depend_on_options_and_the_size_of_the_host()
 
 
 def test_the_connection_tracking_table_has_a_minimum_size_on_a_small_host() -> None:
-    settings = values_by_path(engine(processors=2))
+    settings = sysctls(processors=2)
     assert settings["net/netfilter/nf_conntrack_max"] == "131072"
     assert settings["/sys/module/nf_conntrack/parameters/hashsize"] == "32768"
 
@@ -227,7 +128,7 @@ def test_keywords_and_ranges_may_be_mixed_in_node_port_addresses(
     texts: str, node_addresses: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     interfaces = {"eth0": ["10.1.0.5", "2001:db8::6"], "eth1": ["10.2.0.5", "2001:db8::5"], "lo": ["127.0.0.1", "::1"]}
-    settings = translation(f"--nodeport-addresses={texts}")
+    settings = loading.from_flags(f"--nodeport-addresses={texts}").translation
     node = builders.node(*node_addresses) if node_addresses else None
     carried = [builders.interface_address(name, one) for name, some in interfaces.items() for one in some]
     answering = view.view_node(settings, "node-a", node, carried, ()).node_port_addresses

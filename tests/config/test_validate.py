@@ -12,7 +12,7 @@ from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.translation_settings import ConntrackChoices, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import Binding, ConntrackChoices, LocalMode, Settings
 from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
 
 
@@ -47,6 +47,9 @@ CASES = [
     ("engine.timeouts", Timeouts(0, 100, 0), "--ipvs-tcpfin-timeout=100s", "ipvs: {tcpFinTimeout: 100s}"),
     ("engine.timeouts", Timeouts(0, 0, 200), "--ipvs-udp-timeout=200s", "ipvs: {udpTimeout: 200s}"),
     ("translation.masquerade_bit", 15, "--iptables-masquerade-bit=15", "iptables: {masqueradeBit: 15}"),
+    ("translation.scope_bits", 0x3FF7, "--iptables-masquerade-bit=3", "iptables: {masqueradeBit: 3}"),
+    ("translation.scope_bits", 0xFF, "--ipvs-scope-mark-bits=0xff", "ipvsproxy: {scopeMarkBits: '0xff'}"),
+    ("translation.binding", Binding.ROUTES, "--ipvs-vip-binding=routes", "ipvsproxy: {vipBinding: routes}"),
     ("translation.masquerade_all", True, "--masquerade-all", "iptables: {masqueradeAll: true}"),
     ("translation.detect_local", LocalMode.NODE_CIDR, "--detect-local-mode=NodeCIDR", "detectLocalMode: NodeCIDR"),
     (
@@ -263,6 +266,11 @@ def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_one(mode: str) -> N
                 f"'{text}' is none of sloppy_sctp=0..1, sloppy_tcp=0..1, conn_lfactor=-8..8, svc_lfactor=-8..8",
             )
             for text in ("sloppy_sctp=2", "sloppy_sctp", "conn_lfactor=-9", "conn_lfactor=+1", "conntrack=0", "=1")
+        ),
+        ("--ipvs-scope-mark-bits=0", "'0' must be a number such as 0x3fff, with 1 to 16 of 32 bits set"),
+        (
+            "--ipvs-scope-mark-bits=0x4001",
+            "'0x4001' must not have the bits 0xc000, by which Kubernetes asks to masquerade and to drop a packet",
         ),
         ("--logging-format=xml", "'xml' must be one of text, json"),
         ("--hostname-override=  ", "must not be blank"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from ipvsproxy.config import catalogue, load
+from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.process import reload
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
@@ -335,12 +335,3 @@ async def test_a_hangup_signal_without_a_configuration_file_is_logged(logs: Logs
     await asyncio.sleep(0)
     task.cancel()
     assert logs[0]["event"] == "no_configuration_file"
-
-
-def test_every_field_of_the_ipvsproxy_section_needs_a_restart_unless_it_can_be_applied() -> None:
-    assert catalogue.BY_KEY["ipvsproxy.manifests"].restart
-    assert catalogue.BY_KEY["ipvsproxy.routeProtocol"].restart
-    assert catalogue.BY_KEY["ipvsproxy.rulesBackend"].restart
-    assert not catalogue.BY_KEY["ipvsproxy.drainDeadline"].restart
-    assert not catalogue.BY_KEY["ipvsproxy.vipBinding"].restart
-    assert not catalogue.BY_KEY["ipvs.scheduler"].restart
