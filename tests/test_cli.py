@@ -60,12 +60,6 @@ def served(modules: Modules) -> list[Config]:
     return configs
 
 
-def test_the_init_only_flag_does_not_serve(served: list[Config], modules: Modules) -> None:
-    modules.functions["daemon.process.requirements"] = lambda config: 5 if config.strict_arp else 6
-    assert cli.main(["--proxy-mode=ipvs", "--init-only", "--ipvs-strict-arp"]) == 5
-    assert served == []
-
-
 @pytest.mark.parametrize("command", [[], ["run"]])
 def test_flags_without_a_command_serve_as_in_kube_proxy(served: list[Config], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
@@ -90,6 +84,7 @@ def cleaned(modules: Modules) -> list[tuple[tuple[str, ...], bool, bool]]:
     [
         (["--cleanup"], ((), False, False)),
         (["--cleanup", "--ipvs-exclude-cidrs=10.0.0.0/8"], (("10.0.0.0/8",), False, False)),
+        (["--cleanup", "--dry-run"], ((), True, False)),
         (["cleanup"], ((), False, False)),
         (["cleanup", "--dry-run", "--output=json"], ((), True, True)),
         (["cleanup", "--dry-run=false", "-o", "text", "--proxy-mode=ipvs"], ((), False, False)),
@@ -212,7 +207,7 @@ def test_the_package_can_be_run_as_a_module() -> None:
         (["--init-only", "--dry-run"], 6),
         (["--init-only", "--cleanup"], 1),
         (["--cleanup", "--write-config-to={path}"], 0),
-        (["--cleanup=false"], 7),
+        (["--cleanup=false", "--dry-run=false"], 7),
     ],
 )
 def test_writing_the_configuration_takes_precedence_over_cleanup_and_cleanup_over_init_only(
@@ -417,20 +412,6 @@ def test_a_reader_that_closes_the_pipe_is_not_an_error() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-
-
-def test_a_dry_run_never_serves(served: list[Config], modules: Modules) -> None:
-    modules.functions["commands.dry_run"] = lambda _: 5
-    assert cli.main(["--proxy-mode=ipvs", "--dry-run"]) == 5
-    assert served == []
-    assert cli.main(["--proxy-mode=ipvs", "--dry-run=false"]) == 7
-
-
-def test_a_dry_run_with_the_cleanup_flag_changes_nothing(
-    cleaned: list[tuple[tuple[str, ...], bool, bool]],
-) -> None:
-    cli.main(["--cleanup", "--dry-run"])
-    assert cleaned == [((), True, False)]
 
 
 def test_a_start_imports_only_the_modules_that_it_needs() -> None:

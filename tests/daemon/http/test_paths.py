@@ -95,15 +95,15 @@ async def test_the_metrics_server_answers_as_recorded_from_kube_proxy(path: str)
         assert response.body.decode() == recorded["body"]
 
 
-async def test_a_missing_page_is_answered_with_gos_body_for_status_404() -> None:
-    async with _metrics(Node()) as port:
-        assert (await http_client.ask(port, "/nothing")).body == b"404 page not found\n"
-
-
 @pytest.mark.parametrize(
-    ("path", "body"), [("/healthz/ping", b"ok"), ("/healthz?verbose", b"[+]ping ok\nhealthz check passed\n")]
+    ("path", "body"),
+    [
+        ("/healthz/ping", b"ok"),
+        ("/healthz?verbose", b"[+]ping ok\nhealthz check passed\n"),
+        ("/nothing", b"404 page not found\n"),
+    ],
 )
-async def test_the_metrics_server_answers_a_health_check(path: str, body: bytes) -> None:
+async def test_the_metrics_server_answers_a_health_check_and_a_missing_page_as_go_does(path: str, body: bytes) -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, path)).body == body
 
@@ -127,15 +127,6 @@ async def test_answers_of_the_health_server_are_counted_in_the_scraped_metrics()
     assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in page
     assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in page
     assert 'kubeproxy_proxy_livez_total{code="200"} 1.0' in page
-
-
-async def test_a_process_that_is_about_to_stop_answers_unavailable_on_healthz_and_livez() -> None:
-    node = Node()
-    node.sync()
-    node.status.stop()
-    async with _health(node) as port:
-        for path in ("/healthz", "/livez"):
-            assert (await http_client.ask(port, path)).status == 503
 
 
 async def test_a_server_without_an_address_is_not_started() -> None:
@@ -187,24 +178,23 @@ async def test_flagz_and_statusz_are_plain_text_for_people() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "level", "code"),
-    [("PUT", "5", 200), ("PUT", "much", 400), ("PUT", "-1", 400), ("PUT", "2147483648", 400), ("GET", "", 406)],
+    ("flag", "method", "level", "code"),
+    [
+        ("--profiling", "PUT", "5", 200),
+        *(("--profiling", "PUT", level, 400) for level in ("much", "-1", "2147483648")),
+        ("--profiling", "GET", "", 406),
+        ("--profiling=false", "PUT", "5", 404),
+    ],
 )
-async def test_if_profiling_is_enabled_a_put_request_sets_the_verbosity(
-    monkeypatch: pytest.MonkeyPatch, method: str, level: str, code: int
+async def test_only_if_profiling_is_enabled_a_put_request_sets_the_verbosity(
+    monkeypatch: pytest.MonkeyPatch, flag: str, method: str, level: str, code: int
 ) -> None:
     put: list[int] = []
     monkeypatch.setattr(log, "set_up", lambda *, json, verbosity: put.append(verbosity))
-    async with _metrics(Node(Servers(health=None, metrics=ANYWHERE), "--profiling")) as port:
+    async with _metrics(Node(Servers(health=None, metrics=ANYWHERE), flag)) as port:
         headers = f"Content-Length: {len(level)}\r\n\r\n{level}"
         response = await http_client.ask(port, "/debug/flags/v", method=method, headers=headers)
     assert (response.status, put) == (code, [5] if code == 200 else [])
-
-
-async def test_if_profiling_is_disabled_the_verbosity_cannot_be_set() -> None:
-    async with _metrics(Node()) as port:
-        response = await http_client.ask(port, "/debug/flags/v", method="PUT", headers="Content-Length: 1\r\n\r\n5")
-    assert response.status == 404
 
 
 def _count(node: Node) -> int:
@@ -257,17 +247,12 @@ def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last
     )
 
 
-def test_unreadable_parts_of_the_kernel_and_unmet_settings_are_in_the_health_body() -> None:
-    health = summaries.status(NOW_S, UPDATES, unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"})
-    document = json.loads(paths.healthz(health).body)
-    assert document["unreadable"] == ["list sets: EIO"]
-    assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
-
-
-def test_leftover_rules_are_in_the_health_body_and_do_not_make_the_node_ineligible() -> None:
-    answer = paths.healthz(summaries.status(NOW_S, UPDATES, leftovers=("our objects in the other backend stay: EBUSY",)))
+def test_unreadable_parts_of_the_kernel_unmet_settings_and_leftovers_are_in_the_health_body_and_turn_no_one_away() -> None:
+    unread, left, unmet = ("list sets: EIO",), ("our objects in the other backend stay: EBUSY",), {"net/ipv4/ip_forward": "0"}
+    answer = paths.healthz(summaries.status(NOW_S, UPDATES, unreadable=unread, leftovers=left, unmet_settings=unmet))
+    document = json.loads(answer.body)
     assert answer.status == 200
-    assert json.loads(answer.body)["leftovers"] == ["our objects in the other backend stay: EBUSY"]
+    assert (document["unreadable"], document["leftovers"], document["unmetSettings"]) == (list(unread), list(left), unmet)
 
 
 async def test_only_verbose_health_shows_version_digest_pending_objects_and_drift() -> None:
@@ -291,13 +276,10 @@ async def test_only_verbose_health_shows_version_digest_pending_objects_and_drif
     assert second["ipvsproxy"] == me | {"pending": 2, "lastDrift": "2026-11-21T10:00:00Z"}
 
 
-def test_livez_does_not_show_whether_the_node_is_eligible() -> None:
+def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balancers_alone() -> None:
     answer = paths.livez(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())
-
-
-def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balancers() -> None:
     answer = paths.healthz(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 503
     assert answer.body.startswith(
