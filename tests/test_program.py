@@ -90,32 +90,15 @@ async def running(*flags: str) -> AsyncIterator[Running]:
             started.kill()
 
 
-async def run(*command: str) -> tuple[int, str]:
-    """Run a command to its end; returns its exit status and its standard error."""
+async def run(*command: str) -> tuple[int, str, str]:
+    """Run a command to its end; returns its exit status, its standard output and its standard error."""
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=python_environment(),
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=python_environment()
     )
-    _, error = await asyncio.wait_for(process.communicate(), SYNCED_WITHIN_S)
+    output, error = await asyncio.wait_for(process.communicate(), SYNCED_WITHIN_S)
     assert process.returncode is not None
-    return process.returncode, error.decode()
-
-
-async def run_for_output(*command: str) -> tuple[int, str]:
-    """Run a command to its end; returns its exit status and its standard output."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=python_environment(),
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), SYNCED_WITHIN_S)
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    return process.returncode, output.decode(), error.decode()
 
 
 def service(name: str, number: int) -> Object:
@@ -388,7 +371,7 @@ async def test_leftover_rules_of_the_iptables_mode_refuse_no_service_and_foreign
         for _ in range(2):
             await program.read_until("event=leftover_rules_removed")
         for name in ("iptables", "ip6tables"):
-            _, saved = await run_for_output(f"{name}-save")
+            _, saved, _ = await run(f"{name}-save")
             assert {line.removesuffix(" [0:0]") for line in saved.splitlines()} >= left_rules.OF_OTHERS
             assert not [line for line in saved.splitlines() if left_rules.SERVICE in line or "no endpoints" in line], saved
             assert ":KUBE-PROXY-CANARY" not in saved
@@ -470,7 +453,7 @@ def test_errors_at_the_start_are_reported_in_a_sentence_and_nothing_is_programme
 
 async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
     before = read_state()
-    status, error = await run(*without_privileges(), *MAIN, IPVS, *FLAGS, f"--manifests={folder}")
+    status, _, error = await run(*without_privileges(), *MAIN, IPVS, *FLAGS, f"--manifests={folder}")
     assert status == 2
     assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
     assert read_state() == before

@@ -5,12 +5,26 @@ import textwrap
 import pytest
 
 from ipvsproxy.config import load
-from ipvsproxy.config.option import ConfigError
+from ipvsproxy.config.option import ConfigError, Kind, Value
 from ipvsproxy.config.settings import Config
 
 PATH = "/etc/kube-proxy.conf"
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 """The first three lines of every file that ``from_file`` reads."""
+
+EXAMPLES: dict[Kind, Value] = {
+    Kind.TEXT: "some text",
+    Kind.BOOLEAN: True,
+    Kind.INTEGER: 12,
+    Kind.NUMBER: 2.5,
+    Kind.LEVEL: 4,
+    Kind.DURATION: 90.0,
+    Kind.LIST: ("10.0.0.0/8", "fd00::/8"),
+    Kind.GATES: {"A": True, "B": False},
+    Kind.PATTERNS: ("a=1", "b*=2"),
+    Kind.QUANTITY: "2Ki",
+}
+"""A value of each kind."""
 
 
 def load_with(arguments: list[str], content: bytes = b"", command: str = "run") -> Config:

@@ -6,30 +6,19 @@ A configuration that is written to a file and read again is equal.
 """
 
 import dataclasses
+import json
 
 import pytest
 import yaml
 from hypothesis import given, strategies
 
 from ipvsproxy.config import catalogue, file
-from ipvsproxy.config.option import Kind, Option, Value
+from ipvsproxy.config.option import Kind, Option
 from ipvsproxy.config.settings import Config
 from ipvsproxy.model.kernel import Timeouts
-from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file
+from tests.config.loading import EXAMPLES, HEAD, PATH, from_file, from_flags, load_with, problems_of_file
 
 _OPTIONS = [option for option in catalogue.BY_KEY.values() if option.field]
-_EXAMPLES: dict[Kind, tuple[str, Value]] = {
-    Kind.TEXT: ("some text", "some text"),
-    Kind.BOOLEAN: ("true", True),
-    Kind.INTEGER: ("12", 12),
-    Kind.NUMBER: ("2.5", 2.5),
-    Kind.LEVEL: ("4", 4),
-    Kind.DURATION: ("1m30s", 90.0),
-    Kind.LIST: ("[10.0.0.0/8, 'fd00::/8']", ("10.0.0.0/8", "fd00::/8")),
-    Kind.GATES: ("{A: true, B: false}", {"A": True, "B": False}),
-    Kind.PATTERNS: ("[{filePattern: a, verbosity: 1}, {filePattern: b*, verbosity: 2}]", ("a=1", "b*=2")),
-    Kind.QUANTITY: ("2Ki", "2Ki"),
-}
 _WRONG: dict[Kind, str] = {
     Kind.TEXT: "12",
     Kind.BOOLEAN: "'true'",
@@ -53,8 +42,8 @@ def nested(option: Option, value: str) -> str:
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
 def test_every_field_is_read_with_its_line_number(option: Option) -> None:
-    text, value = _EXAMPLES[option.kind]
-    content = nested(option, text)
+    value = EXAMPLES[option.kind]
+    content = nested(option, json.dumps(file._plain(option, value)))
     read = file.read(content.encode(), "f")
     assert (read.problems, read.notices) == ([], [])
     assert {key: given.value for key, given in read.given.items()} == {option.key: value}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, strategies
 
 from ipvsproxy.config import catalogue, load
-from ipvsproxy.config.option import ConfigError, Kind, Option, Value
+from ipvsproxy.config.option import ConfigError, Option, Value
 from ipvsproxy.config.settings import Format
 from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
-from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
+from tests.config.loading import EXAMPLES, HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
 def test_a_file_replaces_the_flags_with_a_notice() -> None:
@@ -96,18 +96,6 @@ def test_arbitrary_arguments_result_in_a_configuration_or_in_problems(arguments:
         assert error.problems  # noqa: PT017
 
 
-_EXAMPLES: dict[Kind, tuple[str, Value]] = {
-    Kind.TEXT: ("some text", "some text"),
-    Kind.BOOLEAN: ("true", True),
-    Kind.INTEGER: ("12", 12),
-    Kind.NUMBER: ("2.5", 2.5),
-    Kind.LEVEL: ("4", 4),
-    Kind.DURATION: ("1m30s", 90.0),
-    Kind.LIST: ("10.0.0.0/8,fd00::/8", ("10.0.0.0/8", "fd00::/8")),
-    Kind.GATES: ("A=true,B=false", {"A": True, "B": False}),
-    Kind.PATTERNS: ("a=1,b=2", ("a=1", "b=2")),
-    Kind.QUANTITY: ("2Ki", "2Ki"),
-}
 _OPTIONS = list(catalogue.BY_FLAG.values())
 
 
@@ -125,7 +113,8 @@ def problem(*arguments: str) -> str:
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.flag for option in _OPTIONS])
 def test_every_flag_accepts_its_value_in_every_spelling(option: Option) -> None:
-    text, value = _EXAMPLES[option.kind]
+    value = EXAMPLES[option.kind]
+    text = option.written(value)
     underscored, command = option.flag.replace("-", "_"), (option.command or "run").split()[0]
     assert values(f"--{option.flag}={text}", command=command) == {option.key: value}
     assert values(f"--{underscored}={text}", command=command) == {option.key: value}

@@ -3,12 +3,11 @@
 import pytest
 import structlog.testing
 
-from ipvsproxy.config.settings import Choices
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import LocalMode, Settings
 from ipvsproxy.translate.view import GRACE_S
 from tests.daemon.loop.test_engine import SLICE, assert_from_scratch, node_ports
-from tests.daemon.process.test_reconfigure import policy, settings
+from tests.daemon.process.test_reconfigure import choices
 from tests.support import builders
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
@@ -97,7 +96,7 @@ async def test_a_new_node_port_range_without_the_lost_address_applies_at_once() 
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
-        lost.node.engine.reconfigure(Choices(settings(), Settings(node_port_primary=True), policy()))
+        lost.node.engine.reconfigure(choices(lost.node, node_port_primary=True))
         await lost.node.quiet()
         assert not lost.is_served()
 

@@ -4,14 +4,16 @@ The kernel is an in-memory kernel.
 """
 
 import dataclasses
+from typing import Any
 
-from ipvsproxy.config.settings import Choices, EngineSettings
+import pytest
+
+from ipvsproxy.config.settings import Choices
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, Rule, SetMark
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import nat
-from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
@@ -20,19 +22,10 @@ SERVICES = tuple(builders.service(f"web-{number}", cluster=[f"10.96.0.{number}"]
 SLICES = tuple(builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), service=f"web-{number}") for number in (1, 2))
 
 
-def settings(*sysctls: Sysctl, audit_interval_s: float = memory_node.AUDIT_INTERVAL_S) -> EngineSettings:
-    return EngineSettings(
-        node_name=builders.THIS_NODE,
-        min_interval_s=0,
-        audit_interval_s=audit_interval_s,
-        drift_check_interval_s=memory_node.DRIFT_CHECK_INTERVAL_S,
-        sysctls=sysctls or memory_node.SYSCTLS,
-        timeouts=memory_node.TIMEOUTS,
-    )
-
-
-def policy(*excluded: str) -> Policy:
-    return Policy(excluded=builders.networks(*excluded))
+def choices(node: MemoryNode, settings: dict[str, Any] | None = None, **translation: Any) -> Choices:
+    """The choices of a node with these settings of the loop and of translation changed."""
+    changed = dataclasses.replace(node.engine.choices.settings, **settings or {})
+    return Choices(changed, dataclasses.replace(node.settings, **translation), Policy())
 
 
 async def begun(node: MemoryNode) -> None:
@@ -41,27 +34,31 @@ async def begun(node: MemoryNode) -> None:
     node.kernel.forget()
 
 
+def schedulers(node: MemoryNode) -> set[str]:
+    return {server.settings.scheduler for server in node.kernel.virtual_servers.values()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "done"),
+    [
+        ({"scheduler": "wrr"}, [f"set virtual_server TCP 10.96.0.{number}:80" for number in (1, 2)]),
+        ({"masquerade_bit": 3}, ["set rules IPv4 rules", "set rules IPv6 rules"]),
+        ({"settings": {"audit_interval_s": 5}}, []),
+    ],
+)
 @in_virtual_time
-async def test_a_changed_scheduler_is_set_in_place_and_nothing_else_changes() -> None:
+async def test_changed_settings_change_only_their_own_objects_in_place(changed: dict[str, Any], done: list[str]) -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)
-        node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, scheduler="wrr"), policy()))
+        before = memory_node.contents(node.kernel)
+        node.engine.reconfigure(choices(node, **changed))
         await node.quiet()
-        assert node.done == [f"set virtual_server TCP 10.96.0.{number}:80" for number in (1, 2)]
-        assert {server.settings.scheduler for server in node.kernel.virtual_servers.values()} == {"wrr"}
-
-
-@in_virtual_time
-async def test_a_changed_masquerade_bit_changes_only_rules() -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
-        node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, masquerade_bit=3), policy()))
-        await node.quiet()
-        assert node.done == ["set rules IPv4 rules", "set rules IPv6 rules"]
-        marking = ChainKey("nat", nat.MARK_MASQUERADE)
-        assert node.kernel.chains[Family.IPV6][marking] == (Rule(target=SetMark(0x8)),)
+        assert node.done == done
+        assert (memory_node.contents(node.kernel) == before) == (not done)
+        assert schedulers(node) == {changed.get("scheduler", "rr")}
+        marking = node.kernel.chains[Family.IPV6][ChainKey("nat", nat.MARK_MASQUERADE)]
+        assert (marking == (Rule(target=SetMark(0x8)),)) == ("masquerade_bit" in changed)
 
 
 @in_virtual_time
@@ -70,7 +67,7 @@ async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_
     node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
     async with node.running():
         await begun(node)
-        node.engine.reconfigure(Choices(settings(Sysctl("net/ipv4/conf/all/arp_ignore", "1")), node.settings, policy()))
+        node.engine.reconfigure(choices(node, {"sysctls": (Sysctl("net/ipv4/conf/all/arp_ignore", "1"),)}))
         await node.quiet()
         assert node.done == ["set sysctl net/ipv4/conf/all/arp_ignore = 1"]
         assert node.kernel.sysctls["net/ipv4/ip_forward"] == "1"
@@ -80,20 +77,8 @@ async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_
 async def test_settings_that_change_before_the_first_lists_apply_from_the_start() -> None:
     node = MemoryNode()
     async with node.running():
-        node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, scheduler="lc"), policy()))
+        node.engine.reconfigure(choices(node, scheduler="lc"))
         await node.quiet()
         assert node.kernel.applied == []
         await begun(node)
-        assert {server.settings.scheduler for server in node.kernel.virtual_servers.values()} == {"lc"}
-
-
-@in_virtual_time
-async def test_applying_the_same_settings_again_changes_nothing() -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
-        before = memory_node.contents(node.kernel)
-        node.engine.reconfigure(Choices(settings(audit_interval_s=5), Settings(), policy()))
-        await node.quiet()
-        assert node.kernel.applied == []
-        assert memory_node.contents(node.kernel) == before
+        assert schedulers(node) == {"lc"}

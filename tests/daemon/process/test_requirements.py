@@ -4,14 +4,15 @@
 """
 
 import asyncio
-import collections
 import contextlib
 import errno
 import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from types import ModuleType
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import structlog.testing
@@ -43,6 +44,18 @@ def name(monkeypatch: pytest.MonkeyPatch) -> str:
     own = f"{NAME}-{os.getpid()}"
     monkeypatch.setattr(requirements, "Instance", lambda: instance.Instance(own))
     return own
+
+
+LEGACY = VariantChoice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
+
+
+@pytest.fixture
+def host_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that meets all requirements, with the legacy variant of iptables."""
+    for check in ("missing_privileges", "missing_features"):
+        monkeypatch.setattr(host, check, lambda **_: ())
+    monkeypatch.setattr(host, "load_modules", lambda *_: "")
+    monkeypatch.setattr(iptables_variant, "choose", lambda _: LEGACY)
 
 
 async def test_the_lock_of_the_node_is_held_while_the_block_runs() -> None:
@@ -78,14 +91,12 @@ class FakeCredentials:
         return 4711, 1000, 1000
 
 
+@pytest.mark.usefixtures("host_with_everything")
 @pytest.mark.parametrize(("left_behind", "warnings"), [(None, 0), (Variant.LEGACY, 1)])
 async def test_the_chosen_iptables_variant_is_used_and_logged_and_rules_in_the_other_variant_are_logged(
     monkeypatch: pytest.MonkeyPatch, left_behind: Variant | None, warnings: int
 ) -> None:
     made: list[object] = []
-    for check in ("missing_privileges", "missing_features"):
-        monkeypatch.setattr(host, check, lambda **_: ())
-    monkeypatch.setattr(host, "load_modules", lambda *_: "")
     choice = VariantChoice(iptables_variant.commands(Variant.NF_TABLES), Variant.NF_TABLES, "there are signs", left_behind)
     monkeypatch.setattr(iptables_variant, "choose", lambda _: choice)
     monkeypatch.setattr(requirements, "NodeKernel", lambda *_, chosen, **__: made.append(chosen.commands))
@@ -114,78 +125,50 @@ def test_a_slow_kernel_is_logged_at_most_once_a_minute(monkeypatch: pytest.Monke
     assert [(line["event"], line["after_s"]) for line in logged] == [("kernel_slow", 5.0)] * 2
 
 
-class Log:
-    """A log that records its events."""
-
-    def __init__(self) -> None:
-        self.logged: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
-
-    def info(self, event: str, **_: object) -> None:
-        self.logged[event].set()
-
-    warning = info
-
-
+@pytest.mark.usefixtures("host_with_everything")
 async def test_a_kernel_that_does_not_answer_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
-    class Silent:
-        def __init__(self, *_: object, **__: object) -> None:
-            self.is_closed = False
-
-        def close(self) -> None:
-            self.is_closed = True
-
-    for name in ("missing_privileges", "missing_features"):
-        monkeypatch.setattr(host, name, lambda **_: ())
-    monkeypatch.setattr(host, "load_modules", lambda *_: "")
-    monkeypatch.setattr(
-        iptables_variant, "choose", lambda _: VariantChoice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
-    )
-    monkeypatch.setattr(requirements, "NodeKernel", Silent)
+    monkeypatch.setattr(requirements, "NodeKernel", Mock())
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
-    monkeypatch.setattr(requirements, "log", log := Log())
+    is_logged = asyncio.Event()
+    monkeypatch.setattr(requirements, "_log_slow", lambda _: is_logged.set())
     async with requirements.running_kernel(Drivers()) as kernel:
         waiting = asyncio.create_task(kernel.call(lambda _: answers.wait(60)))
-        await asyncio.wait_for(log.logged["kernel_slow"].wait(), 60)
+        await asyncio.wait_for(is_logged.wait(), 60)
         assert not waiting.done()
         answers.set()
         assert await waiting
 
 
-@pytest.mark.parametrize("step", ["load_modules", "choose_iptables_variant", "open_kernel_sockets"])
-async def test_a_slow_step_of_the_start_is_logged_by_name_while_it_still_runs(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+@pytest.mark.usefixtures("host_with_everything")
+@pytest.mark.parametrize(
+    ("step", "module", "function"),
+    [
+        ("load_modules", host, "load_modules"),
+        ("choose_iptables_variant", iptables_variant, "choose"),
+        ("open_kernel_sockets", requirements, "NodeKernel"),
+    ],
+)
+async def test_a_slow_step_of_the_start_is_logged_by_name_while_it_still_runs(
+    monkeypatch: pytest.MonkeyPatch, step: str, module: ModuleType, function: str
+) -> None:
     may_end = threading.Event()
     logged: list[tuple[object, object]] = []
 
-    def at(this: str) -> None:
-        assert this != step or may_end.wait(10)
-
-    class Made:
-        def __init__(self, *_: object, **__: object) -> None:
-            at("open_kernel_sockets")
-
-    def load_modules(_modules: object) -> str:
-        at("load_modules")
-        return ""
-
-    def choose(_: object) -> VariantChoice:
-        at("choose_iptables_variant")
-        return VariantChoice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
+    def hang(*_: object, **__: object) -> object:
+        assert may_end.wait(10)
+        return {"load_modules": "", "choose": LEGACY}.get(function, Mock())
 
     def note(event: str, **keys: object) -> None:
         logged.append((event, keys["step"]))
         if keys["step"] == step:
             may_end.set()
 
-    for name in ("missing_privileges", "missing_features"):
-        monkeypatch.setattr(host, name, lambda **_: ())
-    monkeypatch.setattr(host, "load_modules", load_modules)
-    monkeypatch.setattr(iptables_variant, "choose", choose)
-    monkeypatch.setattr(requirements, "NodeKernel", Made)
+    monkeypatch.setattr(requirements, "NodeKernel", Mock())
+    monkeypatch.setattr(module, function, hang)
     monkeypatch.setattr(requirements, "SLOW_S", 0.05)
-    monkeypatch.setattr(requirements, "log", log := Log())
-    monkeypatch.setattr(log, "warning", note)
+    monkeypatch.setattr(requirements, "log", Mock(warning=note))
     async with requirements.running_kernel(Drivers()):
         assert ("start_step_waits", step) in logged, "only this line lets the step end"
 
