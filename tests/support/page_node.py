@@ -159,7 +159,6 @@ class PageNode(MemoryNode):
             Sampler(KernelThread(self.executor, self.traffic), self._now, processor_clock=_no_time),
             lambda: self.engine.translation,
             self.read_targets,
-            processor_clock=_no_time,
         )
         watcher.pages, watcher.status = self.pages, self.status
 

@@ -20,7 +20,6 @@ import dataclasses
 import operator
 import re
 import struct
-import time
 from array import array
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -286,15 +285,14 @@ class Opened:
         return between(last.counters if last else _NOTHING, one.counters, self._seconds)
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False)
 class CounterFollower:
-    """Reads counters regularly and keeps the rates. ``processor_clock`` measures the processor time of the calling thread."""
+    """Reads counters regularly and keeps the rates."""
 
     sources: Sources
     sampler: Sampler
     viewers: Viewers
     history: History
-    processor_clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
         self._clock = self.sources.status.clock
@@ -354,7 +352,7 @@ class CounterFollower:
             if is_watched:
                 sample = await self.sampler.read()
                 taking = self.rates.taking(sample.counters, sample.began_s, self.sources.survey.virtual_servers)
-                _, took_s = await in_slices(timed(taking, self.processor_clock), self._clock)
+                _, took_s = await in_slices(timed(taking, self.sampler.processor_clock), self._clock)
                 self._cost_s = sample.cost_s + took_s
                 await self._read_shown(now)
         except KernelError as error:

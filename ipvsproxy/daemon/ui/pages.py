@@ -12,7 +12,6 @@ import importlib.resources
 import math
 import re
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,8 +37,8 @@ from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 
 LARGEST_PAGE = 200
-SERVICE_SHARE = 0.02
-"""The largest share of a processor for one Service that viewers have opened, however many endpoints it has."""
+ENDPOINTS_PER_S = 300
+"""An answer about a Service of this many endpoints is kept for one second, so that answers take about 2 % of a processor."""
 SHORTEST_KEPT_S, LONGEST_KEPT_S = 1.0, 10.0
 ANSWERS_KEPT = 4
 """The number of answers that are kept; each has some megabytes."""
@@ -83,14 +82,13 @@ class Pages:
     The caller must report each sync to this object; ``run`` reads the counters regularly.
 
     ``translation`` returns the settings by which Services are translated. ``targets`` is a function that reads the pods of a
-    Service. ``processor_clock`` measures the processor time of the calling thread.
+    Service.
     """
 
     node: NodePage
     sampler: Sampler
     translation: Callable[[], Settings]
     targets: ReadTargets
-    processor_clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
         sources = self.sources = self.node.sources
@@ -105,13 +103,7 @@ class Pages:
         self._turn = asyncio.Lock()
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
-        self._counters = CounterFollower(
-            sources=sources,
-            sampler=self.sampler,
-            viewers=self._viewers,
-            history=self.node.history,
-            processor_clock=self.processor_clock,
-        )
+        self._counters = CounterFollower(sources, self.sampler, self._viewers, self.node.history)
         self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
             "node": self._describe_node,
             "services": self._services,
@@ -249,9 +241,9 @@ class Pages:
         table = await self._fresh_board()
         if name not in self.sources.store.services:
             raise RefusedError(404, f"there is no Service {text}")
-        told = self._told.get(name)
-        if told and self._clock() < told[0]:
-            return told[1]
+        known = self._told.get(name)
+        if known and self._clock() < known[0]:
+            return known[1]
         if self._view is None or name not in survey.states:
             raise RefusedError(503, f"the Service {text} has not been looked at yet; ask again in a moment")
         targets = self._names.known([name])
@@ -278,8 +270,7 @@ class Pages:
             "inactiveConnections": sum(one.inactive for one in counted),
         }
         keys = set(counters.keys_of(survey, name))
-        steps = counters.timed(explainer.describing(name, keys), self.processor_clock)
-        document, took_s = await in_slices(steps, self._clock)
+        document = await in_slices(explainer.describing(name, keys), self._clock)
         answer = {
             "node": self.node.node_name,
             "zone": self._view.zone,
@@ -287,15 +278,8 @@ class Pages:
             "row": row,
             "service": document,
         }
-        return self._remember(name, answer, took_s)
-
-    def _remember(self, name: ServiceName, answer: dict[str, Any], cost_s: float) -> Any:
-        """Store an answer with thousands of endpoints for a while.
-
-        The time is so long that making such answers takes only a small share of it.
-        """
         self._told.pop(name, None)
-        kept_s = min(LONGEST_KEPT_S, cost_s / SERVICE_SHARE)
+        kept_s = min(LONGEST_KEPT_S, sum(len(port["endpoints"]) for port in document["ports"]) / ENDPOINTS_PER_S)
         if kept_s < SHORTEST_KEPT_S:
             return answer
         told = msgspec.Raw(msgspec.json.encode(answer))

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from ipvsproxy.daemon.ui import counters
+import pytest
+
 from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
@@ -63,18 +64,12 @@ def test_the_shown_rate_is_the_mean_of_the_last_two_rates() -> None:
     assert scene.rates.line(WEB) == ([0.0, 20.0], [0.0, 20_000.0])
 
 
-def test_after_a_counter_reset_the_rate_is_counted_from_zero() -> None:
+@pytest.mark.parametrize(("before", "now", "rate"), [(1000, 6, 3.0), (0, 4, 2.0)], ids=["reset", "zero before"])
+def test_the_rate_of_a_virtual_server_is_counted_from_zero_after_a_reset(before: int, now: int, rate: float) -> None:
     scene = Scene()
-    scene.read({CLUSTER: 1000})
-    scene.read({CLUSTER: 6})
-    assert scene.rates.line(WEB)[0] == [3.0]
-
-
-def test_the_rate_of_a_virtual_server_whose_counters_were_zero_is_counted_from_zero() -> None:
-    scene = Scene()
-    scene.read({})
-    scene.read({CLUSTER: 4})
-    assert scene.rates.line(WEB)[0] == [2.0]
+    scene.read({CLUSTER: before} if before else {})
+    scene.read({CLUSTER: now})
+    assert scene.rates.line(WEB)[0] == [rate]
 
 
 def test_virtual_servers_that_belong_to_no_service_are_not_counted() -> None:
@@ -116,10 +111,6 @@ def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
         assert pauses == passes * 1000 / ITEMS_AT_ONCE
 
 
-def test_the_rates_of_an_object_are_computed_from_two_counts() -> None:
-    assert counters.between(_counted(1), _counted(3), 2) == Rates(1, 5, 1000)
-
-
 def test_viewers_beyond_the_limit_are_refused_until_another_viewer_has_left() -> None:
     viewers = Viewers()
     for number in range(MOST_VIEWERS):
@@ -137,7 +128,6 @@ def test_the_page_counts_as_unwatched_some_time_after_the_last_request() -> None
     assert not viewers.have_looked(5 + IDLE_S)
 
 
-def test_the_name_of_a_viewer_is_short_and_has_only_plain_characters() -> None:
-    assert NAME.fullmatch("a" * 32)
-    assert not NAME.fullmatch("a" * 33)
-    assert not NAME.fullmatch("<b>")
+@pytest.mark.parametrize(("name", "is_valid"), [("a" * 32, True), ("a" * 33, False), ("<b>", False)])
+def test_the_name_of_a_viewer_is_short_and_has_only_plain_characters(name: str, *, is_valid: bool) -> None:
+    assert bool(NAME.fullmatch(name)) is is_valid

@@ -1,5 +1,9 @@
 """Covers which changes become an event of the node's page, the words of each event, and the history of the node's traffic."""
 
+from collections.abc import Sequence
+
+import pytest
+
 from ipvsproxy.daemon.ui.node_page import EVENTS, LENGTH_S, LONGEST_TEXT, POINTS, EventLog, History, Point
 from ipvsproxy.model.kernel import BoundAddresses
 from ipvsproxy.model.net import parse_address
@@ -47,14 +51,10 @@ def test_a_sync_with_changes_becomes_an_event_with_its_services_and_times() -> N
     }
 
 
-def test_a_sync_without_changes_is_not_counted_as_an_event() -> None:
+def test_the_text_of_an_event_begins_with_the_name_of_its_only_service_and_an_idle_audit_is_no_event() -> None:
     log = EventLog()
     log.synced(summaries.summary(is_audit=True), AT_S)
     assert log.last == 0
-
-
-def test_the_text_of_an_event_about_one_service_begins_with_its_name() -> None:
-    log = EventLog()
     log.synced(summaries.summary(Changes(services={ServiceName("demo", "web"): 0.0}), report=_report(add_virtual_server=1)), AT_S)
     assert _texts(log) == [("sync", "demo/web: added 1 virtual server")]
 
@@ -104,11 +104,12 @@ def test_an_error_text_that_contains_its_operation_is_shown_unchanged() -> None:
     assert _texts(log) == [("sync", "1 operation failed; 1 object waits"), ("failure", "add address 10.96.0.10: no room")]
 
 
-def test_a_changed_state_becomes_an_event() -> None:
+def test_a_changed_state_becomes_an_event_and_only_later_events_are_returned_newest_first() -> None:
     log = EventLog()
-    for state in ("connected", "connected", "stale"):
-        log.note("watch", "Service", state, AT_S)
-    assert _texts(log) == [("watch", "Service: stale")]
+    for state in "aabcd":
+        log.note("health", "x", state, AT_S)
+    assert _texts(log) == [("health", "x: d"), ("health", "x: c"), ("health", "x: b")]
+    assert [event["text"] for event in log.since(1)] == ["x: d", "x: c"]
 
 
 def test_the_number_and_length_of_events_are_bounded() -> None:
@@ -118,13 +119,6 @@ def test_the_number_and_length_of_events_are_bounded() -> None:
     events = list(log.since(0))
     assert (len(events), log.last) == (EVENTS, EVENTS + 9)
     assert max(len(event["text"]) for event in events) == LONGEST_TEXT
-
-
-def test_only_events_later_than_the_requested_time_are_returned_newest_first() -> None:
-    log = EventLog()
-    for state in "abcd":
-        log.note("health", "x", state, AT_S)
-    assert [event["text"] for event in log.since(1)] == ["x: d", "x: c"]
 
 
 BEGAN_S = 1_700_000_000.0
@@ -137,11 +131,29 @@ def _add(history: History, now: float, connections: int | None) -> None:
     history.add(counted, None, now, BEGAN_S + now)
 
 
-def test_the_first_point_of_the_history_has_no_rates() -> None:
+@pytest.mark.parametrize(
+    ("counted", "rates"),
+    [
+        (((0, 7),), [None]),
+        (((0, 0), (2, 0), (4, 40)), [None, 0, 10]),  # the kernel has updated its counters late
+        (((0, 1000), (10, 20)), [None, 2]),
+        (((0, 0), (10, 10), (20, None), (30, 30)), [None, 1, None, None]),
+    ],
+    ids=[
+        "the first point has no rate",
+        "short intervals are combined",
+        "a reset counts from zero",
+        "unreadable counters are a gap",
+    ],
+)
+def test_the_points_of_the_history_have_the_rates_of_connections(
+    counted: Sequence[tuple[float, int | None]], rates: list[float | None]
+) -> None:
     history = History()
     assert history.last is None
-    _add(history, 0, 7)
-    assert history.last == Point(BEGAN_S, None, None, None, None, None, 0, None)
+    for now, connections in counted:
+        _add(history, now, connections)
+    assert [point.connections for point in history.since(0)] == rates
 
 
 def test_a_point_of_the_history_has_the_rates_since_the_previous_point() -> None:
@@ -156,29 +168,6 @@ def test_a_point_of_the_history_has_the_open_connections_of_its_moment() -> None
     for now, connections in ((0, ConnectionCounts(3, 5)), (2, None), (4, ConnectionCounts(4, 0))):
         history.add(None, connections, now, BEGAN_S + now)
     assert [(point.active, point.inactive) for point in history.since(0)] == [(3, 5), (None, None), (4, 0)]
-
-
-def test_short_intervals_are_combined_into_one_point_of_the_history() -> None:
-    history = History()
-    for now, connections in ((0, 0), (2, 0), (4, 40)):  # the kernel has updated its counters late
-        _add(history, now, connections)
-    assert history.last is not None
-    assert history.last.connections == 10
-
-
-def test_counters_that_were_reset_are_counted_from_zero_in_the_history() -> None:
-    history = History()
-    _add(history, 0, 1000)
-    _add(history, 10, 20)
-    assert history.last is not None
-    assert history.last.connections == 2
-
-
-def test_unreadable_counters_leave_a_gap_in_the_history() -> None:
-    history = History()
-    for now, connections in ((0, 0), (10, 10), (20, None), (30, 30)):
-        _add(history, now, connections)
-    assert [point.connections for point in history.since(0)] == [None, 1, None, None]
 
 
 def test_changes_are_counted_in_the_next_point_of_the_history_with_the_longest_latency() -> None:
