@@ -32,11 +32,6 @@ from tests.support.memory_node import MemoryNode
 PROGRAM = Program((1, 8, 9), "nf_tables")
 
 
-def _no_time() -> float:
-    """The processor time of each step. With the real one, a busy machine would read the counters less often."""
-    return 0.0
-
-
 class Traffic(TrafficReader):
     """The counters of an in-memory kernel: each virtual server counts ``per_second``, times the age of this object.
 
@@ -156,7 +151,7 @@ class PageNode(MemoryNode):
                 source="API server",
                 programs=dict.fromkeys(Family, PROGRAM),
             ),
-            Sampler(KernelThread(self.executor, self.traffic), self._now, processor_clock=_no_time),
+            Sampler(KernelThread(self.executor, self.traffic), self._now),
             lambda: self.engine.translation,
             self.read_targets,
         )

@@ -33,7 +33,6 @@ FRESH_S = 2.0
 FAMILY_BY_LENGTH = {family.bits // 8: family for family in Family}
 """Counts by the length of an address: 36 ms for 100,000 virtual servers and their addresses, 55 ms by ``Address.family``."""
 
-T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -112,27 +111,24 @@ def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, N
 
 @dataclasses.dataclass(slots=True)
 class Sample:
-    """The counters of one reading, the time when the reading began, and the processor time that it took.
+    """The counters of one reading, and the time when the reading began.
 
     Virtual servers whose counters are zero may be missing.
     """
 
     began_s: float
     counters: dict[VirtualServerKey, Counters] = dataclasses.field(default_factory=dict)
-    cost_s: float = 0.0
 
 
 @dataclasses.dataclass(eq=False)
 class Sampler:
     """Reads counters. If several callers read counters, their readings take turns.
 
-    ``processor_clock`` measures the processor time of the calling thread. Virtual servers in ``always`` are read even if their
-    counters are zero.
+    Virtual servers in ``always`` are read even if their counters are zero.
     """
 
     kernel: KernelThread[TrafficReader]
     clock: Callable[[], float] = time.monotonic
-    processor_clock: Callable[[], float] = time.thread_time
     always: Container[VirtualServerKey] = ()
 
     def __post_init__(self) -> None:
@@ -150,21 +146,12 @@ class Sampler:
             if self._last and now - self._last.began_s < FRESH_S:
                 return self._last
             sample, parts = Sample(now), await self.kernel.call(lambda reader: reader.services(self.always))
-            while True:
-                part, took_s = await self.kernel.call(lambda _: self.timed(lambda: next(parts, None)))
-                sample.cost_s += took_s
-                if part is None:
-                    break
+            while (part := await self.kernel.call(lambda _: next(parts, None))) is not None:
                 sample.counters |= part
             self._last = sample
             # The counters take hundreds of bytes for each virtual server.
             asyncio.get_running_loop().call_later(FRESH_S, self._forget, sample)
             return sample
-
-    def timed(self, do: Callable[[], T]) -> tuple[T, float]:
-        """The result, and the processor time that was used to compute it."""
-        began_s = self.processor_clock()
-        return do(), self.processor_clock() - began_s
 
     def _forget(self, sample: Sample) -> None:
         if self._last is sample:

@@ -4,8 +4,8 @@ The rates are connections, packets and bytes per second.
 
 Rule 1: while nobody looks at the page, only the counters of the whole node are read (one small file), and only after a sync, when
 the process is awake anyway.
-Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``, or less often, so that
-reading uses at most ``SHARE`` of a processor.
+Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``, or less often if there
+are many (``READ_PER_S``).
 Rule 3: real servers are read only of the Services that a viewer has opened, and of the Services on the page that a viewer sees.
 Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero. Rule 5:
 the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
@@ -21,8 +21,8 @@ import operator
 import re
 import struct
 from array import array
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -43,7 +43,8 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 
 SAMPLE_S = 2.0
-SHARE = 0.007
+READ_PER_S = 1500
+"""After a reading of this many virtual and real servers, the next one is due a second later: it takes 0.7 % of a processor."""
 QUIET_S = 10.0
 """The least time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
@@ -81,8 +82,6 @@ class Viewers:
         """Whether a viewer has requested anything in the last ``IDLE_S``."""
         return self._last_s is not None and now - self._last_s < IDLE_S
 
-
-T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -300,7 +299,8 @@ class CounterFollower:
         self.active: Mapping[ServiceName, ConnectionCounts] = {}
         self._wake = asyncio.Event()
         self._sampled_s: float | None = None
-        self._cost_s = 0.0
+        self._read = 0
+        """The virtual and real servers that were read since the last reading began."""
         self._opened: dict[ServiceName, Opened] = {}
         self._shown: dict[ServiceName, float] = {}
         self._is_readable = True
@@ -334,13 +334,13 @@ class CounterFollower:
                 await self.sample()
 
     def _due_s(self) -> float:
-        return 0.0 if self._sampled_s is None else self._sampled_s + max(SAMPLE_S, self._cost_s / SHARE)
+        return 0.0 if self._sampled_s is None else self._sampled_s + max(SAMPLE_S, self._read / READ_PER_S)
 
     def _forget(self) -> None:
         self.rates, self.active = ServiceRates(), {}
         self._opened.clear()
         self._shown.clear()
-        self._cost_s = 0.0
+        self._read = 0
 
     async def sample(self) -> None:
         """Make the readings that are due now. Counters that cannot be read count as unknown until the next reading."""
@@ -351,9 +351,9 @@ class CounterFollower:
             self.history.add(*await call, now, self.sources.status.wall_clock())
             if is_watched:
                 sample = await self.sampler.read()
-                taking = self.rates.taking(sample.counters, sample.began_s, self.sources.survey.virtual_servers)
-                _, took_s = await in_slices(timed(taking, self.sampler.processor_clock), self._clock)
-                self._cost_s = sample.cost_s + took_s
+                desired = self.sources.survey.virtual_servers
+                await in_slices(self.rates.taking(sample.counters, sample.began_s, desired), self._clock)
+                self._read = len(desired)
                 await self._read_shown(now)
         except KernelError as error:
             self.history.add(None, None, now, self.sources.status.wall_clock())
@@ -384,9 +384,8 @@ class CounterFollower:
         wanted, traffic = list(keys), dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]()
         for first in range(0, len(wanted), SERVERS_AT_ONCE):
             some = wanted[first : first + SERVERS_AT_ONCE]
-            (part, took_s) = await self.sampler.kernel.call(lambda reader: self.sampler.timed(lambda: reader.endpoints(some)))  # noqa: B023 - done before the next
-            self._cost_s += took_s
-            traffic.update(part)
+            traffic.update(await self.sampler.kernel.call(operator.methodcaller("endpoints", some)))
+        self._read += sum(map(len, traffic.values()))
         return traffic
 
     async def open(self, name: ServiceName) -> Opened:
@@ -404,16 +403,3 @@ class CounterFollower:
             keys = keys_of(self.sources.survey, name)[:SERVERS_OF_SERVICE]
             opened.take(await self._read_endpoints(keys), now)
         return opened
-
-
-def timed(work: Generator[None, None, T], processor_clock: Callable[[], float]) -> Generator[None, None, tuple[T, float]]:
-    """Does work in steps; returns its result and the processor time that it took."""
-    took_s = 0.0
-    while True:
-        began_s = processor_clock()
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value, took_s + processor_clock() - began_s
-        took_s += processor_clock() - began_s
-        yield

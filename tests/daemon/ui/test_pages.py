@@ -533,6 +533,16 @@ async def test_if_counters_cannot_be_read_figures_are_unknown_and_the_rest_of_th
         assert told["connectionsPerSecond"] == 0
 
 
+@in_virtual_time
+async def test_with_many_virtual_servers_the_counters_are_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "READ_PER_S", 0.1)  # two virtual servers: every 20 s
+    async with _serving() as node:
+        for _ in range(60):
+            await node.ask("node")
+            await node.quiet(1)
+        assert 3 <= node.traffic.readings <= 4
+
+
 # Nobody looks.
 
 
