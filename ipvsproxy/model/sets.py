@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from ipvsproxy.model.kind import DriverName, KernelKind
-from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.virtual_servers import FirewallMark
 
 
 class SetType(enum.StrEnum):
@@ -65,6 +65,12 @@ DIRECT_KINDS = frozenset({SetKind.DIRECT, SetKind.TUNNEL, SetKind.NOT_DIRECT, Se
 SCOPE_KINDS = DIRECT_KINDS | {SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS}
 """The sets that kube-proxy does not have: they exist only while a Service has an external address with more than one scope."""
 
+NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
+    Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),
+    Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
+    Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
+}
+"""The set of all node ports of a protocol, and the set of node ports with externalTrafficPolicy Local."""
 WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
 """The sets that alone show that a virtual server by mark or at a node port is ours."""
 
@@ -257,8 +263,3 @@ class SetEntries(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.set} {', '.join(map(str, self.entries))}"
-
-
-def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> SetEntry:
-    """The ``hash:ip,port,net`` entry of a virtual server and a source range. The kernel refuses an entry with a /0 range."""
-    return SetEntry(set_name, key.address, key.protocol, key.port, network.address, network.prefix_length)

@@ -17,7 +17,7 @@ from typing import assert_never
 
 from ipvsproxy.model.net import Family, Network, Protocol, parse_network
 from ipvsproxy.model.rules import InterfaceMatch, InvertMark, JumpTo, Masquerade, Rule, SetMark, SetMatch, Side, Target, Verdict
-from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.sets import NODE_PORT_SETS, IpSet, SetKind
 from ipvsproxy.translate.translation_settings import Binding, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
@@ -75,12 +75,6 @@ def match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
 
 
 _LOOPBACK: Mapping[Family, Network] = {Family.IPV4: parse_network("127.0.0.0/8"), Family.IPV6: parse_network("::1/128")}
-_NODE_PORT_SETS = (
-    (Protocol.TCP, SetKind.NODE_PORT_LOCAL_TCP, SetKind.NODE_PORT_TCP),
-    (Protocol.UDP, SetKind.NODE_PORT_LOCAL_UDP, SetKind.NODE_PORT_UDP),
-    (Protocol.SCTP, SetKind.NODE_PORT_LOCAL_SCTP, SetKind.NODE_PORT_SCTP),
-)
-
 ChainRules = Mapping[str, Collection[Rule]]
 """The rules of each chain of ``nat``, by its name."""
 
@@ -212,14 +206,14 @@ def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
     Each node port is in the set of its protocol, even if its traffic policy is Local.
     """
     for address in view.node_port_addresses[family]:
-        for protocol, _, every in _NODE_PORT_SETS:
+        for protocol, (every, _) in NODE_PORT_SETS.items():
             asked = TO_PORT if protocol is Protocol.SCTP else TO
             rule = on_set(every, family, asked, Verdict.ACCEPT, protocol)
             yield dataclasses.replace(rule, original_destination=address)
 
 
 def _node_ports(family: Family, occupied: Collection[SetKind], sides: tuple[Side, ...], target: Target) -> Iterable[Rule]:
-    for protocol, local, every in _NODE_PORT_SETS:
+    for protocol, (every, local) in NODE_PORT_SETS.items():
         asked = sides * 2 if protocol is Protocol.SCTP else sides  # entries of SCTP sets also contain the address
         if local in occupied:
             yield on_set(local, family, asked, Verdict.RETURN, protocol)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.sets import (
     IP_SETS,
     SCOPE_KINDS,
@@ -13,14 +13,10 @@ from ipvsproxy.model.sets import (
     SetType,
     mark_entry,
     mark_of,
-    network_entry,
 )
 from ipvsproxy.model.virtual_servers import FirewallMark
-from tests.support import builders
 
-FRONTEND = builders.frontend("10.96.0.10", 443)
-FRONTEND_V6 = builders.frontend("fd00::10", 53, Protocol.UDP)
-IP = parse_address("10.0.0.1")
+IP, IP_V6 = parse_address("10.0.0.1"), parse_address("fd00::10")
 
 
 def test_each_family_has_seventeen_sets_of_kube_proxy_and_the_sets_of_scopes_and_all_names_fit_the_kernel() -> None:
@@ -67,10 +63,10 @@ def test_a_set_has_the_type_that_its_entries_need() -> None:
         (SetEntry("KUBE-IPVS-IPS", IP), "10.0.0.1"),
         (SetEntry("KUBE-CLUSTER-IP", IP, Protocol.UDP, 53), "10.0.0.1,udp:53"),
         (SetEntry("KUBE-LOOP-BACK", IP, Protocol.SCTP, 80, IP), "10.0.0.1,sctp:80,10.0.0.1"),
-        (network_entry("S", FRONTEND, parse_network("192.0.2.0/24")), "10.96.0.10,tcp:443,192.0.2.0/24"),
-        (network_entry("S", FRONTEND, parse_network("192.0.2.7/32")), "10.96.0.10,tcp:443,192.0.2.7"),
-        (network_entry("S", FRONTEND_V6, parse_network("2001:db8::/32")), "fd00::10,udp:53,2001:db8::/32"),
-        (network_entry("S", FRONTEND_V6, parse_network("2001:db8::7/128")), "fd00::10,udp:53,2001:db8::7"),
+        (SetEntry("S", IP, Protocol.TCP, 443, parse_address("192.0.2.0"), 24), "10.0.0.1,tcp:443,192.0.2.0/24"),
+        (SetEntry("S", IP, Protocol.TCP, 443, IP, 32), "10.0.0.1,tcp:443,10.0.0.1"),
+        (SetEntry("S", IP_V6, Protocol.UDP, 53, parse_address("2001:db8::"), 32), "fd00::10,udp:53,2001:db8::/32"),
+        (SetEntry("S", IP_V6, Protocol.UDP, 53, IP_V6, 128), "fd00::10,udp:53,fd00::10"),
     ],
 )
 def test_entries_are_written_as_ipset_prints_them(entry: SetEntry, text: str) -> None:

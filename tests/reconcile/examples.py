@@ -10,7 +10,7 @@ from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import Owner, ServiceName
-from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import Role, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
@@ -81,8 +81,9 @@ def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> Set
 
 def range_entry(key: VirtualServerKey, source_range: str) -> SetEntry:
     """The entry that admits clients of a range to a virtual server."""
-    kind = SetKind.LOAD_BALANCER_SOURCE_CIDR
-    return network_entry(IpSet(kind, key.address.family).name, key, parse_network(source_range))
+    source = parse_network(source_range)
+    name = IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, key.address.family).name
+    return SetEntry(name, key.address, key.protocol, key.port, source.address, source.prefix_length)
 
 
 def port_entry(kind: SetKind, port: int, family: Family = Family.IPV4) -> SetEntry:

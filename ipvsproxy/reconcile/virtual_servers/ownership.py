@@ -33,6 +33,7 @@ from ipvsproxy.model.net import Address, Family, Network, Protocol, network
 from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import (
     IP_SETS,
+    NODE_PORT_SETS,
     SCOPE_KINDS,
     ForeignElement,
     IpSet,
@@ -45,31 +46,20 @@ from ipvsproxy.model.sets import (
 )
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, Role, VirtualServer, VirtualServerKey
 
-_WITNESSES = frozenset(
-    {
-        SetKind.CLUSTER_IP,
-        SetKind.EXTERNAL_IP,
-        SetKind.EXTERNAL_IP_LOCAL,
-        SetKind.LOAD_BALANCER,
-        SetKind.NODE_PORT_SCTP,
-    }
+_WITNESSES = (
+    *(SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER),
+    SetKind.NODE_PORT_SCTP,
 )
 _NODE_PORTS: Mapping[SetKind, Protocol] = {
-    SetKind.NODE_PORT_TCP: Protocol.TCP,
-    SetKind.NODE_PORT_LOCAL_TCP: Protocol.TCP,
-    SetKind.NODE_PORT_UDP: Protocol.UDP,
-    SetKind.NODE_PORT_LOCAL_UDP: Protocol.UDP,
+    kind: protocol for protocol in (Protocol.TCP, Protocol.UDP) for kind in NODE_PORT_SETS[protocol]
 }
 
 
 _WITNESS_NAMES: Mapping[Family, tuple[str, ...]] = {
-    family: tuple(name for name, ip_set in IP_SETS.items() if ip_set.family is family and ip_set.kind in _WITNESSES)
-    for family in Family
+    family: tuple(IpSet(kind, family).name for kind in _WITNESSES) for family in Family
 }
 _NODE_PORT_NAMES: Mapping[tuple[Family, Protocol], tuple[str, ...]] = {
-    (family, protocol): tuple(
-        name for name, ip_set in IP_SETS.items() if ip_set.family is family and _NODE_PORTS.get(ip_set.kind) is protocol
-    )
+    (family, protocol): tuple(IpSet(kind, family).name for kind, one in _NODE_PORTS.items() if one is protocol)
     for family in Family
     for protocol in Protocol
 }

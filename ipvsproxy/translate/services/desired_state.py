@@ -23,7 +23,7 @@ from ipvsproxy.model.kernel import Flow, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, TUNNELLED, RealServerKey, UnevenWeights, Weights
 from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServiceOptions, ServicePort, Skipped
-from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
+from ipvsproxy.model.sets import NODE_PORT_SETS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Clients, ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import Role, VirtualServer, VirtualServerKey
@@ -32,11 +32,6 @@ from ipvsproxy.translate.services.topology import Endpoints, find_endpoints, sli
 from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficScopes
 from ipvsproxy.translate.view import NodeView
 
-_NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
-    Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),
-    Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
-    Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
-}
 _NAMES: Mapping[Family, Mapping[SetKind, str]] = {
     family: {kind: IpSet(kind, family).name for kind in SetKind} for family in Family
 }
@@ -248,8 +243,7 @@ class Translation:
 
     def _add_node_port(self, port: ServicePort, weights: Weights) -> None:
         addresses = [one for one in self.node_addresses if not self._is_taken(port, one, port.node_port)]
-        every, local = _NODE_PORT_SETS[port.protocol]
-        kinds = (every, local) if self.options.external_traffic_local else (every,)
+        kinds = NODE_PORT_SETS[port.protocol] if self.options.external_traffic_local else NODE_PORT_SETS[port.protocol][:1]
         for address in addresses:
             self._serve(Role.NODE_PORT, address, port.protocol, port.node_port, weights)
         for kind in kinds if addresses else ():
@@ -329,7 +323,7 @@ class Translation:
         self._enter(SetKind.LOAD_BALANCER_FIREWALL, key.address, key.protocol, key.port)
         name = self.set_names[SetKind.LOAD_BALANCER_SOURCE_CIDR]
         for item in ranges:
-            self.entries[network_entry(name, key, item)] = None
+            self.entries[SetEntry(name, key.address, key.protocol, key.port, item.address, item.prefix_length)] = None
         if any(item.contains(self.view.primary_addresses[self.family]) for item in ranges):
             self._enter(SetKind.LOAD_BALANCER_SOURCE_IP, key.address, key.protocol, key.port, key.address)
         else:
