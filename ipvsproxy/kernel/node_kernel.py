@@ -27,9 +27,9 @@ from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
-from ipvsproxy.model.kind import DriverName
+from ipvsproxy.model.kind import KINDS, DriverName
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, as_tried_again
+from ipvsproxy.model.plan import Operation, Outcome, Verb, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IP_SETS, WITNESS_KINDS, ForeignElement, SetEntries, SetEntry

@@ -46,17 +46,9 @@ class KernelKind:
 
     def __call__(self, object_class: type[T]) -> type[T]:
         """Declare, as a decorator, that the objects of a class are of this kind."""
-        _KINDS[object_class] = self
+        KINDS[object_class] = self
         return object_class
 
 
-_KINDS: dict[type, KernelKind] = {}
-
-
-def of(object_class: type) -> KernelKind:
-    """The kind of a class of kernel objects.
-
-    Raises:
-        KeyError: the class declares no kind.
-    """
-    return _KINDS[object_class]
+KINDS: dict[type, KernelKind] = {}
+"""The kind of each class of kernel objects."""

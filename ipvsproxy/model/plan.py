@@ -6,9 +6,8 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipvsproxy.model import kind
 from ipvsproxy.model.kernel import KernelObject, Several
-from ipvsproxy.model.kind import KernelKind, counted
+from ipvsproxy.model.kind import KINDS, counted
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
@@ -45,8 +44,6 @@ class Operation(NamedTuple):
         return f"{self.verb} {kind_of(self.item)} {self.item}"
 
 
-KINDS: Mapping[type, KernelKind] = {object_class: kind.of(object_class) for object_class in typing.get_args(Item)}
-"""The kind of each class of kernel objects."""
 _BY_NAME = {kind.name: kind for kind in KINDS.values()}
 _SEVERAL = frozenset(typing.get_args(Several))
 

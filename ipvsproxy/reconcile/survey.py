@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses, FlowCleaning, HealthCheck, HealthCheckPort, LocalRoutes
+from ipvsproxy.model.kind import KINDS
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.plan import KINDS, Item, Operation
+from ipvsproxy.model.plan import Item, Operation
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Owner, Service, ServiceName, ServicePort

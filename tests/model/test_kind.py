@@ -2,11 +2,9 @@
 
 import typing
 
-import pytest
-
-from ipvsproxy.model import kind, sets
-from ipvsproxy.model.kind import DriverName, KernelKind
-from ipvsproxy.model.plan import KINDS, Item
+from ipvsproxy.model import sets
+from ipvsproxy.model.kind import KINDS, DriverName, KernelKind
+from ipvsproxy.model.plan import Item
 
 
 def test_every_class_of_kernel_objects_has_a_kind_and_every_driver_has_at_least_one_kind() -> None:
@@ -17,10 +15,5 @@ def test_every_class_of_kernel_objects_has_a_kind_and_every_driver_has_at_least_
 def test_singular_and_plural_of_a_kind_default_to_its_name() -> None:
     made = KernelKind("device", DriverName.ADDRESSES)
     assert (made.one, made.several) == ("device", "devices")
-    given = kind.of(sets.SetEntries)
+    given = KINDS[sets.SetEntries]
     assert (given.name, given.one, given.several) == ("set_entry", "set entry", "set entries")
-
-
-def test_a_class_without_a_declaration_has_no_kind() -> None:
-    with pytest.raises(KeyError):
-        kind.of(sets.SetEntry)

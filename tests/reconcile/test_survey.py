@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses, HealthCheckPort, Timeouts
+from ipvsproxy.model.kind import KINDS
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import KINDS, Operation, Verb
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import ServiceName, ServicePort, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.steps import at_once

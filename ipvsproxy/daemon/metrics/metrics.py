@@ -34,9 +34,9 @@ from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import FlowCleaning
-from ipvsproxy.model.kind import DriverName
+from ipvsproxy.model.kind import KINDS, DriverName
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import KINDS, Outcome
+from ipvsproxy.model.plan import Outcome
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.state import NO_RARITIES, ServiceState

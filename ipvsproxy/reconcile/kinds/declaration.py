@@ -25,7 +25,7 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ipvsproxy.model import kind
+from ipvsproxy.model.kind import KINDS
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.service import NODE_OWNER, Owner
 from ipvsproxy.model.sets import IP_SETS, SetEntry
@@ -142,7 +142,7 @@ class ReconciledKind:
     def __init__(self, all_tables: "NodeTables", *tables: Table[Any, Any, Any]) -> None:
         self.all = all_tables
         self.tables = tables
-        self.name = kind.of(self.classes[0]).name
+        self.name = KINDS[self.classes[0]].name
         """The name of the kind in log lines, metrics and documents."""
 
     def table(self, _item: Any) -> Table[Any, Any, Any]:

@@ -3,8 +3,9 @@
 import pytest
 
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, FlowCleaning, Sysctl, Timeouts
+from ipvsproxy.model.kind import KINDS
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import KINDS, Operation, Verb
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from ipvsproxy.model.kernel import BoundAddresses, Flow, FlowCleaning, Sysctl, Timeouts
+from ipvsproxy.model.kind import KINDS
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import KINDS, Item
+from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
