@@ -93,14 +93,13 @@ class Drifts:
         again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
         times = last.times + 1 if last is not None and again else 1
         excess = times - FREE_HEALS
-        if excess <= 0:
-            self._places[place] = _DriftHistory(desired, times, now, now)
-            self._contested.discard(place)
-            return
         patience_s = FIRST_PATIENCE_S if excess == 1 else LONGEST_PATIENCE_S
         self._places[place] = _DriftHistory(desired, times, now, now + patience_s)
-        self._contested.add(place)
-        self._left_alone[place] = times
+        if excess > 0:
+            self._contested.add(place)
+            self._left_alone[place] = times
+        else:
+            self._contested.discard(place)
 
     def begin_round(self) -> None:
         """Begin a round: ``may_heal`` is called again for every operation. Objects without an operation are no longer delayed."""

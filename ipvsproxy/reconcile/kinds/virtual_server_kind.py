@@ -269,14 +269,6 @@ class VirtualServers(ReconciledKind):
 
 def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
     """Whether any operation is needed now. A draining real server needs no operation."""
-    if (
-        observed.real_servers == desired.weights
-        and isinstance(desired.weights, EvenWeights)
-        and desired.settings == observed.settings
-        and desired.thresholds is NO_THRESHOLDS
-        and not observed.thresholds
-    ):  # nearly always
-        return False
     return next(virtual_server_operations(desired.key, desired, observed, may_remove), None) is not None
 
 
@@ -319,6 +311,13 @@ def virtual_server_operations(
         return
     if desired.settings != observed.settings:
         yield Operation(Verb.SET, desired)
+    if (
+        observed.real_servers == desired.weights
+        and isinstance(desired.weights, EvenWeights)
+        and desired.thresholds is NO_THRESHOLDS
+        and not observed.thresholds
+    ):  # nearly always
+        return
     weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
     thresholds, observed_thresholds = desired.thresholds, observed.thresholds or {}
     has_equal_thresholds = thresholds == NO_THRESHOLDS and not observed_thresholds

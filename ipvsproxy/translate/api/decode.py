@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,9 +12,6 @@ from ipvsproxy.translate.api import parse, schema
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
-
-T = TypeVar("T", schema.ServiceJson, schema.EndpointSliceJson, schema.NodeJson)
-K = TypeVar("K", bound=ObjectKey)
 
 
 class UndecodableError(Exception):
@@ -66,17 +63,14 @@ class _Line(schema.Schema, frozen=True):
 _LINE = msgspec.json.Decoder(_Line)
 
 
-class _Reader(Generic[T, K]):
+class _Reader:
     """What differs between the kinds: schema, key, and parser."""
 
-    def __init__(self, kind: ObjectKind, shape: type[T], key: type[K], read: Callable[[T, K], ApiObject]) -> None:
-        self.kind = kind
-        self.shape: type[T] = shape
-        self._key = key
-        self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
-        self.read: Callable[[T, K], ApiObject] = read
+    def __init__(self, kind: ObjectKind, shape: type, key: type[ObjectKey], read: Callable[[Any, Any], ApiObject]) -> None:
+        self.kind, self.shape, self._key, self.read = kind, shape, key, read
+        self.one: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
 
-    def key(self, metadata: schema.Metadata | None) -> K | None:
+    def key(self, metadata: schema.Metadata | None) -> ObjectKey | None:
         """The key of an object with this metadata; None if the metadata contain no name.
 
         The parsed object uses this key as its name.
@@ -85,7 +79,7 @@ class _Reader(Generic[T, K]):
             return None
         return self._key("" if self.kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
 
-    def event(self, raw: T) -> Put | Rejected:
+    def event(self, raw: Any) -> Put | Rejected:
         """The parsed object with its key, or a ``Rejected`` if the object has no name."""
         key = self.key(raw.metadata)
         if key is None:
@@ -129,7 +123,7 @@ def _rejected(kind: ObjectKind, key: ObjectKey | None, where: str, error: Except
     return Rejected(kind, key, where, why.reason, why.field)
 
 
-_READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
+_READERS: Mapping[ObjectKind, _Reader] = {
     ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, schema.ServiceJson, ServiceName, parse.parse_service),
     ObjectKind.ENDPOINT_SLICE: _Reader(
         ObjectKind.ENDPOINT_SLICE, schema.EndpointSliceJson, EndpointSliceName, parse.parse_endpoint_slice

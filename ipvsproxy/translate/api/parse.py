@@ -184,10 +184,7 @@ def _bounded_ports(
     ``addresses`` holds the external addresses, and the addresses to which source ranges apply.
     """
     external, balanced = addresses
-    if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
-        return ports
-    counts = [[sum(item.family is family for item in items) for items in (external, balanced, ranges)] for family in Family]
-    each = max(max(1, externals, load_balancers * max(1, many)) for externals, load_balancers, many in counts)
+    each = max(1, len(external), len(balanced) * max(1, len(ranges)))
     most = MOST_ENTRIES // each
     if len(ports) > most:
         reason = f"{len(ports)} of them would be more than {MOST_ENTRIES} entries of an ipset; the first {most} are used"

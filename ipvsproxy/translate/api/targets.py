@@ -3,8 +3,9 @@
 Serving does not need the pods: ``parse`` omits them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,27 +58,25 @@ def of_list(body: bytes) -> Targets:
         UndecodableError: the body is not a list at all.
     """
     items = read_page(ObjectKind.ENDPOINT_SLICE, body).items
-    return {key: target for item in items or () for key, target in _of_item(item)}
+    return _targets(lambda item: msgspec.json.decode(item, type=_Slice), items or ())
 
 
 def of_documents(documents: Iterable[object]) -> Targets:
     """The targets of the endpoints in the EndpointSlices among manifests that have been read from YAML or JSON."""
-    return {key: target for document in documents for key, target in _of_document(document)}
+
+    def read(document: object) -> _Slice:
+        is_slice = msgspec.convert(document, schema.AnyObject).kind == "EndpointSlice"
+        return msgspec.convert(document, _Slice) if is_slice else _Slice()
+
+    return _targets(read, documents)
 
 
-def _of_item(item: msgspec.Raw) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
-    try:
-        yield from _of_slice(msgspec.json.decode(item, type=_Slice))
-    except UNREADABLE:
-        return
-
-
-def _of_document(document: object) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
-    try:
-        if msgspec.convert(document, schema.AnyObject).kind == "EndpointSlice":
-            yield from _of_slice(msgspec.convert(document, _Slice))
-    except UNREADABLE:
-        return
+def _targets(read: Callable[[Any], _Slice], items: Iterable[object]) -> Targets:
+    targets: dict[tuple[ServiceName, RealServerKey], Target] = {}
+    for item in items:
+        with contextlib.suppress(*UNREADABLE):
+            targets.update(_of_slice(read(item)))
+    return targets
 
 
 def _of_slice(raw: _Slice) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:

@@ -53,16 +53,13 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         kernel ignores the port of a real server (net/netfilter/ipvs/ip_vs_core.c, ``ip_vs_sched_persist``), so a scheduler by the
         client's address is used instead of affinity.
         """
-        by_hash = by_hash and self.scheduler != self.chosen.scheduler
-        if not affinity_timeout_s:
-            return (
-                _settings(hash_scheduler, SCHEDULER_FALLBACK | SCHEDULER_PORT, 0, 0)
-                if by_hash
-                else _settings(self.scheduler, self.flags, 0, 0)
-            )
-        scheduler = self.scheduler if self.scheduler in HASH_SCHEDULERS else hash_scheduler
-        flags = self.flags if self.scheduler in HASH_SCHEDULERS else SCHEDULER_FALLBACK
-        return _settings(scheduler, flags & ~SCHEDULER_PORT, 0, 0)
+        if affinity_timeout_s:
+            if self.scheduler in HASH_SCHEDULERS:
+                return _settings(self.scheduler, self.flags & ~SCHEDULER_PORT, 0, 0)
+            return _settings(hash_scheduler, SCHEDULER_FALLBACK, 0, 0)
+        if by_hash and self.scheduler != self.chosen.scheduler:
+            return _settings(hash_scheduler, SCHEDULER_FALLBACK | SCHEDULER_PORT, 0, 0)
+        return _settings(self.scheduler, self.flags, 0, 0)
 
     def weighs(self, slices: Iterable[EndpointSlice]) -> bool:
         """Whether endpoints of these EndpointSlices may have weights other than 1."""
