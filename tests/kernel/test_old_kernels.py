@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.daemon.base.cannot_start import CannotStartError
-from ipvsproxy.daemon.process import requirements
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.ipset import ipset_message
@@ -26,7 +24,6 @@ from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, fake_netlink, lab, old_kernel, old_program
@@ -35,8 +32,8 @@ from tests.support.old_kernel import OLD_KERNELS, OldSocket
 from tests.support.program import Program
 
 V4, V6 = parse_address("10.96.0.1"), parse_address("fd00:96::1")
-LACKING = {"4.18": "filtered-routes,filtered-connections,prompt-reuse", "5.4": "filtered-connections,prompt-reuse"}
-"""The log lines of a start with rules in iptables."""
+LACKING = "filtered-routes,filtered-connections,prompt-reuse"
+"""What a start with rules in iptables logs on the oldest kernel."""
 MANIFESTS = """
 apiVersion: v1
 kind: Service
@@ -108,38 +105,6 @@ def test_the_nftables_backend_needs_a_kernel_with_nat_chains_in_inet_tables(kern
     )
 
 
-class Node:
-    """A node that keeps its rules in nftables."""
-
-    backend = Backend.NFTABLES
-
-    def __init__(self) -> None:
-        self.rules = NftRulesDriver(chains=(), jumps=())
-        self.ipvs = self
-
-    def has_ipv6(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self.rules.close()
-
-
-@pytest.mark.usefixtures("fresh_namespace")
-def test_a_start_with_nftables_on_a_kernel_without_it_ends_with_a_sentence_for_each_family(
-    kernel: old_kernel.OldKernel,
-) -> None:
-    with contextlib.closing(Node()) as node:
-        if kernel.has_nat_in_inet:
-            assert requirements.usable_programs(node).keys() == set(Family)  # type: ignore[arg-type]  # a double
-            return
-        with pytest.raises(CannotStartError) as raised:
-            requirements.usable_programs(node)  # type: ignore[arg-type]  # a double
-    assert [str(reason).partition(": ")[0] for reason in raised.value.reasons] == [
-        f"{family.label} cannot be served" for family in Family
-    ]
-    assert all("--rules-backend=iptables" in str(reason) for reason in raised.value.reasons)
-
-
 @pytest.mark.usefixtures("fresh_namespace", "kernel")
 def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
     entries = [SetEntry("KUBE-CLUSTER-IP", V4, protocol, 80) for protocol in Protocol]
@@ -180,15 +145,19 @@ def test_creating_a_set_with_marks_fails_with_a_readable_sentence_if_no_revision
 # The whole program.
 
 
-@pytest.fixture(params=OLD_KERNELS)
-def program(request: pytest.FixtureRequest, network_namespace: None, tmp_path: pathlib.Path) -> Iterator[tuple[str, Program]]:
-    """The program, with a Service of two endpoints, on a kernel that answers like this version."""
+OLDEST = "4.18"
+"""It lacks all that later versions lack."""
+
+
+@pytest.fixture
+def program(network_namespace: None, tmp_path: pathlib.Path) -> Iterator[Program]:
+    """The program, with a Service of two endpoints, on the oldest kernel."""
     del network_namespace
     write(tmp_path, "10.244.0.1", "10.244.0.2")
     flags = ("--hostname-override=node-a", "--conntrack-max-per-core=0", "--ipvs-vip-binding=routes")
-    starter = (*old_program.STARTER, request.param)
+    starter = (*old_program.STARTER, OLDEST)
     with Program(tmp_path / "manifests", tmp_path / "log", *flags, starter=starter) as running:
-        yield request.param, running
+        yield running
 
 
 def write(folder: pathlib.Path, *endpoints: str) -> None:
@@ -205,13 +174,10 @@ def track(client: str, address: str) -> None:
 
 
 @pytest.mark.kernel
-def test_a_start_on_an_old_kernel_uses_its_workarounds_and_converges(
-    program: tuple[str, Program], tmp_path: pathlib.Path
-) -> None:
-    version, running = program
-    running.wait_until_synced()
+def test_a_start_on_an_old_kernel_uses_its_workarounds_and_converges(program: Program, tmp_path: pathlib.Path) -> None:
+    program.wait_until_synced()
     log = (tmp_path / "log").read_text()
-    assert f"features={LACKING[version]}" in re.search("event=kernel_lacks.*", log)[0]  # type: ignore[index]
+    assert f"features={LACKING}" in re.search("event=kernel_lacks.*", log)[0]  # type: ignore[index]
     assert "level=error" not in log
     table = run("ipvsadm", "-Ln")
     assert re.findall(r"(\w+) +(10\.96\.0\.80:\d+)", table) == [
@@ -229,19 +195,18 @@ def test_a_start_on_an_old_kernel_uses_its_workarounds_and_converges(
     track("192.0.2.7", "10.96.0.80")
     track("192.0.2.8", "10.96.0.99")
     write(tmp_path, "10.244.0.1")
-    running.wait_until(lambda: "10.96.0.80" not in run("conntrack", "-L", "-p", "udp"), "the connection is deleted", 30)
+    program.wait_until(lambda: "10.96.0.80" not in run("conntrack", "-L", "-p", "udp"), "the connection is deleted", 30)
     assert "10.96.0.99" in run("conntrack", "-L", "-p", "udp")
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("version", OLD_KERNELS)
-def test_doctor_on_an_old_kernel_reports_each_workaround(version: str, network_namespace: None, tmp_path: pathlib.Path) -> None:
+def test_doctor_on_an_old_kernel_reports_each_workaround(network_namespace: None, tmp_path: pathlib.Path) -> None:
     write(tmp_path, "10.244.0.1")
     flags = (f"--manifests={tmp_path / 'manifests'}", "--hostname-override=node-a", "--output=json")
-    command = (sys.executable, *old_program.STARTER, version, "doctor", *flags)
+    command = (sys.executable, *old_program.STARTER, OLDEST, "doctor", *flags)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = [one for one in json.loads(done.stdout)["findings"] if one["text"].startswith("it lacks ")]
-    assert [re.findall(r"lacks ([\w-]+), so", one["text"])[0] for one in told] == LACKING[version].split(",")
+    assert [re.findall(r"lacks ([\w-]+), so", one["text"])[0] for one in told] == LACKING.split(",")
     assert {one["level"] for one in told} == {"warn"}
 
 
@@ -255,7 +220,7 @@ def test_a_start_with_nftables_on_a_kernel_without_inet_nat_chains_ends_with_a_s
 ) -> None:
     write(tmp_path, "10.244.0.1")
     flags = (f"--manifests={tmp_path / 'manifests'}", "--hostname-override=node-a", "--rules-backend=nftables")
-    command = (sys.executable, *old_program.STARTER, "4.18", "--proxy-mode=ipvs", *flags)
+    command = (sys.executable, *old_program.STARTER, OLDEST, "--proxy-mode=ipvs", *flags)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = done.stdout + done.stderr
     assert done.returncode == 2, told

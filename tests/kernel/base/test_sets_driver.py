@@ -57,7 +57,7 @@ class InMemory(SetsDriver):
 
 
 EVENTS = st.tuples(
-    st.sampled_from(("write", "undo", "change", "destroy", "create", "fail", "poll", "poll")), st.sampled_from(NAMES)
+    st.sampled_from(("write", "undo", "change", "destroy", "create", "fail", "observe", "poll", "poll")), st.sampled_from(NAMES)
 )
 
 
@@ -82,6 +82,9 @@ def test_polls_return_the_true_contents_after_changes_by_other_programs_and_fail
                 driver.kernel.setdefault(name, {1})
             case "fail":
                 driver.failing.add(name)
+            case "observe" if not driver.failing:
+                driver.observe(NAMES)
+                view.clear()  # the next poll returns every set
             case "poll":
                 try:
                     view |= driver.observe_changed(NAMES)

@@ -5,6 +5,7 @@ Properties that the fake kernel has as well are tested in test_contract.py.
 
 import contextlib
 import errno
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -31,10 +32,10 @@ def driver(network_namespace: None) -> Iterator[ipset.IpsetDriver]:
         yield made
 
 
-def tool(*arguments: str) -> str:
+def tool(*arguments: str, stdin: str = "") -> str:
     """Run ipset."""
-    done = subprocess.run((shutil.which("ipset") or "ipset", *arguments), check=True, capture_output=True, text=True)
-    return done.stdout
+    command = (shutil.which("ipset") or "ipset", *arguments)
+    return subprocess.run(command, input=stdin, check=True, capture_output=True, text=True).stdout
 
 
 def apply(driver: ipset.IpsetDriver, verb: Verb, *items: Item | SetEntry) -> list[Outcome]:
@@ -50,28 +51,26 @@ def members(name: str) -> set[str]:
 
 
 @pytest.mark.kernel
-def test_every_set_is_created_as_kube_proxy_creates_it(driver: ipset.IpsetDriver) -> None:
+def test_every_set_is_created_as_kube_proxy_creates_it_with_the_lowest_revision_that_can_hold_its_entries(
+    driver: ipset.IpsetDriver,
+) -> None:
     assert not any(outcome.error or outcome.surprise for outcome in apply(driver, Verb.ADD, *IP_SETS.values()))
     made = {line.split()[1]: line.split()[2:] for line in tool("save").splitlines()}
-    assert made.keys() == IP_SETS.keys()
+    revisions = dict(re.findall(r"Name: (\S+)\nType: \S+\nRevision: (\d+)", tool("list", "-terse")))
+    lowest = {"hash:ip": "0", "hash:ip,port": "1", "hash:ip,port,ip": "1", "hash:ip,port,net": "1", "bitmap:port": "0"}
+    assert revisions == {name: "5" if ip_set.gives_marks else lowest[ip_set.type] for name, ip_set in IP_SETS.items()}
+    again = []
     for name, ip_set in IP_SETS.items():
-        if ip_set.type is SetType.PORT:
-            assert made[name] == ["bitmap:port", "range", "0-65535"]
-        else:
-            family = "inet" if ip_set.family is Family.IPV4 else "inet6"
-            assert made[name][:7] == [ip_set.type, "family", family, "hashsize", "1024", "maxelem", "65536"]
-            rest = [word for word in made[name][7:] if word != "skbinfo"]
-            assert set(rest[::2]) <= {"bucketsize", "initval"}
-            assert ("skbinfo" in made[name]) == ip_set.gives_marks
-    # The ipset program that kube-proxy runs treats our sets as its own.
-    for name, ip_set in IP_SETS.items():
-        if ip_set.kind in SCOPE_KINDS:
-            continue
-        if ip_set.type is SetType.PORT:
-            tool("create", name, "bitmap:port", "range", "0-65535", "-exist")
-        else:
-            family = "inet" if ip_set.family is Family.IPV4 else "inet6"
-            tool("create", name, ip_set.type, "family", family, "hashsize", "1024", "maxelem", "65536", "-exist")
+        family = "inet" if ip_set.family is Family.IPV4 else "inet6"
+        options = ["range", "0-65535"]
+        if ip_set.type is not SetType.PORT:
+            options = ["family", family, "hashsize", "1024", "maxelem", "65536"]
+        assert made[name][: 1 + len(options)] == [ip_set.type, *options]
+        rest = [word for word in made[name][1 + len(options) :] if word != "skbinfo"]
+        assert set(rest[::2]) <= {"bucketsize", "initval"}
+        assert ("skbinfo" in made[name]) == ip_set.gives_marks
+        again += [] if ip_set.kind in SCOPE_KINDS else [f"create {name} {ip_set.type} {' '.join(options)} -exist\n"]
+    tool("restore", stdin="".join(again))  # the ipset program that kube-proxy runs treats our sets as its own
 
 
 @pytest.mark.kernel
@@ -152,43 +151,6 @@ def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> No
 
 
 @pytest.mark.kernel
-def test_a_poll_of_sets_can_be_split_into_steps(driver: ipset.IpsetDriver) -> None:
-    apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
-    for expected in ({CLUSTER_IP.name: {entry(1)}}, {}):
-        assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == expected
-        assert bool(driver.observe_changed(["KUBE-NODE-PORT-TCP"])) is bool(expected)
-
-
-@pytest.mark.kernel
-def test_a_set_that_a_full_reading_returned_since_the_last_poll_is_returned_by_the_next_poll(driver: ipset.IpsetDriver) -> None:
-    apply(driver, Verb.ADD, CLUSTER_IP)
-    assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
-    tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
-    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == {entry(1)}
-    tool("del", CLUSTER_IP.name, "10.0.0.1,tcp:80")
-    assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
-
-
-@pytest.mark.kernel
-def test_the_poll_after_a_write_returns_the_written_set_whatever_its_entries(driver: ipset.IpsetDriver) -> None:
-    apply(driver, Verb.ADD, CLUSTER_IP)
-    driver.observe_changed([CLUSTER_IP.name])
-    apply(driver, Verb.ADD, entry(1))
-    apply(driver, Verb.REMOVE, entry(1))
-    assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
-
-
-@pytest.mark.kernel
-def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriver) -> None:
-    desired = [entry(number) for number in range(5000)]
-    apply(driver, Verb.ADD, CLUSTER_IP)
-    assert {outcome[1:] for outcome in apply(driver, Verb.ADD, *desired)} == {("", 0, False, 0)}
-    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(desired)
-    assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *desired[:4000])} == {("", 0, False, 0)}
-    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(desired[4000:])
-
-
-@pytest.mark.kernel
 def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_that_rules_and_other_programs_see(
     driver: ipset.IpsetDriver,
 ) -> None:
@@ -204,6 +166,8 @@ def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_that_rules_and_
     assert len(driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries) == SET_CAPACITY + 100
     (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
     assert (outcome.error, outcome.surprise) == ("", True), "it counts as the set that was asked for"
+    assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *map(entry, range(5000)))} == {("", 0, False, 0)}
+    assert len(driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries) == SET_CAPACITY + 100 - 5000
 
 
 @pytest.mark.kernel
@@ -215,19 +179,6 @@ def test_entries_beyond_the_capacity_of_a_set_are_reported_and_all_other_entries
     assert {outcome.errno for outcome in failed} == {4352}
     assert "the set is full" in failed[0].error
     assert members(CLUSTER_IP.name) == {str(outcome.operation.item.key) for outcome in outcomes if not outcome.error}
-
-
-@pytest.mark.kernel
-def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: ipset.IpsetDriver) -> None:
-    ip_set = IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV6)
-    address = parse_address("fd00::1")
-    good = [SetEntry(ip_set.name, address, Protocol.TCP, port, address, 64) for port in (1, 2, 3)]
-    bad = SetEntry(ip_set.name, address, Protocol.TCP, 4, parse_address("::"), 0)
-    unfit = SetEntry(ip_set.name, address, Protocol.TCP, 5, parse_address("10.0.0.0"), 8)
-    outcomes = apply(driver, Verb.ADD, ip_set, good[0], bad, good[1], unfit, good[2])
-    assert [outcome.errno for outcome in outcomes] == [0, 0, 4104, 0, errno.EINVAL, 0]
-    assert "two /1 ranges are the same" in outcomes[2].error
-    assert len(members(ip_set.name)) == 3
 
 
 @pytest.mark.kernel
@@ -254,15 +205,6 @@ def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) 
         (False, True),
     ]
     assert driver.observe(IP_SETS) == {CLUSTER_IP.name: ("hash:ip,port", Family.IPV4, 65536, {there})}
-
-
-@pytest.mark.kernel
-def test_a_set_that_a_rule_uses_is_not_destroyed_and_the_error_gives_the_reason(driver: ipset.IpsetDriver) -> None:
-    apply(driver, Verb.ADD, CLUSTER_IP)
-    rule = ("-A", "INPUT", "-m", "set", "--match-set", CLUSTER_IP.name, "dst,dst", "-j", "ACCEPT")
-    subprocess.run((shutil.which("iptables") or "iptables", *rule), check=True)
-    (outcome,) = apply(driver, Verb.REMOVE, CLUSTER_IP)
-    assert (outcome.error, outcome.errno) == ("remove set KUBE-CLUSTER-IP: the set is in use by a rule", 4100)
 
 
 def test_if_the_answer_is_lost_all_entries_are_errors_and_none_is_sent_again() -> None:
@@ -298,14 +240,6 @@ def test_a_set_copy_left_by_a_killed_process_is_observed_and_destroyed(driver: i
     remove = Operation(Verb.REMOVE, SET_COPY)
     assert driver.apply([remove, remove]) == [Outcome(remove), Outcome(remove, surprise=True)]
     assert tool("list", "-name") == ""
-
-
-@pytest.mark.kernel
-def test_every_set_is_created_with_the_lowest_revision_that_can_hold_its_entries(driver: ipset.IpsetDriver) -> None:
-    apply(driver, Verb.ADD, *IP_SETS.values())
-    revisions = {name: int(tool("list", "-terse", name).partition("Revision: ")[2].split()[0]) for name in IP_SETS}
-    desired = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
-    assert revisions == {name: 5 if ip_set.gives_marks else desired[ip_set.type] for name, ip_set in IP_SETS.items()}
 
 
 @pytest.mark.kernel
@@ -380,6 +314,12 @@ def test_an_entry_that_cannot_be_encoded_does_not_prevent_sending_the_other_entr
     [
         (4352, SetType.ADDRESS_PORT, "the set is full: it holds at most 65536 entries"),
         (4352, SetType.PORT, "the port lies outside the set's range"),
+        (
+            4104,
+            SetType.ADDRESS_PORT_NETWORK,
+            "the kernel refuses this prefix length (a set takes no /0 range; two /1 ranges are the same)",
+        ),
+        (4100, None, "the set is in use by a rule"),
         (4999, SetType.PORT, "ipset error 4999"),
         (errno.EPERM, None, "Operation not permitted"),
         (netlink.UNANSWERED, None, "the kernel's answer was lost, so this may or may not be in force"),

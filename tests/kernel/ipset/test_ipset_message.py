@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
-from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.sets import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, SetType
 
 PORTS = st.integers(0, 65535)
@@ -37,26 +36,11 @@ def entries(draw: st.DrawFn) -> SetEntry:
     return msgspec.structs.replace(entry, prefix_length=draw(st.integers(0, ip_set.family.bits)))
 
 
-def contents(data: bytes) -> list[tuple[int, int]]:
-    """The offsets of the entries in a message."""
-    found = message.attributes(data, 20, len(data))
-    return [(start, end) for _, start, end in message.walk(data, *found[ipset_message.ENTRIES])]
-
-
 @given(entries())
 def test_decoding_an_encoded_entry_gives_the_same_entry(entry: SetEntry) -> None:
     codec = ipset_message.codec(entry.set)
     data = codec.encode(entry)
     assert codec.decode(data, 4, len(data)) == entry
-
-
-def test_a_message_contains_its_entries_and_its_own_length() -> None:
-    codec = ipset_message.codec("KUBE-CLUSTER-IP")
-    some = [SetEntry("KUBE-CLUSTER-IP", parse_address(f"10.0.0.{number}"), Protocol.TCP, 80) for number in range(200)]
-    data = codec.request(Verb.ADD, b"".join(map(codec.encode, some)), b"SEQN")
-    assert struct.unpack_from("=I", data)[0] == len(data)
-    assert data[8:12] == b"SEQN"
-    assert [codec.decode(data, *at) for at in contents(data)] == some
 
 
 def test_a_message_with_the_most_entries_is_shorter_than_the_limit_of_a_netlink_attribute() -> None:

@@ -1,7 +1,34 @@
 """Examples for tests of the nftables drivers."""
 
-from ipvsproxy.model.net import Family, Protocol, parse_address
+import shutil
+import subprocess
+
+import pytest
+
+from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.sets import IpSet, MarkedEntry, SetEntry, SetType
+
+REAL = [
+    pytest.mark.usefixtures("fresh_namespace"),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
+]
+"""Marks a module that uses the real nf_tables of this machine, in a separate network namespace."""
+CLUSTER = "KUBE-CLUSTER-IP"
+
+
+def nft(*words: str) -> str:
+    """Run nft; returns its output."""
+    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
+
+
+def load(text: str) -> None:
+    """Load a file of nft."""
+    subprocess.run(("nft", "-f", "-"), input=text, check=True, text=True)
+
+
+def entry(number: int, name: str = CLUSTER) -> SetEntry:
+    """One of many entries of a set of addresses and ports."""
+    return SetEntry(name, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
 
 
 def an_entry_of(ip_set: IpSet) -> SetEntry:

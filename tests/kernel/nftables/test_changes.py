@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 
@@ -13,37 +12,20 @@ import pytest
 from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
-from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry
+from ipvsproxy.model.sets import IP_SETS, SetEntries
 from ipvsproxy.translate import skeleton
-
-CLUSTER = "KUBE-CLUSTER-IP"
-REAL = [
-    pytest.mark.usefixtures("fresh_namespace"),
-    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
-]
-
-
-def real(test: object) -> object:
-    """Run a test with the real nf_tables in a separate network namespace."""
-    for mark in REAL:
-        test = mark(test)
-    return test
-
-
-def nft(text: str) -> None:
-    subprocess.run(("nft", text), check=True, capture_output=True)
+from tests.kernel.nftables.examples import CLUSTER, entry, nft
 
 
 def entries(*numbers: int) -> SetEntries:
-    return SetEntries.of(
-        *(SetEntry(CLUSTER, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80) for number in numbers)
-    )
+    return SetEntries.of(*map(entry, numbers))
 
 
 @pytest.fixture
 def driver(fresh_namespace: None) -> Iterator[NftDriver]:
+    if shutil.which("nft") is None:
+        pytest.skip("nft is not installed")
     with contextlib.closing(NftDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, listen=True)) as made:
         made.apply([Operation(Verb.ADD, one) for one in IP_SETS.values()])
         yield made
@@ -54,7 +36,6 @@ def changes_of(driver: NftDriver) -> NftChanges:
     return driver.changes
 
 
-@real
 def test_our_own_changes_do_not_count_as_changes(driver: NftDriver) -> None:
     changes = changes_of(driver)
     assert not changes.read()
@@ -64,7 +45,6 @@ def test_our_own_changes_do_not_count_as_changes(driver: NftDriver) -> None:
     assert changes.count == 0
 
 
-@real
 @pytest.mark.parametrize(
     "harm",
     [
@@ -85,7 +65,6 @@ def test_each_kind_of_change_to_our_table_by_other_programs_is_reported(driver: 
     assert not changes.read(), "it is told once"
 
 
-@real
 def test_changes_in_other_tables_are_ignored_and_no_set_is_read_because_of_them(
     driver: NftDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +82,6 @@ def test_changes_in_other_tables_are_ignored_and_no_set_is_read_because_of_them(
     assert driver.sets.observe_changed(list(IP_SETS)) == {}
 
 
-@real
 def test_after_our_own_write_only_the_written_set_is_read_again(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.sets.observe_changed(list(IP_SETS))
     driver.apply([Operation(Verb.ADD, entries(7))])
@@ -119,7 +97,6 @@ def test_after_our_own_write_only_the_written_set_is_read_again(driver: NftDrive
     assert read == [CLUSTER]
 
 
-@real
 def test_a_set_that_another_program_changes_is_read_after_the_notification(driver: NftDriver) -> None:
     driver.apply([Operation(Verb.ADD, entries(1, 2))])
     driver.sets.observe_changed(list(IP_SETS))

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import pathlib
-import shutil
 import subprocess
 from typing import Any
 
@@ -17,17 +16,11 @@ from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal import leftovers
+from tests.kernel.nftables.examples import REAL, load
 from tests.support.left_tables import IPV4, IPV6, nftables_mode
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_namespace"),
-    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
-]
+pytestmark = REAL
 PLACES = pytest.mark.parametrize("place", [IPV4, IPV6], ids=str)
-
-
-def load(text: str) -> None:
-    subprocess.run(("nft", "-f", "-"), input=text, check=True, text=True)
 
 
 def listed() -> set[str]:

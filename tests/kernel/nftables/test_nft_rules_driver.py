@@ -23,18 +23,15 @@ from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, Verdict, render
+from ipvsproxy.model.rules import Backend, ChainKey, Rule, SetMatch, Side, Skeleton, Verdict, render
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.translation_settings import LocalMode, Settings
-from tests.kernel.nftables.examples import an_entry_of
+from tests.kernel.nftables.examples import REAL, an_entry_of, nft
 from tests.support import builders
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_namespace"),
-    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
-]
+pytestmark = REAL
 
 FAMILIES = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 NETWORKS = builders.networks("10.244.0.0/16", "fd00:10:244::/56")
@@ -71,10 +68,6 @@ def driver(fresh_namespace: None) -> Iterator[NftRulesDriver]:
 def apply(driver: NftRulesDriver, verb: Verb, rules: Skeleton) -> Outcome:
     (outcome,) = driver.apply([Operation(verb, rules)])
     return outcome
-
-
-def nft(*words: str) -> str:
-    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
 
 
 def chain(family: Family, table: str, name: str) -> str:
@@ -158,7 +151,7 @@ def test_nft_prints_each_rule_readably_next_to_its_text(driver: NftRulesDriver) 
     assert len([line for line in ranges if "@KUBE-LOAD-BALANCER-SOURCE-CIDR" in line]) == Family.IPV4.bits
 
 
-@FAMILIES
+@pytest.mark.parametrize("family", [Family.IPV6])
 @pytest.mark.parametrize(
     "harm",
     [
@@ -245,13 +238,6 @@ def test_a_rule_without_a_text_in_our_chain_is_reported_by_its_expressions(drive
     assert rules[-1] == f"a rule without a text of ours: counter, return (inet ipvsproxy {name} handle {handle})"
 
 
-def test_a_rule_whose_expressions_do_not_match_its_text_is_unknown(driver: NftRulesDriver) -> None:
-    apply(driver, Verb.SET, few_rules(Family.IPV4))
-    nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-LOAD-BALANCER", "drop", "comment", '"-j RETURN"')
-    rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-LOAD-BALANCER")]
-    assert rules[-1] == "-j RETURN (changed)"
-
-
 def test_if_one_of_the_rules_that_stand_for_one_rule_is_missing_the_remaining_rules_count_as_changed(
     driver: NftRulesDriver,
 ) -> None:
@@ -269,35 +255,30 @@ def test_if_one_of_the_rules_that_stand_for_one_rule_is_missing_the_remaining_ru
 @pytest.mark.parametrize(
     "text",
     [
+        "-j RETURN",
         "-s",
         "--match-set KUBE-CLUSTER-IP",
         "-m set --match-set KUBE-LOOP-BACK dst,dst -j ACCEPT",
         "-m mark --mark 0x1ffffffff/0x1ffffffff -j ACCEPT",
     ],
 )
-def test_a_rule_with_a_comment_that_is_not_the_text_of_a_rule_counts_as_changed(driver: NftRulesDriver, text: str) -> None:
+def test_a_rule_whose_comment_is_not_its_text_counts_as_changed(driver: NftRulesDriver, text: str) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES", "counter", "comment", f'"{text}"')
     assert driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-SERVICES")][-1] == f"{text} (changed)"
 
 
-def test_tables_of_other_programs_are_neither_observed_nor_changed(driver: NftRulesDriver) -> None:
+def test_tables_and_chains_of_other_programs_are_neither_observed_nor_changed(driver: NftRulesDriver) -> None:
     nft("add table inet theirs")
     nft("add chain inet theirs IPv4-nat-KUBE-SERVICES")
     nft("add rule inet theirs IPv4-nat-KUBE-SERVICES accept")
+    nft("add chain inet ipvsproxy theirs")
     before = nft("list", "table", "inet", "theirs")
     assert driver.observe(Family.IPV4).chains == {}
     for verb in (Verb.SET, Verb.REMOVE):
         assert apply(driver, verb, few_rules(Family.IPV4)).error == ""
     assert nft("list", "table", "inet", "theirs") == before
-
-
-def test_chains_of_other_programs_in_our_table_are_kept(driver: NftRulesDriver) -> None:
-    nft("add", "chain", "inet", "ipvsproxy", "theirs")
-    apply(driver, Verb.SET, few_rules(Family.IPV6))
-    apply(driver, Verb.REMOVE, few_rules(Family.IPV6))
-    assert "chain theirs" in nft("list", "table", "inet", "ipvsproxy")
-    assert "IPv6" not in nft("list", "table", "inet", "ipvsproxy")
+    assert re.findall("chain .*", nft("list", "table", "inet", "ipvsproxy")) == ["chain theirs {"]
 
 
 def test_rules_of_one_family_are_written_and_removed_without_changing_the_other_family(driver: NftRulesDriver) -> None:
@@ -359,21 +340,6 @@ def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
     assert driver.rules_with(" KUBE-6-NODE-PORT-UDP ", [Family.IPV4]) == []
 
 
-def test_a_jump_is_written_separately_for_each_family() -> None:
-    (expressions,) = nft_rule.expand(Rule(target=JumpTo("KUBE-MARK-MASQ")), Family.IPV6, "nat")
-    assert nft_rule.expressions(expressions[-1])[0][1][2, 2, 2] == b"IPv6-nat-KUBE-MARK-MASQ\0"
-
-
-def test_our_table_is_removed_together_with_its_last_rule_and_set(driver: NftRulesDriver) -> None:
-    apply(driver, Verb.SET, few_rules(Family.IPV4))
-    assert nft_tables.has_own_table()
-    apply(driver, Verb.REMOVE, few_rules(Family.IPV4))
-    with contextlib.closing(NftSetsDriver()) as sets:
-        assert not [one for one in sets.apply([Operation(Verb.REMOVE, ip_set) for ip_set in IP_SETS.values()]) if one.error]
-    assert not nft_tables.has_own_table()
-    assert not backends.remove_table()
-
-
 def put_theirs(*more: str) -> str:
     """Add a chain and a set of another program to our table; returns the table as it is when it has nothing else."""
     nft("add", "set", "inet", "ipvsproxy", "their-set", "{ type ipv4_addr; }")
@@ -421,17 +387,6 @@ def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesD
     assert backends.remove_table()
     assert next(readings) == 3
     assert "chain theirs" in nft("list", "ruleset")
-
-
-def test_our_nftables_table_is_described_if_the_iptables_backend_leaves_it_in_place(
-    driver: NftRulesDriver, tmp_path: pathlib.Path
-) -> None:
-    apply(driver, Verb.SET, few_rules(Family.IPV4))
-    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
-    assert backends.describe_other(Backend.IPTABLES, tmp_path) == "nftables still holds the table inet ipvsproxy"
-    assert backends.remove_table()
-    assert nft("list", "ruleset") == ""
-    assert backends.describe_other(Backend.IPTABLES, tmp_path) == ""
 
 
 @pytest.mark.parametrize(
@@ -496,25 +451,18 @@ def test_a_node_can_keep_its_rules_in_nftables(fresh_namespace: None, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("asked", "has_iptables", "expected"),
+    ("asked", "has_iptables", "missing", "expected"),
     [
-        (Backend.IPTABLES, False, Backend.IPTABLES),
-        (Backend.NFTABLES, True, Backend.NFTABLES),
-        (Backend.AUTO, False, Backend.NFTABLES),
+        (Backend.IPTABLES, False, (), Backend.IPTABLES),
+        (Backend.NFTABLES, True, (), Backend.NFTABLES),
+        (Backend.AUTO, False, (), Backend.NFTABLES),
+        (Backend.AUTO, True, (), Backend.IPTABLES),
+        (Backend.AUTO, True, (host.Missing("hash:ip", ""),), Backend.NFTABLES),
     ],
 )
 def test_the_backend_is_chosen_from_the_flag_and_the_state_of_the_node(
-    asked: Backend, expected: Backend, monkeypatch: pytest.MonkeyPatch, *, has_iptables: bool
+    asked: Backend, missing: tuple[host.Missing, ...], expected: Backend, monkeypatch: pytest.MonkeyPatch, *, has_iptables: bool
 ) -> None:
+    monkeypatch.setattr(host, "missing_set_types", lambda: missing)
     monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables" if has_iptables else None)
     assert backends.choose(asked).backend is expected
-
-
-@pytest.mark.parametrize(("missing", "expected"), [((), Backend.IPTABLES), (("hash:ip",), Backend.NFTABLES)])
-def test_the_backend_auto_means_nftables_if_the_kernel_has_no_ipset(
-    missing: tuple[str, ...], expected: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables")
-    lacking = tuple(host.Missing(name, "") for name in missing)
-    monkeypatch.setattr(host, "missing_set_types", lambda: lacking)
-    assert backends.choose(Backend.AUTO).backend is expected

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -15,16 +14,12 @@ from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.net import Address, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
-from tests.kernel.nftables.examples import an_entry_of
+from tests.kernel.nftables.examples import CLUSTER, REAL, an_entry_of, entry, nft
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_namespace"),
-    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
-]
+pytestmark = REAL
 
-CLUSTER = "KUBE-CLUSTER-IP"
-SCOPE = "KUBE-IPVSPROXY-SCOPE"
-MANY = 20_000
+SCOPE, RANGES = "KUBE-IPVSPROXY-SCOPE", "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+MANY = 8_000
 
 
 @pytest.fixture
@@ -37,14 +32,6 @@ def apply(driver: NftSetsDriver, verb: Verb, *items: IpSet | SetCopy | SetEntry)
     return driver.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
 
 
-def nft(*words: str) -> str:
-    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
-
-
-def entry(number: int, name: str = CLUSTER) -> SetEntry:
-    return SetEntry(name, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
-
-
 def test_every_set_returns_the_entries_that_were_added(driver: NftSetsDriver) -> None:
     entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
     assert not [one for one in apply(driver, Verb.ADD, *IP_SETS.values(), *entries) if one.error or one.surprise]
@@ -55,11 +42,10 @@ def test_every_set_returns_the_entries_that_were_added(driver: NftSetsDriver) ->
 
 def test_nft_prints_entries_in_readable_form(driver: NftSetsDriver) -> None:
     name = "KUBE-LOOP-BACK"
-    apply(driver, Verb.ADD, IP_SETS[name], an_entry_of(IP_SETS[name]), IP_SETS[SCOPE], an_entry_of(IP_SETS[SCOPE]))
+    for one in (name, SCOPE, RANGES):
+        apply(driver, Verb.ADD, IP_SETS[one], an_entry_of(IP_SETS[one]))
     assert "10.96.0.1 . udp . 53 . 10.0.0.0" in nft("list", "set", "inet", "ipvsproxy", name)
-    name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
-    apply(driver, Verb.ADD, IP_SETS[name], an_entry_of(IP_SETS[name]))
-    assert "10.96.0.1 . udp . 53 . 10.0.0.0 . 0x00000008" in nft("list", "set", "inet", "ipvsproxy", name)
+    assert "10.96.0.1 . udp . 53 . 10.0.0.0 . 0x00000008" in nft("list", "set", "inet", "ipvsproxy", RANGES)
     assert '10.96.0.1 . sctp . 80 comment "mask 0xfff" : 0x00000012' in nft("list", "map", "inet", "ipvsproxy", SCOPE)
 
 
@@ -69,18 +55,6 @@ def test_sets_that_do_not_exist_are_observed_as_absent(driver: NftSetsDriver) ->
     assert not driver.has_copy()
     (copy,) = apply(driver, Verb.REMOVE, SET_COPY)
     assert copy.surprise
-
-
-def test_adding_or_removing_an_entry_again_is_not_an_error(driver: NftSetsDriver) -> None:
-    apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
-    again, present = apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
-    assert (again.error, again.surprise, present.error) == ("", True, "")
-    apply(driver, Verb.REMOVE, entry(1))
-    (absent,) = apply(driver, Verb.REMOVE, entry(1))
-    assert absent.error == ""
-    apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
-    (gone,) = apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
-    assert (gone.error, gone.surprise) == ("", True)
 
 
 def test_a_set_of_another_type_does_not_count_as_one_of_our_sets(driver: NftSetsDriver) -> None:
@@ -244,14 +218,11 @@ def test_a_mark_whose_comment_another_program_wrote_is_read_without_a_mask(drive
 
 
 def test_overlapping_source_ranges_are_separate_entries(driver: NftSetsDriver) -> None:
-    name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
-    ranges = [
-        SetEntry(name, parse_address("10.96.0.1"), Protocol.TCP, 80, parse_address("10.0.0.0"), length) for length in (8, 16, 9)
-    ]
-    apply(driver, Verb.ADD, IP_SETS[name], *ranges)
-    assert set(driver.observe([name])[name].entries) == set(ranges)
+    address, other = parse_address("10.96.0.1"), parse_address("10.0.0.0")
+    ranges = [SetEntry(RANGES, address, Protocol.TCP, 80, other, length) for length in (8, 16, 9)]
+    apply(driver, Verb.ADD, IP_SETS[RANGES], *ranges)
     apply(driver, Verb.REMOVE, ranges[1])
-    assert set(driver.observe([name])[name].entries) == {ranges[0], ranges[2]}
+    assert set(driver.observe([RANGES])[RANGES].entries) == {ranges[0], ranges[2]}
 
 
 def test_a_poll_returns_only_changed_sets(driver: NftSetsDriver) -> None:
@@ -278,9 +249,6 @@ def test_a_set_that_is_destroyed_and_recreated_with_the_same_entries_is_returned
     assert driver.observe_changed([CLUSTER]) == {CLUSTER: None}
     nft(as_it_was)
     assert driver.observe_changed([CLUSTER]) == before
-
-
-RANGES = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +293,7 @@ def add_catch_all(name: str, value: str = "") -> None:
         pytest.skip(f"this kernel has no such elements: {added.stderr.decode()}")
 
 
-@pytest.mark.parametrize("name", [one.name for one in IP_SETS.values() if not one.gives_marks])
+@pytest.mark.parametrize("name", {(one.type, one.family): one.name for one in IP_SETS.values() if not one.gives_marks}.values())
 def test_a_catch_all_element_is_observed_and_removed_like_an_entry(driver: NftSetsDriver, name: str) -> None:
     ours = an_entry_of(IP_SETS[name])
     apply(driver, Verb.ADD, IP_SETS[name], ours)
@@ -361,14 +329,6 @@ def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(drive
     assert driver.observe([CLUSTER])[CLUSTER].entries == set()
 
 
-def test_a_set_that_a_rule_uses_is_not_removed(driver: NftSetsDriver) -> None:
-    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
-    nft("add", "chain", "inet", "ipvsproxy", "theirs")
-    nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip daddr . meta l4proto . th dport @KUBE-CLUSTER-IP")
-    (outcome,) = apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
-    assert (outcome.errno, outcome.error) == (errno.EBUSY, "remove set KUBE-CLUSTER-IP: the set is in use by a rule")
-
-
 def test_our_table_is_removed_with_its_last_set_if_no_other_program_has_a_chain_in_it(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
@@ -389,11 +349,3 @@ def test_an_element_whose_padding_bytes_are_not_zero_does_not_count_as_one_of_ou
     strange = bytearray(key)
     strange[garbled] = 1
     assert str(nft_sets.decode(ip_set, bytes(strange), data, comment)) == f"element {strange.hex()}"
-
-
-def test_every_key_has_the_length_that_its_set_declares() -> None:
-    for ip_set in IP_SETS.values():
-        encoded = nft_sets.encode(ip_set, an_entry_of(ip_set))
-        key, data, comment = nft_message.read_element(message.Attributes(encoded, 4, len(encoded)))
-        assert (len(key), len(data)) == (nft_sets.shape(ip_set).key_length, nft_sets.shape(ip_set).data_length)
-        assert nft_sets.decode(ip_set, key, data, comment) == an_entry_of(ip_set)

@@ -12,13 +12,10 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.rules import BaseChain, NftTable
+from tests.kernel.nftables.examples import load
 from tests.support import fake_netlink, neighbours
 
 real = pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
-
-
-def load(text: str) -> None:
-    subprocess.run(("nft", "-f", "-"), input=text, check=True, text=True)
 
 
 def read() -> dict[str, NftTable]:

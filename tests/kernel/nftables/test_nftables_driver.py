@@ -4,8 +4,6 @@ What the drivers of rules and of sets write and read is tested in ``test_nft_rul
 """
 
 import contextlib
-import dataclasses
-import shutil
 import subprocess
 from collections.abc import Iterator
 
@@ -15,30 +13,23 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.nftables import nft_sets_driver as nft_sets
 from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
-from ipvsproxy.model.net import Address, Family, Protocol, parse_address
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict
-from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.translation_settings import Settings
+from tests.kernel.nftables.examples import CLUSTER, REAL, entry, nft
 from tests.support import builders
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_namespace"),
-    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
-]
+pytestmark = REAL
 
-CLUSTER = "KUBE-CLUSTER-IP"
 SETS = [Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()]
 NFT = Settings(backend=Backend.NFTABLES)
 
 
 def rules(family: Family) -> Operation:
     return Operation(Verb.SET, skeleton.build_skeleton(family, NFT, builders.node_view(), set(), []))
-
-
-def entry(number: int) -> SetEntry:
-    return SetEntry(CLUSTER, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
 
 
 def entries(verb: Verb, *numbers: int) -> Operation:
@@ -57,10 +48,6 @@ def driver(fresh_namespace: None) -> Iterator[NftDriver]:
 def generation() -> int:
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         return nft_message.generation(channel)
-
-
-def nft(*words: str) -> str:
-    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
 
 
 def held(driver: NftDriver) -> set[SetEntry]:
@@ -86,13 +73,6 @@ def test_additions_and_removals_that_do_not_depend_on_each_other_are_one_transac
     assert held(driver) == {entry(3), entry(4)}
 
 
-def test_without_a_change_no_transaction_is_sent(driver: NftDriver) -> None:
-    driver.apply(EVERYTHING)
-    before = generation()
-    assert driver.apply([]) == []
-    assert generation() == before
-
-
 def test_a_refused_transaction_is_split_and_each_operation_gets_its_own_outcome(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     absent, present, wanted = entries(Verb.REMOVE, 9), entries(Verb.REMOVE, 1), entries(Verb.ADD, 5)
@@ -115,14 +95,6 @@ def test_a_rule_that_the_kernel_refuses_does_not_prevent_adding_entries_to_sets(
     assert driver.rules.observe(Family.IPV4) == kept.in_force
 
 
-def test_a_set_that_already_exists_is_used(driver: NftDriver) -> None:
-    driver.apply([SETS[0], SETS[1]])
-    outcomes = driver.apply(EVERYTHING)
-    assert [one.error for one in outcomes] == [""] * len(EVERYTHING)
-    assert [one.surprise for one in outcomes[:3]] == [True, True, False]
-    assert held(driver) == {entry(1), entry(2), entry(3)}
-
-
 def test_an_entry_that_cannot_be_encoded_does_not_prevent_other_operations(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     wrong = Operation(Verb.ADD, SetEntries.of(SetEntry(CLUSTER, parse_address("fd00::1"), Protocol.TCP, 80)))
@@ -130,6 +102,13 @@ def test_an_entry_that_cannot_be_encoded_does_not_prevent_other_operations(drive
     assert good.error == ""
     assert "family" in bad.error
     assert entry(7) in held(driver)
+
+
+def test_the_table_is_removed_together_with_its_last_set(driver: NftDriver) -> None:
+    some = list(IP_SETS.values())[:2]
+    driver.apply([Operation(Verb.ADD, one) for one in some])
+    assert [one.error for one in driver.apply([Operation(Verb.REMOVE, one) for one in some])] == ["", ""]
+    assert "ipvsproxy" not in nft("list tables")
 
 
 def test_operations_that_exceed_the_limit_of_a_transaction_are_split_into_several(
@@ -160,35 +139,6 @@ def test_a_change_by_another_program_during_a_write_is_not_an_error(driver: NftD
     assert driver.apply(operations) == [Outcome(one) for one in operations]
     assert not harms
     assert entry(8) in held(driver)
-
-
-def test_the_reading_after_a_write_includes_the_written_set(driver: NftDriver) -> None:
-    driver.apply(EVERYTHING)
-    assert set(driver.sets.observe_changed([CLUSTER])) == {CLUSTER}
-    assert driver.sets.observe_changed([CLUSTER]) == {}
-    driver.apply([entries(Verb.ADD, 11), entries(Verb.REMOVE, 1)])
-    changed = driver.sets.observe_changed([CLUSTER])[CLUSTER]
-    assert changed is not None
-    assert set(changed.entries) == {entry(2), entry(3), entry(11)}
-
-
-def test_the_table_is_removed_together_with_its_last_set(driver: NftDriver) -> None:
-    some: list[IpSet] = list(IP_SETS.values())[:2]
-    driver.apply([Operation(Verb.ADD, one) for one in some])
-    assert [one.error for one in driver.apply([Operation(Verb.REMOVE, one) for one in some])] == ["", ""]
-    assert "ipvsproxy" not in nft("list tables")
-
-
-def test_removing_the_rules_keeps_the_sets(driver: NftDriver) -> None:
-    driver.apply(EVERYTHING)
-    removals = []
-    for operation in map(rules, Family):
-        assert isinstance(operation.item, Skeleton)
-        nothing = dataclasses.replace(operation.item, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS)
-        removals.append(Operation(Verb.REMOVE, nothing))
-    assert [one.error for one in driver.apply(removals)] == ["", ""]
-    assert "chain" not in nft("list table inet ipvsproxy")
-    assert held(driver) == {entry(1), entry(2), entry(3)}
 
 
 def test_a_transaction_for_an_outdated_generation_is_refused_and_keeps_the_socket_open(driver: NftDriver) -> None:
@@ -242,21 +192,6 @@ def test_rules_that_use_a_set_with_another_definition_are_kept_if_no_other_rules
     assert [one.error for one in driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), entries(Verb.ADD, 1)])] == ["", ""]
     assert set(driver.sets.shaped_as_ours(IP_SETS.values()).items()) == {(ip_set, True) for ip_set in IP_SETS.values()}
     assert held(driver) == {entry(1)}
-    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
-
-
-def test_sets_of_the_version_before_the_first_release_are_replaced(driver: NftDriver) -> None:
-    """The sets of a version before the first release: a port held the prefix length, and a map held two marks."""
-    ranges, scope = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-IPVSPROXY-SCOPE"
-    nft("add", "table", "inet", "ipvsproxy")
-    nft("add", "set", "inet", "ipvsproxy", ranges, "{ type ipv4_addr . inet_proto . inet_service . ipv4_addr . inet_service; }")
-    nft("add", "map", "inet", "ipvsproxy", scope, "{ type ipv4_addr . inet_proto . inet_service : mark . mark; }")
-    chain = "IPv4-filter-KUBE-SOURCE-RANGES-FIREWALL"
-    nft("add", "chain", "inet", "ipvsproxy", chain)
-    nft("add", "rule", "inet", "ipvsproxy", chain, f"ip daddr . meta l4proto . th dport . ip saddr . th sport @{ranges} return")
-    wanted = Operation(Verb.SET, every_rule(Family.IPV4))
-    assert not [one.error for one in driver.apply([*SETS, wanted]) if one.error]
-    assert set(driver.sets.shaped_as_ours(IP_SETS.values()).items()) == {(ip_set, True) for ip_set in IP_SETS.values()}
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
