@@ -65,7 +65,7 @@ class OurNode:
         self._passed = 0
         self.metrics, clock = Metrics(), Clock()
         status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
-        watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
+        self._watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
         reconciler = self._scene.reconciler
         reconciler.put_node(tuple(Family), (), None)
         left: dict[AnyPlace, bool] = {
@@ -75,7 +75,7 @@ class OurNode:
             survey=reconciler.survey,
             store=self._scene.store,
             status=status,
-            watches=lambda: watches,
+            watches=lambda: self._watches,
             leftovers=lambda: left,
             other_backend=lambda: True,
         )
@@ -90,7 +90,7 @@ class OurNode:
         counted = Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))
         self._scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(ConnectionCounts(1, 1), counted)}}
         self.metrics.requested("api:6443", "200", 0.1, "GET")
-        self.metrics.watch_restarted(ObjectKind.SERVICE, Trouble.ENDED)
+        self._watches[ObjectKind.SERVICE].restarts[Trouble.ENDED] += 1
         done = Report(done={("add", "address"): 1}, failed={("add", "set_entry"): 1}, errors=(), pending=0)
         triggers = tuple(Trigger(family, time.time() - 0.1) for family in Family)
         self.metrics.synced(summary(Changes(triggers=triggers), states=[state()], report=done))

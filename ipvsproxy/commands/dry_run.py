@@ -110,7 +110,7 @@ def run(config: Config) -> int:
 
 async def _serve(config: Config, signals: lifecycle.Signals) -> int:
     metrics = Metrics()
-    source = await sources.make(config, metrics.watch_restarted, metrics.requested)
+    source = await sources.make(config, metrics.requested)
     try:
         async with inspection.readable_kernel(config) as kernel:
             node = await inspection.inspect(config, kernel, source)

@@ -62,7 +62,7 @@ def run(config: Config, read_again: Callable[[], Config]) -> int:
 
 async def _serve(config: Config, read_again: Callable[[], Config], signals: Signals) -> int:
     metrics = Metrics()
-    source = await sources.make(config, metrics.watch_restarted, metrics.requested)
+    source = await sources.make(config, metrics.requested)
     with requirements.only_instance():
         late_rules = asyncio.Event()
         async with requirements.running_kernel(config.drivers, metrics.applied, late_rules.set, listen=True) as kernel:

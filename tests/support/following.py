@@ -70,10 +70,14 @@ class Setup:
     source: watch.KubernetesSource
     sink: Sink
     sleeps: list[float]
-    restarts: list[tuple[ObjectKind, Trouble]]
+
+    @property
+    def restarts(self) -> int:
+        return sum(status.restarts.total() for status in self.source.statuses.values())
 
     def troubles(self) -> list[Trouble]:
-        return [trouble for kind, trouble in self.restarts if kind is ObjectKind.SERVICE]
+        """The reasons why the watch of Services has started again; the first that occurred comes first."""
+        return list(self.source.statuses[ObjectKind.SERVICE].restarts.elements())
 
 
 def pace(sleeps: list[float], *, idle_s: float = 600) -> reflector.WatchPace:
@@ -100,19 +104,17 @@ async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[No
 @contextlib.asynccontextmanager
 async def following(server: ApiServer, kubeconfig: str, *, idle_s: float = 600) -> AsyncIterator[Setup]:
     sleeps: list[float] = []
-    restarts: list[tuple[ObjectKind, Trouble]] = []
     source = watch.KubernetesSource(
         node_name="n1",
         kubeconfig=kubeconfig,
-        on_restart=lambda kind, trouble: restarts.append((kind, trouble)),
         pace=pace(sleeps, idle_s=idle_s),
     )
     sink = Sink()
     async with running_task(source.run(sink.deliver)):
-        yield Setup(server, source, sink, sleeps, restarts)
+        yield Setup(server, source, sink, sleeps)
 
 
 async def wait_for_trouble(running: Setup, trouble: Trouble) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while trouble not in running.troubles():  # noqa: ASYNC110  # the source's callback fills the list
+        while trouble not in running.troubles():  # noqa: ASYNC110  # the source fills it
             await asyncio.sleep(0.001)

@@ -259,23 +259,24 @@ class Engine:
         changes = self._translator.with_refusals(changes)
         self._journal.log_complaints(changes.complaints)
         self._journal.log_doubts(self.store.doubts)
-        conflicts = await self._in_slices(self._journal.logging_conflicts(self._reconciler.survey.conflicts()))
+        survey = self._reconciler.survey
+        conflicts = await self._in_slices(self._journal.logging_conflicts(survey.conflicts()))
         report = await self._program(translated, done_before)
         without_scope = self._reconciler.take_without_scope()
         self._journal.log_without_scope(without_scope)
-        self._journal.log_settings(self._reconciler.survey.settings_given_up)
+        self._journal.log_settings(survey.settings_given_up)
+        lacking = survey.lacking(self._translator.settings.families)
         is_audit = self._reader.has_audited
         self._reader.synced(report)
         summary = SyncSummary(
             is_audit=is_audit,
             report=report,
             changes=changes,
-            lacking=self._reconciler.survey.lacking(self._translator.settings.families),
-            unmet_settings=self._reconciler.survey.unmet_settings(),
-            unserved=self._unserved(),
-            incomplete=self._reconciler.survey.lacking_entries(self._translator.settings.families),
-            states=self._reconciler.survey.states,
-            health_checks=self._reconciler.survey.health_checks,
+            lacking=lacking,
+            unmet_settings=survey.unmet_settings(),
+            not_in_force=lacking | self._unserved(),
+            states=survey.states,
+            health_checks=survey.health_checks,
             view=node_view,
             waited_s=max(0.0, began - min(changes.services.values(), default=began)),
             observed_s=observed - began,
@@ -286,7 +287,7 @@ class Engine:
             drifted=self._reader.take_drifted(),
         )
         self._sync_took_s = ended - began
-        self._journal.log_sync(summary, self._reconciler.survey.draining)
+        self._journal.log_sync(summary, survey.draining)
         self.watcher.synced(summary)
 
     async def _learn_schedulers(self, now: float) -> None:
@@ -302,9 +303,10 @@ class Engine:
             else:
                 self._translator.note_scheduler(name, why_missing, now)
 
-    def _unserved(self) -> Collection[Family]:
-        families = self._translator.settings.families
-        return families if self.store.may_lack_all else self._reconciler.survey.unserved(families)
+    def _unserved(self) -> frozenset[Family]:
+        """The families in which most virtual servers, or an entry of a set without which rules have no effect, are missing."""
+        families, survey = frozenset(self._translator.settings.families), self._reconciler.survey
+        return families if self.store.may_lack_all else survey.unserved(families) | survey.lacking_entries(families)
 
     async def _add(self, total: Report) -> Report:
         """Apply the additions that are possible now; all other operations must wait until the additions are done.

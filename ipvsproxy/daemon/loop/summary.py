@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Family
@@ -23,13 +24,12 @@ class SyncSummary:
     ``lacking`` are the IP families in which an object is missing that all Services of the family need (device, sets, rules,
     sysctls). ``unmet_settings`` maps the indispensable sysctls that do not have their desired value to the observed value.
     ``states`` has the desired state of each Service, and ``health_checks`` has the answer of each health-check node port; both
-    change with the next sync. ``unserved`` are the IP families in which most virtual servers are missing. While a first list is
-    doubted, all families count as unserved. ``incomplete`` are the IP families in which a set has a missing entry. ``is_audit``:
-    an audit was made directly before the sync. ``waited_s`` is the age of the oldest change when the sync began; 0 if there were
-    no changes. ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel, translating changes
-    and applying operations. ``conflicts`` are the new conflicts, and ``without_scope`` are the Service ports that newly have no
-    mark for a second scope. ``drifted`` counts, by kind, the objects that were found changed by another program since the last
-    sync.
+    change with the next sync. ``not_in_force`` are the IP families that may still need the rules and sets of another proxy or
+    backend. ``is_audit``: an audit was made directly before the sync. ``waited_s`` is the age of the oldest change when the sync
+    began; 0 if there were no changes. ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the
+    kernel, translating changes and applying operations. ``conflicts`` are the new conflicts, and ``without_scope`` are the
+    Service ports that newly have no mark for a second scope. ``drifted`` counts, by kind, the objects that were found changed by
+    another program since the last sync.
     """
 
     changes: Changes
@@ -45,18 +45,9 @@ class SyncSummary:
     without_scope: Collection[MarkedPort] = ()
     health_checks: Mapping[HealthCheckPort, HealthCheck] = dataclasses.field(default_factory=dict)
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    unserved: Collection[Family] = ()
-    incomplete: Collection[Family] = ()
+    not_in_force: AbstractSet[Family] = frozenset()
     is_audit: bool = False
     drifted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def not_in_force(self) -> frozenset[Family]:
-        """The IP families that may still need the rules and sets of another proxy or backend.
-
-        Rules have no effect without their sets.
-        """
-        return frozenset((*self.lacking, *self.unserved, *self.incomplete))
 
     @property
     def duration_s(self) -> float:

@@ -31,7 +31,6 @@ from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, Sources, counting
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.metrics.traffic import Traffic
-from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.kind import KINDS, DriverName
@@ -89,6 +88,11 @@ def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_c
     yield _labelled(series.WATCH_STALE, {kind: watch.is_stale for kind, watch in watches.items()})
     contacts = {kind: watch.contact_age_s for kind, watch in watches.items() if watch.contact_age_s is not None}
     yield _labelled(series.WATCH_CONTACT_AGE, contacts)
+    restarted = {kind.value: watch.restarts for kind, watch in sources.watches().items()}
+    restarts: dict[tuple[str, ...], float] = {
+        (kind, reason.value): count for kind, counts in restarted.items() for reason, count in counts.items()
+    }
+    yield _family(series.WATCH_RESTARTS, restarts)
 
 
 def _one(metric: Metric, value: float) -> metrics_core.Metric:
@@ -273,10 +277,6 @@ class Metrics:
         for kind, count in differences.items():
             self._value(series.DRY_RUN_DIFFERENCES, kind).set(count)
         self._value(series.DRY_RUN_LAST_LOOK).set(self._wall_clock())
-
-    def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
-        """A list or watch was started again."""
-        self._value(series.WATCH_RESTARTS, kind.value, trouble.value).inc()
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
         """A request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` if there was no answer."""

@@ -64,17 +64,12 @@ LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Troub
 
 
 class LineBuffer:
-    """Joins chunks of data to complete lines.
-
-    The chunks of a line are joined only once: adding each chunk to one buffer would take quadratic time for a line of many
-    megabytes.
-    """
+    """Joins chunks of data to complete lines."""
 
     def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
-        self._pieces: list[bytes] = []
+        self.pending = bytearray()
+        """The received part of an incomplete line."""
         self._longest_bytes = longest_bytes
-        self.pending_bytes = 0
-        """The number of received bytes of an incomplete line."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The lines that a chunk completes, without line ends and without empty lines.
@@ -83,15 +78,13 @@ class LineBuffer:
             ApiError: a line is too long. The buffer must not be used after this error.
         """
         head, *tail = chunk.split(b"\n")
-        self._pieces.append(head)
-        self.pending_bytes += len(head)
-        if self.pending_bytes > self._longest_bytes:
+        self.pending += head
+        if len(self.pending) > self._longest_bytes:
             raise ApiError(Trouble.GARBLED, f"a line of the watch is longer than {self._longest_bytes} bytes")
         if not tail:
             return []
-        lines = [b"".join(self._pieces), *tail]
-        rest = lines.pop()
-        self._pieces, self.pending_bytes = [rest], len(rest)
+        *lines, rest = bytes(self.pending), *tail
+        self.pending = bytearray(rest)
         return [line for line in lines if line]
 
 
@@ -201,7 +194,7 @@ class Reflector:
             # The delays are added, because the server sends the same time to all clients.
             delay_s = self._delay_s(error) + min(error.retry_after_s, LONGEST_RETRY_AFTER_S)
             self.status.connected = False
-            self.status.restarts[error.trouble] = self.status.restarts.get(error.trouble, 0) + 1
+            self.status.restarts[error.trouble] += 1
             self._observer.restarting(self._kind, error, delay_s)
             if delay_s:
                 await self._pace.sleep(delay_s)
@@ -300,7 +293,7 @@ class Reflector:
                         self._bound(limit)
             except TimeoutError as error:
                 raise self._out_of_time() from error
-        if lines.pending_bytes:
+        if lines.pending:
             raise ApiError(Trouble.DROPPED, "the watch ended in the middle of a line")
         if self._pace.now() - began_s < SHORTEST_WATCH_S:
             raise ApiError(Trouble.DROPPED, "the watch was ended as soon as it had begun")

@@ -17,6 +17,7 @@ import dataclasses
 import enum
 import pathlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -76,8 +77,6 @@ class ApiError(Exception):
         return cls(troubles.get(code, other), f"status {code}: {message}", retry_after_s)
 
 
-OnRestart = Callable[[ObjectKind, Trouble], None]
-"""Called each time that a list or watch starts again."""
 OnRequest = Callable[[str, str, float, str], None]
 """Called after each request with its host, its code of HTTP or ``<error>``, its duration in seconds, and its method."""
 
@@ -101,7 +100,7 @@ class WatchStatus:
     listed_s: float | None = None
     contact_s: float | None = None
     event_s: float | None = None
-    restarts: dict[Trouble, int] = dataclasses.field(default_factory=dict)
+    restarts: Counter[Trouble] = dataclasses.field(default_factory=Counter)
 
 
 class Source(Protocol):
@@ -140,8 +139,8 @@ class Source(Protocol):
         return {}
 
 
-async def make(config: Config, on_restart: OnRestart = lambda *_: None, on_request: OnRequest = lambda *_: None) -> Source:
-    """Create the configured source, which calls ``on_restart`` and ``on_request`` if it is an API server.
+async def make(config: Config, on_request: OnRequest = lambda *_: None) -> Source:
+    """Create the configured source, which calls ``on_request`` if it is an API server.
 
     Raises:
         CannotStartError: the configured source cannot work.
@@ -161,7 +160,6 @@ async def make(config: Config, on_restart: OnRestart = lambda *_: None, on_reque
         all_nodes=config.takes_direct_return,
         kubeconfig=config.source.kubeconfig,
         master=config.source.api_server,
-        on_restart=on_restart,
         on_request=on_request,
     )
     try:

@@ -92,12 +92,10 @@ class KubernetesSource(source.Source):
         kubeconfig: str = "",
         master: str = "",
         service_account: str = credentials.SERVICE_ACCOUNT,
-        on_restart: source.OnRestart = lambda *_: None,
         on_request: source.OnRequest = lambda *_: None,
         pace: reflector.WatchPace | None = None,
     ) -> None:
         self._credentials = Credentials(kubeconfig, master, pathlib.Path(service_account))
-        self._on_restart = on_restart
         self._on_request = on_request
         self._pace = pace or reflector.WatchPace()
         self._server = ""
@@ -184,7 +182,6 @@ class KubernetesSource(source.Source):
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
         """As ``Observer``. A problem is logged once, not for each kind and attempt, and again every few minutes."""
-        self._on_restart(kind, error.trouble)
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)

@@ -210,7 +210,7 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
             node.begin_with(builders.node())
             await node.quiet(after_s=CONFIRMED_AFTER_S)
             assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes the timeouts, which is cheap
-            assert set(node.watcher.summaries[-1].unserved) == set(Family)
+            assert set(node.watcher.summaries[-1].not_in_force) == set(Family)
             node.put(new)
             await node.quiet()
             assert "add virtual_server TCP 10.96.0.98:80" in node.done
@@ -219,7 +219,7 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
                 node.deliver([memory_node.listed(kind, [new])])
             await node.quiet()
             assert "remove virtual_server TCP 10.96.0.10:80" in node.done
-            assert not node.watcher.summaries[-1].unserved
+            assert not node.watcher.summaries[-1].not_in_force
             assert_from_scratch(node)
     doubted = sorted(line["kind"] for line in logs if line["event"] == "first_list_not_believed")
     assert doubted == ["EndpointSlice", "Service"]

@@ -61,12 +61,11 @@ class Scene:
     async def sync(
         self,
         *lacking: Family,
-        unserved: Collection[Family] = (),
-        incomplete: Collection[Family] = (),
+        not_in_force: Collection[Family] = (),
         is_audit: bool = False,
     ) -> None:
         """Let a sync end, and then run all tasks that are due."""
-        self.subject.synced(summary(lacking=lacking, unserved=unserved, incomplete=incomplete, is_audit=is_audit))
+        self.subject.synced(summary(lacking=lacking, not_in_force=not_in_force, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
     async def _remove_other_backend(self) -> Collection[str]:
@@ -124,9 +123,8 @@ async def test_leftover_rules_of_a_family_are_removed_and_logged_once_our_rules_
 @in_virtual_time
 async def test_the_rules_of_the_other_proxy_stay_until_our_rules_are_programmed() -> None:
     async with scene(used=LEFT, used_v6=LEFT) as node:
-        await node.sync(unserved=[Family.IPV4])
-        await node.sync(unserved=[Family.IPV4], is_audit=True)
-        await node.sync(incomplete=[Family.IPV4], is_audit=True)
+        await node.sync(not_in_force=[Family.IPV4])
+        await node.sync(not_in_force=[Family.IPV4], is_audit=True)
         await asyncio.sleep(100)
         assert node.tables.writes == [USED_V6]
         await node.sync()
@@ -278,8 +276,8 @@ async def test_kube_proxys_tables_of_a_family_are_removed_and_logged_once_our_ru
         for place in (IPV4, IPV6):
             node.of_kube_proxy.put(place, left_tables.LEFT)
         await asyncio.sleep(100)
-        await node.sync(Family.IPV4, unserved=[Family.IPV6])
-        await node.sync(unserved=[Family.IPV4, Family.IPV6], is_audit=True)
+        await node.sync(Family.IPV4, not_in_force=[Family.IPV6])
+        await node.sync(not_in_force=[Family.IPV4, Family.IPV6], is_audit=True)
         assert set(node.of_kube_proxy.held) == {IPV4, IPV6}, "they are what serves"
         await node.sync(Family.IPV6)
         assert set(node.of_kube_proxy.held) == {IPV6}
@@ -360,8 +358,7 @@ async def test_objects_of_the_other_backend_are_removed_once_all_families_are_pr
     async with scene() as node:
         node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
         await node.sync(Family.IPV4)
-        await node.sync(unserved=[Family.IPV6])
-        await node.sync(incomplete=[Family.IPV4])
+        await node.sync(not_in_force=[Family.IPV6])
         assert node.removals_s == []
         assert not node.subject.reasons
         await node.sync()
@@ -403,7 +400,7 @@ async def test_objects_of_the_other_backend_that_return_are_removed_after_the_ne
 @in_virtual_time
 async def test_leftover_rules_stay_while_an_entry_missing_from_our_sets_may_make_them_necessary() -> None:
     async with scene(used=LEFT) as node:
-        node.subject.synced(summary(incomplete=[Family.IPV4], is_audit=True))
+        node.subject.synced(summary(not_in_force=[Family.IPV4], is_audit=True))
         await asyncio.sleep(1)
         assert node.tables.writes == []
         await node.sync()

@@ -1,12 +1,13 @@
 """Covers the counts of a scrape by family, set and kind, which leave out foreign objects, and the ages that a scrape shows."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
 from ipvsproxy.daemon.metrics import metrics, series
 from ipvsproxy.daemon.metrics.figures import Sources
-from ipvsproxy.daemon.sources.source import WatchStatus
+from ipvsproxy.daemon.sources.source import Trouble, WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.nftables.nft_tables import TablePlace
@@ -190,15 +191,16 @@ def test_changes_that_no_sync_has_taken_yet_are_counted_as_pending_with_their_ag
     assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
 
 
-def test_metrics_show_whether_each_watch_is_open_and_the_age_of_its_last_contact() -> None:
+def test_metrics_show_whether_each_watch_is_open_the_age_of_its_last_contact_and_its_restarts() -> None:
     figures = Figures()
     figures.watches = {
-        ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0),
+        ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0, restarts=Counter({Trouble.EXPIRED: 2})),
         ObjectKind.NODE: WatchStatus(),
     }
     values = figures.read()
     assert values["ipvsproxy_watch_connected"] == {("Service",): 1, ("Node",): 0}
     assert values["ipvsproxy_watch_contact_age_seconds"] == {("Service",): 10}
+    assert values["ipvsproxy_watch_restarts"] == {("Service", "expired"): 2}
 
 
 def test_drift_is_counted_by_object_kind() -> None:

@@ -16,7 +16,6 @@ from ipvsproxy.daemon.metrics import metrics as metrics_module
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
@@ -238,17 +237,15 @@ async def test_invalid_objects_are_counted_and_valid_objects_for_other_proxies_a
     assert sum(invalid.values()) == 2
 
 
-async def test_requests_to_the_api_server_and_restarts_of_watches_are_counted() -> None:
+async def test_requests_to_the_api_server_are_counted() -> None:
     metrics = _metrics()
     metrics.requested("10.0.0.1:6443", "200", 0.02, "GET")
     metrics.requested("10.0.0.1:6443", "<error>", 60.0, "GET")
-    metrics.watch_restarted(ObjectKind.SERVICE, Trouble.EXPIRED)
     rows = await _rows(metrics)
     assert rows['rest_client_requests_total{code="200",host="10.0.0.1:6443",method="GET"}'] == 1
     assert rows['rest_client_requests_total{code="<error>",host="10.0.0.1:6443",method="GET"}'] == 1
     assert rows['rest_client_request_duration_seconds_bucket{host="10.0.0.1:6443",le="0.025",verb="GET"}'] == 1
     assert rows['rest_client_request_duration_seconds_count{host="10.0.0.1:6443",verb="GET"}'] == 2
-    assert rows['ipvsproxy_watch_restarts_total{kind="Service",reason="expired"}'] == 1
 
 
 async def test_the_metrics_show_from_the_start_whether_the_configuration_file_is_applied() -> None:

@@ -1,6 +1,7 @@
 """Covers the wait for the first lists, and stale watches: how they are detected, logged, and shown by health."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -100,7 +101,7 @@ class Lists(DirectorySource):
 
     def __init__(self, troubles: Sequence[Trouble] = (), **pages_s: Sequence[float]) -> None:
         super().__init__("somewhere")
-        self._restarts = dict.fromkeys(troubles, 1)
+        self._restarts = Counter(troubles)
         self._pages_s = {ObjectKind[name]: times_s for name, times_s in pages_s.items()}
 
     @property
