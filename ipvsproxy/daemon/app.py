@@ -148,8 +148,6 @@ class _Node(Watcher):
             # Notifications about interfaces and rules are enabled before the first reading, so that no change is missed.
             follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),
             follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
-            # the iptables programs that read the rules run while the first lists are being received
-            kernel.call(lambda node: node.read_rules(tuple(self.programs))),
             self.source.run(self._deliver),
             engine.run(),
             _pass_on_late_rules(late_rules, engine),

@@ -102,6 +102,8 @@ class NodeKernel:
         self._fingerprints: dict[Family, object] = {}
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
+        self._hidden: dict[Family, str] = {}
+        """What to say of each family of which iptables did not show a table at the last reading."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
             DriverName.IPSET: self._backend.writes_sets,
@@ -173,8 +175,12 @@ class NodeKernel:
         yield from self._set_parts(sets, 1 if thorough else SETS_AT_ONCE)
         for family in families:
             fingerprint = self._fingerprint(family)
-            if thorough or (fingerprint is not None and fingerprint != self._fingerprints.get(family)):
+            is_changed = fingerprint is not None and fingerprint != self._fingerprints.get(family)
+            # An audit starts a program of iptables only if the rules have changed, or if nothing shows whether they have.
+            if is_changed or (thorough and (fingerprint is None or self.backend is not Backend.IPTABLES)):
                 yield Observation(**self._read_rules(family, fingerprint))
+            elif family in self._hidden:
+                yield Observation(errors=(self._hidden[family],), is_of_rules=True)
         try:
             readings = self.ipvs.observe_in_parts(families) if thorough else self.ipvs.observe_changed(families, whole=whole)
             for reading in readings:
@@ -198,15 +204,6 @@ class NodeKernel:
         if unread:
             yield Observation(errors=tuple(unread[:1]))
 
-    def read_rules(self, families: Iterable[Family]) -> None:
-        """Read the rules in advance, so that ``observe`` starts no process, except if a rule changes in between.
-
-        Only ``observe`` reports errors.
-        """
-        for family in families:
-            with contextlib.suppress(KernelError):
-                self.rules.observe(family)
-
     def _read_rules(self, family: Family, fingerprint: object) -> _Part:
         """Read the rules of an IP family.
 
@@ -214,9 +211,11 @@ class NodeKernel:
         """
         part = _attempt(lambda: {"skeletons": {family: self.rules.observe(family)}})
         hidden = part["skeletons"][family].hidden if "skeletons" in part else ()
+        self._hidden.pop(family, None)
         if hidden:
-            part["errors"] = (f"{family.label}: {iptables.describe_hidden(hidden)}",)
-        self._fingerprints[family] = None if "errors" in part else fingerprint  # the next poll reads the rules again
+            self._hidden[family] = f"{family.label}: {iptables.describe_hidden(hidden)}"
+            part["errors"] = (self._hidden[family],)
+        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None: the next poll reads the rules again
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:

@@ -70,7 +70,6 @@ class Kernel(FakeKernel):
         self.on_apply: Callable[[], None] = lambda: None
         self.ipvs = self
         self.schedulers = frozenset({"rr", "wlc"})
-        self.read_ahead: list[Family] = []
         self.leftover_rules = Tables()
         self.leftover_tables = MemoryTables()
         self.traffic = self
@@ -103,10 +102,6 @@ class Kernel(FakeKernel):
 
     def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
         return ()
-
-    def read_rules(self, families: Iterable[Family]) -> None:
-        assert not self.applied
-        self.read_ahead += families
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         self.on_apply()
@@ -151,7 +146,6 @@ def test_a_stop_signal_ends_the_program_and_leaves_the_kernel_unchanged(
     kernel.on_apply = lambda: os.kill(os.getpid(), number)
     assert run(configured(f"--manifests={tmp_path}")) == 0
     assert kernel.device, "running operations end"
-    assert kernel.read_ahead == list(Family)
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
 
 

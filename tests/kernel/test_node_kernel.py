@@ -292,19 +292,12 @@ def test_a_table_that_iptables_cannot_list_is_an_error_of_each_poll(kernel: Kern
     target = new_node()
     for _ in range(3):
         assert "IPv4: table filter holds rules of nft" in "".join(poll(target).errors)
+    kernel.asked.clear()
+    assert "IPv4: table filter holds rules of nft" in "".join(poll(target, thorough=True).errors)
+    assert "iptables" not in kernel.asked, "no program runs again"
     monkeypatch.setitem(IMAGES, Family.IPV4, shown)
+    kernel.marks[Family.IPV4] = 2
     assert poll(target).errors == ()
-
-
-def test_rules_are_read_in_advance_and_a_failure_is_raised_only_by_the_reading_that_uses_them(kernel: Kernel) -> None:
-    target = new_node()
-    kernel.broken = {"iptables"}
-    target.read_rules(Family)
-    assert "iptables" not in kernel.asked
-    kernel.broken = set()
-    target.read_rules([Family.IPV6])
-    assert kernel.asked["iptables"] == (Family.IPV6,)
-    assert observe(target).skeletons == IMAGES, "what was read ahead is observed all the same"
 
 
 def test_the_first_poll_returns_the_whole_state(kernel: Kernel) -> None:
@@ -323,10 +316,12 @@ def test_the_first_poll_returns_the_whole_state(kernel: Kernel) -> None:
     )
 
 
-def test_a_thorough_poll_returns_the_whole_state_even_if_it_was_returned_before(kernel: Kernel) -> None:
+def test_a_thorough_poll_returns_the_whole_state_even_if_it_was_returned_before_except_unchanged_rules(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
-    for _ in range(2):
+    for number in (2, 3):
+        assert poll(target, thorough=True).skeletons == {}
+        kernel.marks = dict.fromkeys(Family, number)
         assert poll(target, thorough=True) == dataclasses.replace(
             whole,
             virtual_servers=None,
@@ -336,7 +331,7 @@ def test_a_thorough_poll_returns_the_whole_state_even_if_it_was_returned_before(
             sets=None,
             some_sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
         )
-    assert kernel.forgotten == ["ipset", "ipset"]
+    assert kernel.forgotten == ["ipset"] * 4
 
 
 def test_a_poll_has_several_steps_between_which_other_calls_may_write(kernel: Kernel) -> None:

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base.errors import KernelError
@@ -105,13 +105,7 @@ class IptablesDriver:
     """Reads and writes the fixed rules of both IP families.
 
     Only rules of ``chains`` and ``jumps`` count as ours: this object never returns or removes other rules. ``commands`` are
-    the names of the programs in PATH. ``proc`` is the mount point of the proc file system. ``fingerprint`` identifies the state
-    of a family's rules: if two fingerprints are equal and not None, no rule has changed in between, and the rules need not be
-    listed again.
-
-    After a write, the driver knows the rules without listing them, unless another program changes them at the same moment.
-    Because of this exception, ``observe`` always uses a listing. Only the next write relies on the driver's knowledge of the
-    rules just written, because it rewrites all of our chains anyway and only needs to know the present jumps.
+    the names of the programs in PATH. ``proc`` is the mount point of the proc file system.
     """
 
     def __init__(
@@ -121,12 +115,8 @@ class IptablesDriver:
         jumps: Collection[Jump],
         commands: Mapping[Family, str] = COMMANDS,
         proc: pathlib.Path = pathlib.Path("/proc"),
-        fingerprint: Callable[[Family], object] = lambda _: None,
     ) -> None:
         self._commands = commands
-        self._fingerprint = fingerprint
-        self._listed: dict[Family, tuple[object, Listing]] = {}
-        self._written: dict[Family, tuple[object, Listing]] = {}
         self._chains = frozenset(chains)
         self._jumps = frozenset(jumps)
         self._proc = proc
@@ -188,14 +178,14 @@ class IptablesDriver:
         return None
 
     def observe(self, family: Family) -> ObservedSkeleton:
-        """The observed rules of an IP family: the last listing, if no rule has changed since.
+        """The observed rules of an IP family.
 
         For a table that iptables does not show, the result contains the rules that the driver wrote last.
 
         Raises:
             KernelError: iptables-save failed, or its output is incomplete.
         """
-        moved = self._moved(family, listing := self._known(family, self._listed) or self._list(family))
+        moved = self._moved(family, listing := self._list(family))
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
         chains = dict(listing.chains)
@@ -244,14 +234,12 @@ class IptablesDriver:
                 return Outcome(operation, error=self._remove(skeleton))
             self._put(skeleton)
         except KernelError as error:
-            for kept in (self._listed, self._written):  # a wrong stored listing may be the reason for the error
-                kept.pop(skeleton.family, None)
             return Outcome(operation, error=str(error), errno=error.errno)
         return Outcome(operation)
 
     def _remove(self, skeleton: Skeleton) -> str:
         """Returns the reason why a part of the skeleton remains; an empty text means that nothing remains."""
-        listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
+        listing = self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
         self.restore(skeleton.family, iptables_syntax.render_removal(skeleton, listing))
@@ -263,15 +251,14 @@ class IptablesDriver:
 
     def _put(self, skeleton: Skeleton) -> None:
         family = skeleton.family
-        listing = self._known(family, self._listed) or self._known(family, self._written) or self._list_or_remember(family)
+        listing = self._list_or_remember(family)
         moved = self._moved(family, listing)
         self.restore(family, iptables_syntax.render_restore(skeleton, listing, moved))
         self._times_put_back.update((family, jump) for jump in moved)
-        self._written[family] = self._fingerprint(family), _with_jumps(skeleton)
         self._last_skeletons[family] = skeleton
 
     def _list_or_remember(self, family: Family) -> Listing:
-        """A new listing. If jumps cannot be listed, the jumps of the driver's last write are used instead.
+        """The listed rules. If jumps cannot be listed, the jumps of the driver's last write are used instead.
 
         If a jump of an earlier process cannot be listed, it is written a second time, which changes nothing for packets. As soon
         as both copies can be listed, the next write removes one of them.
@@ -286,19 +273,7 @@ class IptablesDriver:
         hidden = {jump: 1 for jump in put.jumps if jump.table in listing.hidden}
         return dataclasses.replace(listing, jumps={**listing.jumps, **hidden})
 
-    def _known(self, family: Family, kept: Mapping[Family, tuple[object, Listing]]) -> Listing | None:
-        """The stored listing of an IP family, if no rule has changed since."""
-        fingerprint, listing = kept.get(family, (None, None))
-        return listing if fingerprint is not None and fingerprint == self._fingerprint(family) else None
-
     def _list(self, family: Family) -> Listing:
-        fingerprint = self._fingerprint(family)  # read before the listing, so that a change during the listing is noticed
-        listing = self._read(family)
-        self._listed[family] = fingerprint, listing
-        self._written.pop(family, None)
-        return listing
-
-    def _read(self, family: Family) -> Listing:
         text = self.save(family)
         try:
             listing = iptables_syntax.parse_save(text, self._chains, self._jumps)

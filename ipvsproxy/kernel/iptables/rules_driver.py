@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver, Program, Refusal
-from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
@@ -55,27 +54,16 @@ class RulesDriver:
         """
         self._on_late_end = on_late_end
         self._patience_s = patience_s
-        self._changes = {family: RuleChanges() for family in Family}
-        self._drivers = {
-            family: IptablesDriver(chains=chains, jumps=jumps, commands=commands, fingerprint=self._fingerprint)
-            for family in Family
-        }
+        self._drivers = {family: IptablesDriver(chains=chains, jumps=jumps, commands=commands) for family in Family}
         # The thread is started by the first call, so it runs in the network namespace of the thread that creates this object.
         self._threads = {family: concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}") for family in Family}
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()
 
     def close(self) -> None:
-        """Close all sockets, without waiting for a running program."""
-        for family, thread in self._threads.items():
-            thread.submit(self._changes[family].close)
+        """End the threads, without waiting for a running program."""
+        for thread in self._threads.values():
             thread.shutdown(wait=False)
-
-    def _fingerprint(self, family: Family) -> object:
-        """The fingerprint of the rules, read in the family's thread; None means that the kernel does not show a fingerprint."""
-        with contextlib.suppress(KernelError):
-            return self._changes[family].fingerprint(family, self._drivers[family].program(family).variant)
-        return None
 
     def known_program(self, family: Family) -> Program | None:
         """The family's program, if its version is already known. Starts no program."""

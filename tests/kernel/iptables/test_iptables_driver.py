@@ -16,7 +16,7 @@ from ipvsproxy.kernel.iptables.iptables_driver import Refusal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedSkeleton, render_jump
-from tests.kernel.iptables.skeleton_example import FILTER, IN_FORCE, MARK, NOTHING, SKELETON
+from tests.kernel.iptables.skeleton_example import FILTER, NOTHING, SKELETON
 
 
 @pytest.mark.parametrize(
@@ -148,118 +148,20 @@ def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_jump_is_removed(p
     assert first.replace("-A", "-I", 1) not in written
 
 
-class Marked:
-    """A driver, scripts that record their runs, and a fingerprint of the rules.
-
-    The fingerprint changes with each write by the driver and with each change of ``others``.
-    """
-
-    def __init__(self, programs: pathlib.Path) -> None:
-        self.others = 0
-        self._log = programs / "log"
-        self._told = 0
-        self.driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, fingerprint=lambda _: self._mark())
-        make_program(programs, "iptables", "echo iptables v1.8.9")
-        make_program(programs, "iptables-save", f"echo listed >> {self._log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'")
-        make_program(programs, "iptables-restore", f"echo written >> {self._log}; cat > {programs}/stdin")
-
-    def _mark(self) -> object:
-        return (self.others, self._whole_log().count("written"))
-
-    def _whole_log(self) -> list[str]:
-        return self._log.read_text().split() if self._log.exists() else []
-
-    def change(self, verb: Verb = Verb.SET) -> str:
-        (outcome,) = self.driver.apply([Operation(verb, SKELETON)])
-        return outcome.error
-
-    def news(self) -> list[str]:
-        """The runs of the programs since the last call."""
-        before, self._told = self._told, len(self._whole_log())
-        return self._whole_log()[before:]
-
-
-def test_rules_are_not_listed_again_if_they_have_not_changed_since_the_last_listing(programs: pathlib.Path) -> None:
-    marked = Marked(programs)
-    first = marked.driver.observe(Family.IPV4)
-    assert first.chains.keys() == {MARK}
-    assert marked.news() == ["listed"]
-    assert marked.driver.observe(Family.IPV4) == first
-    assert marked.change() == ""
-    assert marked.news() == ["written"]
-    assert marked.driver.observe(Family.IPV4) == first
-    assert marked.news() == ["listed"]
-    marked.others += 1
-    assert marked.driver.observe(Family.IPV4) == first
-    assert marked.news() == ["listed"]
-
-
-def test_after_a_failure_to_list_a_table_it_is_listed_again_only_when_a_rule_changes(programs: pathlib.Path) -> None:
-    marked = Marked(programs)
-    make_program(programs, "iptables-save", f"echo listed >> {programs}/log; cat {programs}/saved")
-    (programs / "saved").write_text(HIDDEN)
-    assert marked.change() == ""
-    assert [marked.driver.observe(Family.IPV4).hidden for _ in range(3)] == [{"nat"}] * 3
-    assert marked.news() == ["listed", "written", "listed"]
-    marked.others += 1
-    assert marked.driver.observe(Family.IPV4).hidden == {"nat"}
-    assert marked.news() == ["listed"]
-
-
-def test_a_write_reuses_the_jumps_known_from_the_last_write_until_another_program_changes_a_rule(
-    programs: pathlib.Path,
-) -> None:
-    marked = Marked(programs)
-    assert marked.change() == ""
-    assert "-I " in (programs / "stdin").read_text()
-    assert marked.change() == ""
-    assert marked.news() == ["listed", "written", "written"]
-    assert (programs / "stdin").read_text() == iptables_syntax.render_restore(SKELETON, IN_FORCE)
-    marked.others += 1
-    assert marked.change() == ""
-    assert marked.news() == ["listed", "written"]
-    assert "-I " in (programs / "stdin").read_text()
-
-
-def test_a_jump_deleted_between_our_write_and_the_reading_of_the_fingerprint_is_restored(programs: pathlib.Path) -> None:
-    marked = Marked(programs)
-    marked.change()
-    assert not marked.driver.observe(Family.IPV4).jumps, "the mark is that of the writing, and the jumps are not there"
-    assert marked.change() == ""
-    assert "-I " in (programs / "stdin").read_text()
-    marked.others += 1
-    marked.driver.observe(Family.IPV4)
-    assert marked.change() == ""
-    assert "-I " in (programs / "stdin").read_text()
-
-
-def test_rules_are_listed_before_each_removal_even_after_our_own_write(programs: pathlib.Path) -> None:
-    marked = Marked(programs)
-    marked.change()
-    marked.change(Verb.REMOVE)
-    assert marked.news() == ["listed", "written", "listed", "written"]
-    assert (programs / "stdin").read_text() == "*nat\n:KUBE-MARK-MASQ - [0:0]\n-X KUBE-MARK-MASQ\nCOMMIT\n"
-
-
-def test_rules_are_listed_again_after_a_failed_write(programs: pathlib.Path) -> None:
-    marked = Marked(programs)
-    marked.change()
-    make_program(programs, "iptables-restore", "echo it has failed >&2; exit 2")
-    assert "it has failed" in marked.change()
-    assert "it has failed" in marked.change()
-    marked.driver.observe(Family.IPV4)
-    marked.driver.observe(Family.IPV4)
-    assert marked.news() == ["listed", "written", "listed", "listed"], "once for the second writing, and once after it"
-
-
-def test_rules_are_listed_each_time_if_their_fingerprint_cannot_be_read(programs: pathlib.Path) -> None:
+def test_rules_are_listed_before_each_write_and_each_removal(programs: pathlib.Path) -> None:
+    """Another program may have changed them since the last listing."""
+    log, stdin = programs / "log", programs / "stdin"
     make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
-    make_program(programs, "iptables-restore", f"echo written >> {programs}/log; cat > {programs}/stdin")
+    make_program(programs, "iptables-save", f"echo listed >> {log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'")
+    make_program(programs, "iptables-restore", f"echo written >> {log}; cat > {stdin}")
     driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
-    driver.observe(Family.IPV4)
-    driver.apply([Operation(Verb.SET, SKELETON)])
-    assert (programs / "log").read_text().split() == ["listed", "listed", "written"]
+    for verb in (Verb.ADD, Verb.SET):
+        (outcome,) = driver.apply([Operation(verb, SKELETON)])
+        assert outcome.error == ""
+        assert "-I " in stdin.read_text(), "the jumps are not there"
+    driver.apply([Operation(Verb.REMOVE, SKELETON)])
+    assert stdin.read_text() == "*nat\n:KUBE-MARK-MASQ - [0:0]\n-X KUBE-MARK-MASQ\nCOMMIT\n"
+    assert log.read_text().split() == ["listed", "written"] * 3
 
 
 def test_a_program_that_hangs_is_killed(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
