@@ -91,7 +91,6 @@ class HealthAnswer(msgspec.Struct, rename="camel"):
 class _Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
     deletion_timestamp: str = ""
-    continue_: str = msgspec.field(name="continue", default="")
 
 
 class _PodPart(msgspec.Struct, rename="camel"):
@@ -113,7 +112,6 @@ class Pod(msgspec.Struct):
 
 
 class _PodList(msgspec.Struct):
-    metadata: _Metadata
     items: list[Pod]
 
 
@@ -188,15 +186,8 @@ async def list_pods(connection: HttpConnection, namespace: str, selector: str) -
         ApiError: the list could not be read.
     """
     resource = queries.Resource(f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}/pods", selector)
-    pods: list[Pod] = []
-    token = ""
-    while True:
-        query = resource.list_query(queries.LATEST, limit=queries.PAGE_ITEMS, continue_token=token)
-        page = msgspec.json.decode(b"".join([piece async for piece in connection.body(query)]), type=_PodList)
-        pods += page.items
-        token = page.metadata.continue_
-        if not token:
-            break
+    pieces = connection.body(resource.list_query(queries.LATEST, limit=0))
+    pods = msgspec.json.decode(b"".join([piece async for piece in pieces]), type=_PodList).items
     staying = {pod.spec.node_name for pod in pods if not pod.is_gone}
     return [pod for pod in pods if not pod.is_gone or pod.spec.node_name not in staying]
 

@@ -309,9 +309,4 @@ def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     for line in lines:
-        sys.stdout.write(f"{printable(line)}\n")
-
-
-def printable(line: str) -> str:
-    """The line without control characters: names come from users, and a terminal obeys control characters."""
-    return logs.printable(line)
+        sys.stdout.write(f"{logs.printable(line)}\n")  # names come from users, and a terminal obeys control characters

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.commands import explain
-from ipvsproxy.commands.inspection import Document, printable
+from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Sort
+from ipvsproxy.daemon.base.log import printable
 from ipvsproxy.model.service import ServiceType
 
 UNKNOWN = "-"

@@ -20,27 +20,15 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from ipvsproxy.commands import top_data
-from ipvsproxy.commands.inspection import printable
 from ipvsproxy.commands.top import NoAnswerError
 from ipvsproxy.commands.top_data import Column, Details, Picture, Question, Row
 from ipvsproxy.config.settings import Sort
+from ipvsproxy.daemon.base.log import printable
 
-HELP = """\
-c b p    sort by connections, bytes,
-         packets per second
-n w      sort by name, by problems
-r        reverse the order
-!        problems only, or all again
-> <      next page, page before
-/        filter: name, address, port,
-         pod address; Escape clears it;
-         also namespace:demo node:a
-         type:nodeport problems:only
-Enter    open a Service: its endpoints,
-         and why each is in or out
-Escape   back
-space    hold the picture, or go on
-q        quit
+FILTERS = "filter by name, address, port, pod address; namespace:demo node:a type:nodeport problems:only"
+LEGEND = """
+Enter  open a Service: its endpoints,
+       and why each is in or out
 
 Ends 3+1d-2
    3 endpoints get connections,
@@ -69,7 +57,6 @@ class Rows(DataTable[Text]):
 
     def __init__(self) -> None:
         super().__init__(id="rows", cursor_type="row")
-        self._shape: list[tuple[str, int]] = []
 
     def fill(self, all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> None:
         """Show these rows. The cursor stays on the same row; if that row no longer exists, the cursor stays at its position."""
@@ -77,15 +64,10 @@ class Rows(DataTable[Text]):
         titles = [one.title for one in columns]
         widths = [max(map(len, texts)) for texts in zip(titles, *table, strict=True)]
         at, offset, key = self.cursor_row, self.scroll_offset, self.chosen
-        # The width of a column is set explicitly, because otherwise the table would keep the width of the longest text that the
-        # column ever had.
-        shape = list(zip(titles, widths, strict=True))
-        self.clear(columns=shape != self._shape)
+        self.clear(columns=True)
         ways: list[Literal["left", "right"]] = ["right" if one.is_number else "left" for one in columns]
-        if shape != self._shape:
-            self._shape = shape
-            for (title, most), way in zip(shape, ways, strict=True):
-                self.add_column(Text(title, justify=way), key=title, width=most)
+        for title, most, way in zip(titles, widths, ways, strict=True):
+            self.add_column(Text(title, justify=way), key=title, width=most)
         names = [row.name for row in rows]
         for name, texts in zip(names, table, strict=True):
             self.add_row(*(Text(text, justify=way, no_wrap=True) for text, way in zip(texts, ways, strict=True)), key=name)
@@ -201,8 +183,10 @@ class HelpScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The help text, which can be scrolled on a small terminal."""
+        keys = [one for one in MainScreen.BINDINGS if isinstance(one, Binding)]
+        lines = [f"{self.app.get_key_display(one):<6} {one.tooltip}" for one in keys]
         with VerticalScroll(id="help"):
-            yield Static(Content(HELP))
+            yield Static(Content("\n".join(lines) + LEGEND))
         yield Footer()
 
 
@@ -237,22 +221,22 @@ class MainScreen(FollowingScreen[Picture]):
     """The node and its Services, updated continuously."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "app.quit", "quit"),
-        Binding("h,question_mark,f1", "help", "help"),
+        Binding("q", "app.quit", "quit", tooltip="quit"),
+        Binding("h,question_mark,f1", "help", "help", key_display="h", tooltip="this help"),
         # The key has priority, because keys that are typed right after the slash must reach the filter, so the filter must
         # already be focused.
-        Binding("slash", "filter", "filter", priority=True),
-        Binding("escape", "unfilter", show=False),
-        Binding("c", "sort('connections')", "conn"),
-        Binding("b", "sort('bytes')", "bytes"),
-        Binding("p", "sort('packets')", "pkts"),
-        Binding("n", "sort('name')", "name"),
-        Binding("w", "sort('problems')", "problems"),
-        Binding("exclamation_mark", "only_problems", show=False),
-        Binding("r", "reverse", "reverse"),
-        Binding("greater_than_sign", "page(1)", show=False),
-        Binding("less_than_sign", "page(-1)", show=False),
-        Binding("space", "hold", "hold"),
+        Binding("slash", "filter", "filter", priority=True, tooltip=FILTERS),
+        Binding("escape", "unfilter", show=False, tooltip="all Services; back to them"),
+        Binding("c", "sort('connections')", "conn", tooltip="sort by connections per second"),
+        Binding("b", "sort('bytes')", "bytes", tooltip="sort by bytes per second"),
+        Binding("p", "sort('packets')", "pkts", tooltip="sort by packets per second"),
+        Binding("n", "sort('name')", "name", tooltip="sort by name"),
+        Binding("w", "sort('problems')", "problems", tooltip="sort by problems"),
+        Binding("exclamation_mark", "only_problems", show=False, tooltip="problems only, or all again"),
+        Binding("r", "reverse", "reverse", tooltip="reverse the order"),
+        Binding("greater_than_sign", "page(1)", show=False, tooltip="next page"),
+        Binding("less_than_sign", "page(-1)", show=False, tooltip="page before"),
+        Binding("space", "hold", "hold", tooltip="hold the picture, or go on"),
     ]
 
     def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:

@@ -116,7 +116,8 @@ class Cluster:
             message = 'pods is forbidden: User "bob" cannot list resource "pods"'
             return web.json_response({"kind": "Status", "status": "Failure", "message": message}, status=403)
         if request.path.endswith("/pods"):
-            return self._list(request)
+            pods = [*(pod(name) for name in self.handlers), *self.more_pods]
+            return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": pods})
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
@@ -126,13 +127,6 @@ class Cluster:
             self.open -= 1
             self.well_answered += self.handlers[name] is WELL
             self.changed.set()
-
-    def _list(self, request: web.Request) -> web.StreamResponse:
-        first = int(request.query.get("continue", "0"))
-        end = first + int(request.query["limit"])
-        pods = [*(pod(name) for name in self.handlers), *self.more_pods]
-        metadata = {"resourceVersion": "7", **({"continue": str(end)} if end < len(pods) else {})}
-        return web.json_response({"kind": "PodList", "metadata": metadata, "items": pods[first:end]})
 
     async def until_well_answered(self, number: int) -> None:
         while self.well_answered < number:
@@ -249,7 +243,7 @@ async def test_pods_are_selected_by_their_labels_and_requested_through_the_pod_p
     cluster = Cluster({"n1": WELL})
     await asked(cluster)
     assert cluster.paths == [
-        "/api/v1/namespaces/kube-system/pods?labelSelector=app%3Dx&limit=500",
+        "/api/v1/namespaces/kube-system/pods?labelSelector=app%3Dx",
         "/api/v1/namespaces/kube-system/pods/n1:10256/proxy/healthz?verbose",
     ]
 

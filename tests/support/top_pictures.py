@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ipvsproxy.commands import top_data
-from ipvsproxy.commands.inspection import printable
 from ipvsproxy.commands.top_data import ENDPOINT_COLUMNS, Picture, Row
+from ipvsproxy.daemon.base.log import printable
 
 HOSTILE = "demo/\x1b[31m[red]\n\x07[/nonsense]\u202e"
 """A name with an escape sequence, markup, and characters on which a terminal acts."""
