@@ -30,8 +30,8 @@ from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
-from ipvsproxy.model.kernel import TUNNEL_RECORD, LocalRoutes, Sysctl, render_record
-from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.kernel import TUNNEL_RECORD, Sysctl, render_record
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Rule, Skeleton, Verdict
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
@@ -110,36 +110,18 @@ def test_a_second_cleanup_finds_nothing_to_remove(kernel: FakeKernel) -> None:
     assert cleanup.render_text(result, dry_run=True) == "would remove: nothing, there is nothing of ours\n"
 
 
-def test_the_summary_counts_each_local_route_of_one_operation() -> None:
-    result = cleanup.Result()
-    result.add([Outcome(Operation(Verb.REMOVE, LocalRoutes.of(*map(parse_address, ("10.96.0.1", "10.96.0.2")))))])
-    assert cleanup.render_text(result, dry_run=False) == "removed: 2 local routes\n"
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_a_cleanup_that_could_not_read_the_kernel_reports_only_that_problem(*, dry_run: bool) -> None:
-    result = cleanup.Result(problems=["another ipvsproxy is running"])
-    problem, removed = cleanup.render_text(result, dry_run=dry_run).splitlines()
-    assert removed == ("would remove: not known" if dry_run else "removed: nothing")
-    assert problem == "problem: another ipvsproxy is running"
-
-
-@pytest.mark.parametrize("arguments", [["cleanup", "--dry-run"], ["cleanup", "--dry-run", "--output=json"]])
-def test_a_dry_run_of_the_cleanup_without_privileges_does_not_say_that_nothing_would_be_removed(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flag", [(), ("--dry-run",)], ids=["removal", "dry run"])
+def test_a_cleanup_without_privileges_reports_only_that_problem(
+    flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(iptables_process, "capabilities", lambda _: 0)
-    assert cli.main(arguments) == cleanup.NOT_CLEAN
-    shown = capsys.readouterr().out
     lacking = "this process may not change the network (it has no CAP_NET_ADMIN)"
-    if "--output=json" in arguments:
-        document = json.loads(shown)
-        assert (document["clean"], document["operations"]) == (False, [])
-        (problem,) = document["problems"]
-    else:
-        problem, removed = shown.splitlines()
-        assert removed == "would remove: not known"
-    assert lacking in problem
+    assert cli.main(["cleanup", *flag]) == cleanup.NOT_CLEAN
+    problem, removed = capsys.readouterr().out.splitlines()
+    assert (lacking in problem, removed) == (True, "would remove: not known" if flag else "removed: nothing")
+    assert cli.main(["cleanup", *flag, "--output=json"]) == cleanup.NOT_CLEAN
+    document = json.loads(capsys.readouterr().out)
+    assert (document["clean"], document["operations"], lacking in document["problems"][0]) == (False, [], True)
 
 
 def test_a_dry_run_of_the_cleanup_lists_all_objects_and_changes_nothing(kernel: FakeKernel) -> None:
@@ -187,15 +169,6 @@ def test_an_unreadable_part_of_the_kernel_is_a_problem_and_no_witness_is_removed
     assert kernel.device
 
 
-def test_a_set_that_a_foreign_rule_uses_is_reported_with_the_rule(kernel: FakeKernel) -> None:
-    kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
-    users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
-    result = clean_node(cleanup.NodeToClean(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}))
-    (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
-    assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
-    assert not kernel.device, "one failure does not stop the rest"
-
-
 def test_a_set_that_one_backend_cannot_remove_is_a_failure_although_the_other_backend_removed_its_set(kernel: FakeKernel) -> None:
     result = clean(kernel)
     removal = Operation(Verb.REMOVE, IpSet(SetKind.CLUSTER_IP, Family.IPV4))
@@ -214,27 +187,6 @@ def test_a_set_copy_left_by_a_kill_during_resizing_is_reported_and_removed(kerne
 
 OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
 MODE_RULES = LeftRules(chains={CHAIN: 2})
-
-
-def test_our_rules_in_the_other_iptables_variant_and_rules_of_the_iptables_mode_are_also_removed(kernel: FakeKernel) -> None:
-    left = Tables()
-    left.put(OTHER, OTHER_RULES)
-    left.put(USED, MODE_RULES)
-    planned = clean(kernel, left, dry_run=True)
-    assert not left.writes
-    lines = cleanup.render_text(planned, dry_run=True).splitlines()
-    assert "would remove IPv4 rules left in legacy" in lines
-    assert "would remove IPv4 rules left in nf_tables" in lines
-    everything = (
-        "1 virtual server, 34 sets, 1 device, IPv4 rules, IPv6 rules, IPv4 rules left in nf_tables, IPv4 rules left in legacy"
-    )
-    assert lines[-1] == f"would remove: {everything}"
-    result = clean(kernel, left)
-    assert result.is_fine
-    assert left.held == dict.fromkeys((OTHER, USED), LeftRules())
-    assert cleanup.render_text(result, dry_run=False) == f"removed: {everything}\n"
-    document = json.loads(cleanup.render_json(result, dry_run=False))
-    assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in legacy", "error": ""} in document["operations"]
 
 
 def test_a_node_with_nothing_but_leftover_rules_is_not_clean() -> None:
@@ -441,12 +393,12 @@ def test_only_own_keeps_rules_that_kube_proxy_knows_and_removes_nftables_rules_a
         "iptables -t nat -A OUTPUT -j KUBE-SERVICES",
         "iptables -t mangle -N KUBE-IPVSPROXY-MARK",
         "ip link set lo up",
-        "ip route add local 10.96.0.1 dev lo table local protocol 251 metric 1024",
+        *(f"ip route add local 10.96.0.{number} dev lo table local protocol 251 metric 1024" for number in (1, 2)),
     )
     listed = run_program("cleanup", "--only=own", "--dry-run", "--output=json")
     assert (listed.status, json.loads(listed.output)["clean"]) == (0, False)
     cleaned = run_program("cleanup", "--only=own")
-    assert cleaned.output.splitlines()[-1] == f"removed: {len(IP_SETS)} sets, 1 local route, IPv4 rules, IPv6 rules", (
+    assert cleaned.output.splitlines()[-1] == f"removed: {len(IP_SETS)} sets, 2 local routes, IPv4 rules, IPv6 rules", (
         cleaned.output
     )
     assert not nft_tables.has_own_table()
@@ -480,23 +432,6 @@ def test_rules_of_the_iptables_mode_are_listed_and_removed_and_foreign_rules_sta
     assert run_program("--cleanup").output.splitlines()[-1] == removed
     assert all(rules(program) == left_rules.OF_OTHERS for program in families.values())
     assert run_program("--cleanup").output.splitlines()[-1] == "removed: nothing, there was nothing of ours"
-
-
-def test_a_table_of_kube_proxys_nftables_mode_is_listed_and_removed(kernel: FakeKernel) -> None:
-    tables = MemoryTables({IPV4: LEFT})
-    planned = clean(kernel, tables=tables, dry_run=True)
-    assert tables.held == {IPV4: LEFT}
-    assert "would remove IPv4 rules left in the table ip kube-proxy\n" in cleanup.render_text(planned, dry_run=True)
-    assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in the table ip kube-proxy", "error": ""} in json.loads(
-        cleanup.render_json(planned, dry_run=True)
-    )["operations"]
-    done = clean(kernel, tables=tables)
-    assert tables.held == {}
-    assert done.is_fine
-    assert (
-        cleanup.render_text(done, dry_run=False)
-        == "removed: 1 virtual server, 34 sets, 1 device, IPv4 rules, IPv6 rules, IPv4 rules left in the table ip kube-proxy\n"
-    )
 
 
 def test_a_table_of_kube_proxy_that_cannot_be_removed_is_a_failure(kernel: FakeKernel) -> None:

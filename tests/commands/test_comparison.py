@@ -1,30 +1,23 @@
 """The inspecting commands and ``run`` compute the same desired state, table by table, on kernels that ``run`` has programmed."""
 
 import itertools
-import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from ipvsproxy.commands import plan
 from ipvsproxy.commands.inspection import Comparison
-from ipvsproxy.model.kernel import DEVICE
-from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
+from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, ServiceName
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
-from ipvsproxy.translate.api.decode import decode_document
-from ipvsproxy.translate.translation_settings import Settings
-from tests.support import builders, golden_fixtures, memory_node
+from tests.support import builders, memory_node
 from tests.support.inspected_node import inspected
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
 from tests.test_scenarios import SCENARIOS, SETTINGS, read_states
 
 API_SERVER, OTHER_API_SERVER_PORT = "172.18.0.77", 7443
-PHASES = ("P0", "P1", "P2")
-GOLDEN_ADDRESSES = {"lo": ("127.0.0.1",), "eth0": ("172.18.0.2", "fc00:f853:ccd::2"), "cni0": ("10.244.0.1",), DEVICE: ()}
 
 State = Sequence[ApiObject]
 
@@ -64,21 +57,6 @@ def scenario(path: pathlib.Path) -> list[State]:
     """The phases of a scenario, and the API servers of each phase."""
     states = read_states(path)
     return [with_api_servers((put.object for put in state.values()), builders.NODE_ADDRESS) for state in states]
-
-
-def golden(directory: pathlib.Path) -> Iterator[State]:
-    """The states of the recorded fixtures, one for each phase."""
-    world = golden_fixtures.World(directory)
-    for phase in PHASES:
-        world.apply(phase)
-        documents = (
-            json.loads(text)
-            for path in sorted(directory.glob("*.yaml"))
-            for text in path.read_text().split("---\n")
-            if text.strip()
-        )
-        events = [decode_document(document, phase) for document in documents]
-        yield with_api_servers((event.object for event in events if isinstance(event, Put)), "172.18.0.2")
 
 
 def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
@@ -131,27 +109,6 @@ async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) ->
 @in_virtual_time
 async def test_after_each_phase_of_a_scenario_commands_and_run_desire_the_same_state(path: pathlib.Path) -> None:
     await assert_all_agree_through(scenario(path), MemoryNode(settings=SETTINGS))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Settings(cluster_networks=builders.networks("10.244.0.0/16")),
-        Settings(masquerade_all=True, scheduler="mh"),
-        Settings(node_port_primary=True),
-        Settings(families=frozenset({Family.IPV4}), node_port_networks=builders.networks("172.18.0.0/16")),
-    ],
-    ids=["default", "masquerade-all and mh", "nodeport-primary", "one family"],
-)
-@in_virtual_time
-async def test_after_each_phase_of_the_recordings_commands_and_run_desire_the_same_state(
-    settings: Settings, tmp_path: pathlib.Path
-) -> None:
-    node = MemoryNode(settings=settings)
-    node.kernel.host_addresses = [
-        builders.interface_address(interface, text) for interface, texts in GOLDEN_ADDRESSES.items() for text in texts
-    ]
-    await assert_all_agree_through(list(golden(tmp_path)), node)
 
 
 async def test_commands_follow_run_when_addresses_of_api_servers_become_refused_or_allowed_again() -> None:

@@ -13,7 +13,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnno
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
-from ipvsproxy.model.service import ApiObject, ObjectKind, Rejected, ServiceName, ServiceType, Skipped
+from ipvsproxy.model.service import ApiObject, ObjectKind, Rejected, Service, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, VirtualServerSettings
 from ipvsproxy.translate.api.targets import Target, Targets
 from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
@@ -123,13 +123,6 @@ async def test_endpoints_and_real_servers_are_shown_with_pod_names_before_their_
     assert "      10.244.1.1 port 8080 on node-b: in" in lines
 
 
-async def test_explain_shows_an_endpoint_with_its_zone() -> None:
-    zoned = builders.endpoint_slice(endpoint("10.244.0.1", zone="zone-a"))
-    assert "      10.244.0.1 port 8080 on node-a in zone-a: in" in await _text(
-        await synced_kernel(*WEB[:2], zoned), "default/web", *WEB[:2], zoned
-    )
-
-
 async def test_explain_searches_for_a_name_without_a_namespace_in_all_namespaces() -> None:
     other = builders.service("web", namespace="other", cluster=["10.96.0.11"])
     lines = await _text(await synced_kernel(*WEB, other), "web", *WEB, other)
@@ -147,26 +140,16 @@ async def test_explain_finds_a_pod_by_name_or_address_and_says_why_each_service_
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")
     assert lines[2:] == ["  default/web port TCP 80, IPv4: OUT: it is not ready"]
     assert (await _text(await synced_kernel(*WEB), "web-a", *WEB, targets=PODS))[1] == "  default/web port TCP 80, IPv4: in"
+    nameless = await _text(await synced_kernel(*WEB), "10.244.1.1", *WEB)
+    assert nameless == ["endpoint 10.244.1.1 on node-b", "  default/web port TCP 80, IPv4: in"]
 
 
-async def test_explain_finds_a_pod_without_a_name_by_its_address() -> None:
-    assert await _text(await synced_kernel(*WEB), "10.244.1.1", *WEB) == [
-        "endpoint 10.244.1.1 on node-b",
-        "  default/web port TCP 80, IPv4: in",
-    ]
-
-
-async def test_explain_shows_separate_verdicts_for_a_pod_if_they_differ_between_kinds_of_traffic() -> None:
-    local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
-    lines = await _text(await synced_kernel(WEB[0], local, WEB[2]), "10.244.1.1", WEB[0], local, WEB[2])
-    assert lines[1].startswith("  default/web port TCP 80, IPv4: in for traffic to the cluster IP; OUT: it is on another node")
-    assert lines[1].endswith("for traffic to all other addresses")
-
-
-async def test_a_pod_is_shown_as_out_if_its_service_has_no_cluster_ip_of_the_same_family() -> None:
+async def test_an_endpoint_of_a_family_in_which_its_service_has_no_cluster_ip_is_out() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
-    lines = await _text(await synced_kernel(*WEB), "fd00::1", *WEB, stray)
-    assert lines == ["endpoint fd00::1", "  default/web: OUT: the Service has no cluster IP of IPv6"]
+    why = "the Service has no cluster IP of IPv6"
+    kernel = await synced_kernel(*WEB)
+    assert await _text(kernel, "fd00::1", *WEB, stray) == ["endpoint fd00::1", f"  default/web: OUT: {why}"]
+    assert f"  not used: EndpointSlice default/web-v6: {why}" in await _text(kernel, "default/web", *WEB, stray)
 
 
 async def test_explain_reports_a_service_without_a_cluster_ip_with_its_field() -> None:
@@ -222,32 +205,35 @@ async def test_explain_names_the_rule_and_the_set_that_masquerade() -> None:
     assert ways[0]["rules"][-1].endswith("-j KUBE-MARK-MASQ")
 
 
-async def test_explain_lists_endpoints_separately_for_two_kinds_of_traffic_if_they_differ() -> None:
+async def test_explain_has_separate_endpoints_and_verdicts_for_kinds_of_traffic_that_differ() -> None:
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
-    lines = await _text(await synced_kernel(WEB[0], local, WEB[2]), "default/web", WEB[0], local, WEB[2])
+    objects = (WEB[0], local, WEB[2])
+    kernel = await synced_kernel(*objects)
+    lines = await _text(kernel, "default/web", *objects)
     at = lines.index("    endpoints for traffic to all other addresses:")
     assert "      10.244.1.1 port 8080 on node-b: in" in lines[:at]
     assert lines[at + 3].startswith("      10.244.1.1 port 8080 on node-b: OUT: it is on another node")
+    verdict = (await _text(kernel, "10.244.1.1", *objects))[1]
+    assert verdict.startswith("  default/web port TCP 80, IPv4: in for traffic to the cluster IP; OUT: it is on another node")
+    assert verdict.endswith("for traffic to all other addresses")
 
 
-async def test_explain_shows_which_service_has_a_contested_address_and_which_service_waits_for_it() -> None:
-    younger = builders.service("younger", created_s=builders.CREATED_S + 1)
-    objects = (*WEB, younger)
-    kernel = await synced_kernel(*objects)
-    lines = await _text(kernel, "default/web", *objects)
-    assert "      also desired by default/younger, which must wait: default/web is older and has it" in lines
-    lines = await _text(kernel, "default/younger", *objects)
-    assert "      NOT SERVED for this Service: default/web is older and has it" in lines
-
-
-async def test_a_cluster_ip_takes_precedence_over_an_older_external_ip_and_explain_shows_the_reason() -> None:
-    older = builders.service("older", cluster=["10.96.0.99"], external=[builders.CLUSTER_IP], created_s=builders.CREATED_S - 1)
-    objects = (*WEB, older)
-    kernel = await synced_kernel(*objects)
-    lines = await _text(kernel, "default/web", *objects)
-    assert "      also desired by default/older, which must wait: default/web has it as its cluster IP" in lines
-    lines = await _text(kernel, "default/older", *objects)
-    assert "      NOT SERVED for this Service: default/web has it as its cluster IP" in lines
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (builders.service("other", created_s=builders.CREATED_S + 1), "is older and has it"),
+        (
+            builders.service("other", cluster=["10.96.0.99"], external=[builders.CLUSTER_IP], created_s=builders.CREATED_S - 1),
+            "has it as its cluster IP",
+        ),
+    ],
+    ids=["the older Service", "a cluster IP before an older external IP"],
+)
+async def test_explain_shows_which_service_has_a_contested_address_and_why(other: Service, reason: str) -> None:
+    kernel = await synced_kernel(*WEB, other)
+    why = f"default/web {reason}"
+    assert f"      also desired by default/other, which must wait: {why}" in await _text(kernel, "default/web", *WEB, other)
+    assert f"      NOT SERVED for this Service: {why}" in await _text(kernel, "default/other", *WEB, other)
 
 
 async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> None:
@@ -263,19 +249,11 @@ async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> 
     assert "    endpoints: none" in lines
 
 
-async def test_explain_shows_unused_objects_and_fields_with_the_reason() -> None:
-    stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
-    lines = await _text(await synced_kernel(*WEB), "default/web", *WEB, stray)
-    assert "  not used: EndpointSlice default/web-v6: the Service has no cluster IP of IPv6" in lines
-
-
-async def test_explain_reports_topology_hints_for_other_zones() -> None:
-    objects = (
-        builders.node(),
-        builders.service(),
-        builders.endpoint_slice(endpoint("10.244.0.1", zones=["zone-a"]), endpoint("10.244.1.1", OTHER_NODE, zones=["zone-b"])),
-    )
+async def test_explain_shows_the_zones_of_endpoints_and_hints_for_other_zones() -> None:
+    ends = (endpoint("10.244.0.1", zone="zone-a", zones=["zone-a"]), endpoint("10.244.1.1", OTHER_NODE, zones=["zone-b"]))
+    objects = (builders.node(), builders.service(), builders.endpoint_slice(*ends))
     lines = await _text(await synced_kernel(*objects), "default/web", *objects)
+    assert "      10.244.0.1 port 8080 on node-a in zone-a: in" in lines
     assert "      10.244.1.1 port 8080 on node-b: OUT: its hints are for other zones (zone-b)" in lines
 
 
@@ -319,18 +297,6 @@ async def test_explain_says_that_run_removes_a_node_port_on_a_lost_address_after
     kernel.virtual_servers[builders.frontend("172.16.0.9", 30080)] = copy.deepcopy(kernel.virtual_servers[kept])
     lines = await _text(kernel, "172.16.0.9:30080", *WEB)
     assert lines[0].endswith("its witness is KUBE-NODE-PORT-TCP, so run removes it, 8 s after the node lost its address")
-
-
-async def test_explain_reports_an_unknown_name_or_address() -> None:
-    document = await _explain(await synced_kernel(*WEB), "default/none", *WEB)
-    assert document["services"] == document["unclaimed"] == []
-    assert list(explain.render(document, "default/none"))[:1] == [
-        "default/none: no Service or endpoint of this name, and no virtual server or endpoint at this address"
-    ]
-
-
-def test_explain_uses_a_service_name_without_changing_it() -> None:
-    assert explain.parse_subject("kube-system/kube-dns") == ServiceName("kube-system", "kube-dns")
 
 
 SHOP = (
