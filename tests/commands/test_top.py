@@ -46,11 +46,15 @@ async def _main(*arguments: str) -> int:
     return await asyncio.to_thread(cli.main, ["top", *arguments])
 
 
-async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
+async def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     async with _node().showing() as port:
         capsys.readouterr()
-        assert await _main("--once", f"--server=http://127.0.0.1:{port}") == 0
-    first, second, third, _, titles, web, dns = capsys.readouterr().out.splitlines()[-7:]
+        assert await _main(*arguments, f"--server=http://127.0.0.1:{port}") == 0
+    return capsys.readouterr().out
+
+
+async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third, _, titles, web, dns = (await _shown(capsys, "--once")).splitlines()[-7:]
     assert first == "node-a: in force"
     assert second.startswith("pending 0  failed 0  drifted 0  draining 0  0 active, 0 inactive  ")
     assert third.startswith("synced ")
@@ -61,17 +65,12 @@ async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pyte
 
 
 async def test_a_filter_and_a_sort_order_also_apply_to_top_once(capsys: pytest.CaptureFixture[str]) -> None:
-    async with _node().showing() as port:
-        capsys.readouterr()
-        assert await _main("--once", "--filter=10.244.0.", "--sort=name", f"--server=http://127.0.0.1:{port}") == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-1:]] == ["default/web"]
+    shown = await _shown(capsys, "--once", "--filter=10.244.0.", "--sort=name")
+    assert [line.split()[0] for line in shown.splitlines()[-1:]] == ["default/web"]
 
 
 async def test_top_prints_the_documents_of_the_running_ipvsproxy_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    async with _node().showing() as port:
-        capsys.readouterr()
-        assert await _main("-o", "json", f"--server=http://127.0.0.1:{port}") == 0
-    output = capsys.readouterr().out
+    output = await _shown(capsys, "-o", "json")
     document = json.loads(output[output.index("{\n") :])
     assert (document["version"], document["command"], document["node"]["node"]) == (1, "top", "node-a")
     assert document["services"]["names"] == ["default/web", "default/dns"]
@@ -123,23 +122,14 @@ async def test_top_does_not_report_a_missing_module_of_ipvsproxy_as_missing_text
             await asyncio.to_thread(top.run, loading.load_with(["--proxy-mode=ipvs", f"--server={url}"], command="top"))
 
 
-@pytest.mark.parametrize(
-    ("question", "order"),
-    [
-        (Question(sort=Sort.NAME), "asc"),
-        (Question(sort=Sort.NAME, is_reversed=True), "desc"),
-        (Question(sort=Sort.BYTES), "desc"),
-        (Question(sort=Sort.BYTES, is_reversed=True), "asc"),
-    ],
-)
-async def test_busy_services_come_first_and_names_are_sorted_alphabetically(question: Question, order: str) -> None:
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(("sort", "order"), [(Sort.NAME, "asc"), (Sort.BYTES, "desc")])
+async def test_busy_services_come_first_and_names_are_sorted_alphabetically(sort: Sort, order: str, *, is_reversed: bool) -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
-        orders.append(query.get("order"))
-        return {}
+        return {what: query.get("order")}
 
-    orders: list[object] = []
-    await _daemon(get).documents(question)
-    assert orders == [None, order]
+    _, services = await _daemon(get).documents(Question(sort=sort, is_reversed=is_reversed))
+    assert (services["services"] == order) is not is_reversed
 
 
 def _daemon(get: Callable[..., object]) -> Daemon:
@@ -236,43 +226,36 @@ async def test_top_requests_a_document_with_its_parameters() -> None:
     assert dict(request.query) == {"filter": "demo/web & co", "limit": "5"}
 
 
-async def test_top_recognises_a_kube_proxy() -> None:
-    async with _answering(server.NOT_FOUND_PAGE) as url:
-        with pytest.raises(NoAnswerError, match="with status 404: it is kube-proxy, or an ipvsproxy that is older or runs with"):
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (server.NOT_FOUND_PAGE, "with status 404: it is kube-proxy, or an ipvsproxy that is older or runs with"),
+        (server.FAILED, "answers /ui/api/node.json with status 500$"),
+        *((Answer(200, body, server.JSON), "but not as an ipvsproxy") for body in (b"ok", b"[]", b'{"a": ', b"\xff")),
+    ],
+)
+async def test_top_reports_an_answer_that_is_not_a_document_of_ipvsproxy(answer: Answer, reason: str) -> None:
+    async with _answering(answer) as url:
+        with pytest.raises(NoAnswerError, match=reason):
             await Daemon(url).get("node")
 
 
-async def test_top_reports_an_unexpected_http_status() -> None:
-    async with _answering(server.FAILED) as url:
-        with pytest.raises(NoAnswerError, match=r"answers /ui/api/node.json with status 500$"):
-            await Daemon(url).get("node")
-
-
-@pytest.mark.parametrize("body", [b"ok", b"[]", b'{"a": ', b"\xff"])
-async def test_top_reports_an_answer_from_another_program(body: bytes) -> None:
-    async with _answering(Answer(200, body, server.JSON)) as url:
-        with pytest.raises(NoAnswerError, match="but not as an ipvsproxy"):
-            await Daemon(url).get("node")
-
-
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.0", b"SSH-2.0-OpenSSH_9 200\r\n"])
-async def test_top_reports_an_answer_that_is_not_http(said: bytes) -> None:
-    async with _saying(said) as url:
-        with pytest.raises(NoAnswerError, match="the answer is not HTTP"):
-            await Daemon(url).get("node")
-
-
-async def test_top_does_not_read_an_endless_answer_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        *((said, "the answer is not HTTP") for said in (b"", b"HTTP/1.0", b"SSH-2.0-OpenSSH_9 200\r\n")),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 101, "an answer of more than 100 bytes"),
+        (None, "no answer in time"),
+    ],
+    ids=["nothing", "half", "ssh", "endless", "silent"],
+)
+async def test_top_gives_up_a_server_that_does_not_speak_http_or_never_ends(
+    said: bytes | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(top, "MOST_BYTES", 100)
-    async with _saying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 101) as url:
-        with pytest.raises(NoAnswerError, match="an answer of more than 100 bytes"):
-            await Daemon(url).get("node")
-
-
-async def test_top_gives_up_a_silent_server() -> None:
-    async with _saying(None) as url:
-        with pytest.raises(NoAnswerError, match="no answer in time"):
-            await Daemon(url, timeout_s=0.05).get("node")
+    async with _saying(said) as url:
+        with pytest.raises(NoAnswerError, match=reason):
+            await Daemon(url, timeout_s=0.05 if said is None else top.TIMEOUT_S).get("node")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from textual.pilot import Pilot
@@ -59,6 +60,14 @@ async def _until(pilot: Pilot[None], *texts: str) -> None:
             await pilot.pause(0.01)
 
 
+@contextlib.asynccontextmanager
+async def _screen(daemon: Daemon, interval_s: float = 3600) -> AsyncIterator[Pilot[None]]:
+    """The screen after its first picture."""
+    async with _app(daemon, interval_s).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        yield pilot
+
+
 def _shown(pilot: Pilot[None]) -> str:
     """The texts of the top screen, without the borders."""
     screen = pilot.app.screen
@@ -76,8 +85,7 @@ def _names(pilot: Pilot[None]) -> Sequence[str]:
 
 async def test_the_first_picture_needs_only_one_reading() -> None:
     daemon = Daemon("demo/web")
-    async with _app(daemon).run_test() as pilot:
-        await _until(pilot, "demo/web")
+    async with _screen(daemon) as pilot:
         await pilot.pause(0.2)
     assert daemon.asked == [Question()]
 
@@ -132,8 +140,7 @@ async def test_keys_of_the_screen_sort_filter_open_and_quit(size: tuple[int, int
 )
 async def test_each_sort_key_requests_its_order_from_the_daemon(key: str, asked: Question) -> None:
     daemon = Daemon("demo/web")
-    async with _app(daemon).run_test() as pilot:
-        await _until(pilot, "demo/web")
+    async with _screen(daemon) as pilot:
         await pilot.press(key)
         await _until(pilot, f"by {asked.sort}" + (", reversed" if asked.is_reversed else ""))
     assert daemon.asked[-1] == asked
@@ -152,8 +159,7 @@ async def test_the_screen_shows_hostile_names_as_plain_text(size: tuple[int, int
 
 async def test_the_screen_shows_a_lost_connection_and_its_recovery() -> None:
     daemon = Daemon("demo/web")
-    async with _app(daemon, interval_s=0.02).run_test() as pilot:
-        await _until(pilot, "demo/web")
+    async with _screen(daemon, interval_s=0.02) as pilot:
         daemon.is_down = True
         await _until(pilot, "NO ANSWER", "Connection refused", "demo/web")
         daemon.is_down = False
@@ -164,8 +170,7 @@ async def test_the_screen_shows_a_lost_connection_and_its_recovery() -> None:
 
 async def test_an_opened_service_shows_that_the_connection_was_lost_or_the_service_deleted() -> None:
     daemon = Daemon("demo/web")
-    async with _app(daemon, interval_s=0.02).run_test() as pilot:
-        await _until(pilot, "demo/web")
+    async with _screen(daemon, interval_s=0.02) as pilot:
         await pilot.press("enter")
         await _until(pilot, "10.244.0.1:8080")
         daemon.is_down = True
@@ -177,8 +182,7 @@ async def test_an_opened_service_shows_that_the_connection_was_lost_or_the_servi
 
 async def test_a_paused_screen_does_not_change_until_space_is_pressed_again() -> None:
     daemon = Daemon("demo/web")
-    async with _app(daemon, interval_s=0.02).run_test() as pilot:
-        await _until(pilot, "demo/web")
+    async with _screen(daemon, interval_s=0.02) as pilot:
         await pilot.press("space")
         await _until(pilot, "held: press space to go on")
         asked = len(daemon.asked)
@@ -205,8 +209,7 @@ async def test_the_cursor_stays_with_its_service_when_the_order_of_rows_changes(
 
 async def test_a_key_switches_between_services_with_problems_and_all_services() -> None:
     daemon = Daemon("demo/web")
-    async with _app(daemon).run_test() as pilot:
-        await _until(pilot, "demo/web")
+    async with _screen(daemon) as pilot:
         await pilot.press("slash", *"web", "enter")
         for wanted in ("web problems:only", "web"):
             await pilot.press("exclamation_mark")
@@ -226,8 +229,7 @@ async def test_the_number_of_columns_follows_the_width() -> None:
 
 async def test_a_slash_typed_into_a_filter_is_part_of_the_filter() -> None:
     daemon = Daemon("demo/web")
-    async with _app(daemon).run_test() as pilot:
-        await _until(pilot, "demo/web")
+    async with _screen(daemon) as pilot:
         await pilot.press("slash", *"demo", "slash", *"w")
         async with asyncio.timeout(PATIENCE_S):
             while pilot.app.screen.query_one(Input).value != "demo/w":
