@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(command: commands.Command, arguments: Sequence[str]) -> int:
     """Execute a command with these arguments; returns the exit status."""
-    given, _, words = load.parse(arguments, command.name, takes_words=bool(command.subject))
+    parsed = load.parse(arguments, command.name, takes_words=bool(command.subject))
+    given = parsed.given
     if text := _help_or_version(given, command):
         sys.stdout.write(text)
         return OK
@@ -57,7 +58,7 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
         if command.name == "run":
             return _run(config, read)
         module = load_module(f"ipvsproxy.commands.{command.name}")
-        return int(module.run(config, *_subject(command, module, words)))
+        return int(module.run(config, *_subject(command, module, parsed.words)))
     except ConfigError as error:
         return _refuse(*error.problems)
     except BrokenPipeError:  # the reader has closed the pipe

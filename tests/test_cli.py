@@ -391,7 +391,7 @@ def test_each_example_in_a_help_text_is_an_accepted_command_line(command: str, c
         words = example.split()
         arguments = words if command == "run" else words[1:]
         assert command in ("run", words[0])
-        assert load.parse(arguments, command, takes_words=command == "explain").problems == ()
+        assert load.parse(arguments, command, takes_words=command == "explain").problems == []
 
 
 def test_help_shows_the_allowed_values_of_each_enumeration() -> None:

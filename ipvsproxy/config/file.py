@@ -6,7 +6,6 @@ ipvsproxy's additional fields, which are in the section ``ipvsproxy:``, and logs
 section ``ipvsproxy:`` is refused, because no other program reads that section.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -30,6 +29,7 @@ from ipvsproxy.config.option import (
     suggestion,
 )
 from ipvsproxy.config.settings import Config
+from ipvsproxy.config.validate import Values
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -48,14 +48,8 @@ class _WrongTypeError(Exception):
     """A YAML node has the wrong type; the error's text completes the words "must be ..."."""
 
 
-@dataclasses.dataclass(slots=True)
-class Content:
-    """The content of a file as far as it has been read: values by ``Option.key``, problems, and notices about ignored fields."""
-
-    path: str
-    given: dict[str, Given] = dataclasses.field(default_factory=dict)
-    problems: list[Problem] = dataclasses.field(default_factory=list)
-    notices: list[str] = dataclasses.field(default_factory=list)
+class _File(Values):
+    """The content of a file as far as it has been read."""
 
     def read_kind(self, root: yaml.MappingNode) -> None:
         """Check ``apiVersion`` and ``kind``."""
@@ -63,7 +57,7 @@ class Content:
         for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
             node = values.get(name)
             if node is None:
-                self.problems.append(Problem(ValuePlace(name, self.path, 1), f"is missing; it must be {expected}"))
+                self.problems.append(Problem(ValuePlace(name, self.config_file, 1), f"is missing; it must be {expected}"))
             elif node.value != expected:
                 self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {expected}"))
 
@@ -120,12 +114,12 @@ class Content:
     def _source(self, name: str, node: yaml.Node) -> ValuePlace:
         # A key of the file may hold any text; the place is shown in one line.
         is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - as in quoted
-        return ValuePlace(name if is_plain else quoted(name), self.path, node.start_mark.line + 1)
+        return ValuePlace(name if is_plain else quoted(name), self.config_file, node.start_mark.line + 1)
 
 
-def read(data: bytes, path: str) -> Content:
+def read(data: bytes, path: str) -> Values:
     """Parse the content of a file; ``path`` is the file's name in the texts of problems."""
-    content, line, problem = Content(path), 0, ""
+    content, line, problem = _File(path), 0, ""
     try:
         root = next(yaml.compose_all(data, Loader=yaml.SafeLoader), None)
     except yaml.MarkedYAMLError as error:

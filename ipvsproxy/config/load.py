@@ -9,34 +9,22 @@ values. Arguments after ``--`` are not flags. The module argparse differs in eac
 a value must not begin with a dash, parsing ends at the first error), so this module has its own parser.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ipvsproxy.config import catalogue, file, validate
 from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, ValuePlace, quoted, suggestion
 from ipvsproxy.config.settings import Config
+from ipvsproxy.config.validate import Values
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output", "n": "namespace"}
 
 
-class Parsed(NamedTuple):
-    """A parsed command line: given values by ``Option.key``, all problems, and the words.
-
-    Words may appear anywhere among the flags.
-    """
-
-    given: Mapping[str, Given]
-    problems: tuple[Problem, ...]
-    words: tuple[str, ...]
-
-
-def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool = False) -> Parsed:
+def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool = False) -> Values:
     """Parse all flags of a command. A word that is not a flag is a problem if the command takes no words."""
     known = {name: option for name, option in catalogue.BY_FLAG.items() if option.is_of(command)}
-    given: dict[str, Given] = {}
-    problems: list[Problem] = []
-    words: list[str] = []
+    values = Values()
+    given, problems = values.given, values.problems
     switch: Option | None = None
     rest = list(reversed(arguments))
     is_over = False
@@ -50,7 +38,7 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
                 flag = f"--{switch.flag}"
                 problems.append(Problem(ValuePlace(flag), f"takes its value after an equals sign: {flag}={argument}"))
             elif takes_words:
-                words.append(argument)
+                values.words.append(argument)
             else:
                 problems.append(Problem(ValuePlace(quoted(argument)), "is neither a flag nor a command"))
             continue
@@ -78,7 +66,7 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
             continue
         before = given.get(option.key)
         given[option.key] = Given(_appended(option.kind, before.value, new) if before else new, source)
-    return Parsed(given, tuple(problems), tuple(words))
+    return values
 
 
 def _split(argument: str) -> tuple[str, str | None]:
@@ -121,29 +109,25 @@ def load(
     Raises:
         ConfigError: the configuration has problems; the error contains all problems.
     """
-    given, problems, words = parse(arguments, command, takes_words=bool(subject))
+    values = parse(arguments, command, takes_words=bool(subject))
+    words = values.words
     if subject and len(words) != 1:
         text = f"takes one {subject}, not {len(words)}: {', '.join(map(quoted, words))}" if words else f"needs {subject}"
-        problems = (Problem(ValuePlace(command), text), *problems)
-    notices: tuple[str, ...] = ()
-    readable = True
-    path = str(given["config"].value) if "config" in given else ""
-    if path:
+        values.problems.insert(0, Problem(ValuePlace(command), text))
+    if "config" in values.given and (path := str(values.given["config"].value)):
         try:
             content = file.read(read_file(path), path)
         except OSError as error:
             text = f"{quoted(path)} cannot be read: {error.strerror or error}"
-            content = file.Content(path, problems=[Problem(given["config"].source, text)])
-        problems += tuple(content.problems)
-        readable = all(problem.key for problem in content.problems)
-        flags = {key: flag for key, flag in given.items() if catalogue.BY_KEY[key].overrides_file}
-        ignored = [flag.source for key, flag in given.items() if key not in flags and key != "config"]
-        notices = (*content.notices, *(f"{source}: not used, because --config is given" for source in ignored))
+            content = Values(path, problems=[Problem(values.given["config"].source, text)])
+        content.problems[:0] = values.problems
+        if not all(problem.key for problem in content.problems[len(values.problems) :]):
+            raise ConfigError(content.problems)
+        flags = {key: flag for key, flag in values.given.items() if catalogue.BY_KEY[key].overrides_file}
+        ignored = (flag.source for key, flag in values.given.items() if key not in flags and key != "config")
+        content.notices += [f"{source}: not used, because --config is given" for source in ignored]
         for key in [key for key in flags.keys() & content.given if catalogue.BY_KEY[key].kind is Kind.PATTERNS]:
             flags[key] = Given(_appended(Kind.PATTERNS, flags[key].value, content.given[key].value), flags[key].source)
-        given = content.given | flags
-    broken = {problem.key for problem in problems if problem.key}
-    config, broken_rules = validate.resolve(given, broken, hostname=hostname, config_file=path)
-    if problems or broken_rules:
-        raise ConfigError((*problems, *(broken_rules if readable else ())))
-    return dataclasses.replace(config, notices=(*notices, *config.notices))
+        content.given |= flags
+        values = content
+    return validate.resolve(values, hostname)

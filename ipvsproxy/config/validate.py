@@ -6,15 +6,16 @@ does not check options that have no effect in IPVS mode.
 
 import collections
 import contextlib
+import dataclasses
 import enum
 import re
 import urllib.parse
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings
-from ipvsproxy.config.option import Given, Likeness, Problem, Value, ValuePlace, quoted, render_duration, suggestion
+from ipvsproxy.config.option import ConfigError, Given, Likeness, Problem, Value, ValuePlace, quoted, render_duration, suggestion
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
@@ -58,18 +59,19 @@ _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAll
 _Value = TypeVar("_Value")
 
 
+@dataclasses.dataclass(eq=False)
 class Values:
-    """Values by ``Option.key``; also collects the problems. An option with a problem gets its default value.
+    """What has been read of a command line or a file: values by ``Option.key``, problems, and notices for the operator.
 
-    ``broken`` names the options whose value cannot be parsed. ``config_file`` is empty if no configuration file was given.
+    An option with a problem gets its default value. ``config_file`` is empty if there is no configuration file. ``words`` are the
+    arguments that are no flags; they may appear anywhere among the flags.
     """
 
-    def __init__(self, given: Mapping[str, Given], broken: Collection[str], config_file: str) -> None:
-        self.given = given
-        self.config_file = config_file
-        self.problems: list[Problem] = []
-        self.notices: list[str] = []
-        self._broken = set(broken)
+    config_file: str = ""
+    given: dict[str, Given] = dataclasses.field(default_factory=dict)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    notices: list[str] = dataclasses.field(default_factory=list)
+    words: list[str] = dataclasses.field(default_factory=list)
 
     def value(self, key: str) -> Value:
         """The value of any option."""
@@ -95,22 +97,18 @@ class Values:
     def refuse(self, key: str, text: str, source: ValuePlace | None = None) -> None:
         """Record a problem with an option; ``source`` is the place of the problem if only a part of the value is wrong."""
         self.problems.append(Problem(source or self.source(key), text, key))
-        self._broken.add(key)
 
     def known(self, *keys: str) -> bool:
         """Whether all of these options are free of problems, so that their values can be compared."""
-        return self._broken.isdisjoint(keys)
+        return not any(problem.key in keys for problem in self.problems)
 
 
-def resolve(
-    given: Mapping[str, Given], broken: Collection[str], *, hostname: str, config_file: str
-) -> tuple[Config, tuple[Problem, ...]]:
+def resolve(values: Values, hostname: str) -> Config:
     """Apply defaults and rules.
 
-    ``given`` and ``broken`` (options whose value cannot be parsed) hold ``Option.key``s. The ``Config`` is valid only if there
-    are no problems, because defaults replace wrong values.
+    Raises:
+        ConfigError: there are problems, found by this function or before.
     """
-    values = Values(given, broken, config_file)
     _check_bounds(values)
     fields = _fields(values)
     _check_mode(values)
@@ -137,11 +135,14 @@ def resolve(
         **_node_ports(values),
         "external_addresses": _gates(values),
     }
+    server = _top_server(values)
     timeouts = Timeouts(**{name: int(value) for name, value in fields["timeouts"].items()})
-    config = Config(
+    if values.problems:
+        raise ConfigError(values.problems)
+    return Config(
         **fields[""],
         servers=servers,
-        config_file=config_file,
+        config_file=values.config_file,
         source=settings.ServiceSource(**fields["source"]),
         translation=Settings(**fields["translation"]),
         policy=Policy(**fields["policy"]),
@@ -149,13 +150,12 @@ def resolve(
         drivers=settings.Drivers(**fields["drivers"]),
         conntrack=ConntrackChoices(**fields["conntrack"]),
         logging=settings.Logging(**fields["logging"]),
-        top=settings.TopOptions(**fields["top"] | {"server": _top_server(values)}),
+        top=settings.TopOptions(**fields["top"] | {"server": server}),
         fleet=settings.FleetOptions(**fields["fleet"]),
-        without_effect=tuple(_without_effect(given)),
+        without_effect=tuple(_without_effect(values.given)),
         notices=tuple(values.notices),
         values=_file_values(values, bind_address, servers),
     )
-    return config, tuple(values.problems)
 
 
 def _fields(values: Values) -> dict[str, dict[str, Any]]:

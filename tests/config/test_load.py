@@ -100,15 +100,14 @@ _OPTIONS = list(catalogue.BY_FLAG.values())
 
 
 def values(*arguments: str, command: str = "run") -> dict[str, Value]:
-    given, problems, _ = load.parse(arguments, command)
-    assert problems == ()
-    return {key: value.value for key, value in given.items()}
+    parsed = load.parse(arguments, command)
+    assert parsed.problems == []
+    return {key: value.value for key, value in parsed.given.items()}
 
 
 def problem(*arguments: str) -> str:
-    _, problems, _ = load.parse(arguments)
-    assert len(problems) == 1
-    return str(problems[0])
+    (problem,) = load.parse(arguments).problems
+    return str(problem)
 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.flag for option in _OPTIONS])
@@ -184,16 +183,16 @@ def test_a_wrong_command_line_is_refused_in_one_sentence_with_the_remedy(line: s
 )
 def test_positional_words_may_be_anywhere_among_the_flags(arguments: list[str], words: tuple[str, ...], keys: list[str]) -> None:
     parsed = load.parse(arguments, takes_words=True)
-    assert (parsed.words, list(parsed.given), parsed.problems) == (words, keys, ())
+    assert (parsed.words, list(parsed.given), parsed.problems) == (list(words), keys, [])
 
 
 def test_a_word_after_a_boolean_flag_is_not_its_value() -> None:
     parsed = load.parse(["--cleanup", "true", "web"], takes_words=True)
-    assert parsed.words == ("web",)
+    assert parsed.words == ["web"]
     assert [str(one.source) for one in parsed.problems] == ["--cleanup"]
 
 
 def test_all_problems_are_reported_and_not_only_the_first() -> None:
-    given, problems, _ = load.parse(["--foo", "--oom-score-adj=x", "-v=2", "word", "--config"])
-    assert [str(problem).partition(":")[0] for problem in problems] == ["'--foo'", "--oom-score-adj", "'word'", "--config"]
-    assert given["logging.verbosity"].value == 2
+    parsed = load.parse(["--foo", "--oom-score-adj=x", "-v=2", "word", "--config"])
+    assert [str(problem).partition(":")[0] for problem in parsed.problems] == ["'--foo'", "--oom-score-adj", "'word'", "--config"]
+    assert parsed.given["logging.verbosity"].value == 2
