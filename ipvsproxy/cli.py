@@ -114,14 +114,11 @@ def _run(config: Config, read_again: Callable[[], Config]) -> int:
 
 def complete(arguments: Sequence[str]) -> int:
     """``ipvsproxy completion``: prints the script that lets a shell complete ipvsproxy's command line."""
-    match arguments:
-        case ["--help" | "-h"]:
-            sys.stdout.write(commands.COMPLETION_HELP)
-        case [shell] if shell in commands.SHELLS:
-            sys.stdout.write(commands.render_completion(shell))
-        case _:
-            sys.stderr.write("usage: ipvsproxy completion bash|zsh|fish\n")
-            return WRONG_USE
+    is_help = arguments[:1] in (["--help"], ["-h"])
+    if not is_help and (len(arguments) != 1 or arguments[0] not in commands.SHELLS):
+        sys.stderr.write(commands.COMPLETION_HELP)
+        return WRONG_USE
+    sys.stdout.write(commands.COMPLETION_HELP if is_help else commands.render_completion(arguments[0]))
     return OK
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -55,7 +56,7 @@ def _facts(option: Option) -> str:
         option.allowed
         and not option.choices
         and option.status is not Likeness.WITHOUT_EFFECT
-        and (option.maximum or option.minimum != 0)
+        and (math.isfinite(option.maximum) or option.minimum != 0)
     ):
         facts.append(option.allowed)
     return f"({'; '.join(facts)})" if facts else ""

@@ -234,9 +234,9 @@ class Option(NamedTuple):
     help: str = ""
     status: Likeness = Likeness.SAME
     choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
+    minimum: float = -math.inf
+    above: float = -math.inf
+    maximum: float = math.inf
     file_default: str | None = None
     empty_is_unset: bool = False
     overrides_file: bool = False
@@ -296,13 +296,11 @@ class Option(NamedTuple):
         """The allowed values, for an error message or ``--help``; empty if the kind of the option describes them completely."""
         if self.choices:
             return f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0]
-        if self.above is not None:
+        if math.isfinite(self.above):
             return f"greater than {self._bound(self.above)}"
-        if self.minimum is not None and self.maximum is not None:
+        if math.isfinite(self.maximum):
             return f"{self._bound(self.minimum)}..{self._bound(self.maximum)}"
-        if self.minimum is not None:
-            return f"at least {self._bound(self.minimum)}"
-        return ""
+        return f"at least {self._bound(self.minimum)}" if math.isfinite(self.minimum) else ""
 
     def _bound(self, number: float) -> str:
         if self.kind is not Kind.DURATION:
@@ -311,11 +309,7 @@ class Option(NamedTuple):
 
     def allows(self, number: float) -> bool:
         """Whether the number lies within the bounds."""
-        return (
-            (self.minimum is None or number >= self.minimum)
-            and (self.maximum is None or number <= self.maximum)
-            and (self.above is None or number > self.above)
-        )
+        return self.minimum <= number <= self.maximum and number > self.above
 
 
 class ValuePlace(NamedTuple):

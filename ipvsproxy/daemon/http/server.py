@@ -182,15 +182,6 @@ class _Request(web.BaseRequest):
         response.headers.popall("Server", None)
 
 
-def _begin(answer: Answer, method: str) -> web.StreamResponse:
-    """A response with its body, or a response whose body is sent afterwards in parts."""
-    if not answer.more or method == "HEAD":
-        return web.Response(status=answer.status, body=answer.whole, headers=answer.headers)
-    response = web.StreamResponse(status=answer.status, headers=answer.headers)
-    response.content_length = len(answer.body) + sum(map(len, answer.more))
-    return response
-
-
 async def _respond(handler: Handler, room: Room, request: web.BaseRequest) -> web.StreamResponse:
     if transport := request.transport:
         room.note(request.protocol, transport, is_busy=True)
@@ -213,12 +204,12 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
             except Exception:  # an exception of any type: probes must still get answers
                 log.exception("request_failed", path=asked.path)
                 answer = FAILED
-            response = _begin(answer, asked.method)
+            response = web.StreamResponse(status=answer.status, headers=answer.headers)
+            response.content_length = len(answer.body) + sum(map(len, answer.more))
             await response.prepare(request)
-            if not isinstance(response, web.Response):
-                for part in filter(None, (answer.body, *answer.more)):
-                    await response.write(part)
-                    await asyncio.sleep(0)
+            for part in filter(None, () if asked.method == "HEAD" else (answer.body, *answer.more)):
+                await response.write(part)
+                await asyncio.sleep(0)
             await response.write_eof()
     except TimeoutError:
         if request.transport:

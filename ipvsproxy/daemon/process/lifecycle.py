@@ -174,9 +174,8 @@ async def watch_descriptors() -> None:
         limit = server.descriptors()
         is_near = lowest_free_descriptor() > limit * 3 // 4
         if is_near and not was_near:
-            log.warning(
-                "descriptors_near_limit", limit=limit, hint="health-check node ports and their connections may use so many"
-            )
+            hint = "health-check node ports and their connections may use so many"
+            log.warning("descriptors_near_limit", limit=limit, hint=hint)
         elif was_near and not is_near:
             log.info("descriptors_no_longer_near_limit", limit=limit)
         was_near = is_near

@@ -140,15 +140,10 @@ class Reloader:
 
     def _try_again_later(self, reason: str, new: Config, settings: list[str]) -> None:
         """Log the reason once for each configuration, and schedule the next attempt."""
-        delay_s = self._retry_later()
+        retry_in_s = round(self._retry_later(), 1)
         if (reason, new) != self._logged:
-            log.error(
-                "reload_failed",
-                error=reason,
-                settings=settings,
-                retry_in_s=round(delay_s, 1),
-                hint="the former configuration stays in force; the new one is tried again until it can be applied",
-            )
+            hint = "the former configuration stays in force; the new one is tried again until it can be applied"
+            log.error("reload_failed", error=reason, settings=settings, retry_in_s=retry_in_s, hint=hint)
         self._logged = (reason, new)
 
     def _retry_later(self) -> float:

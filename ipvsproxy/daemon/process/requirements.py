@@ -28,7 +28,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
@@ -177,8 +177,7 @@ async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBack
     complaint = await logging_wait(
         "load_modules", asyncio.to_thread(host.load_modules, (*backends.MODULES[choice.backend], *older, *also))
     )
-    missing = host.missing_features()
-    if missing:
+    if missing := host.missing_features():
         raise CannotStartError(*missing, *filter(None, [complaint]))
     if asked is not Backend.IPTABLES:
         log.info("rules_backend_chosen", backend=choice.backend.value, reason=choice.reason)
@@ -212,12 +211,8 @@ def only_instance() -> Iterator[None]:
         raise CannotStartError(error.detail) from error
     with contextlib.closing(instance):
         if instance.squatter:
-            log.warning(
-                "lock_held_by_other_process",
-                lock="@ipvsproxy",
-                held_by=instance.squatter,
-                hint="this process is not ipvsproxy, and any process can take the name of the lock: the start goes on",
-            )
+            hint = "this process is not ipvsproxy, and any process can take the name of the lock: the start goes on"
+            log.warning("lock_held_by_other_process", lock="@ipvsproxy", held_by=instance.squatter, hint=hint)
             yield
             return
         loop = asyncio.get_running_loop()
@@ -275,20 +270,20 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: Local
     Raises:
         CannotStartError: one of these conditions is not met, and waiting would not help.
     """
-    await until_answered(functools.partial(_demand_usable_addresses, kernel))
+
+    async def demand_usable_addresses() -> None:
+        try:
+            await kernel.call(lambda node: node.interface_addresses())
+        except KernelError as error:
+            if error.errno == errno.EEXIST:  # an interface of another kind has the name of our device
+                raise CannotStartError(error.detail) from error
+            raise
+
+    await until_answered(demand_usable_addresses)
     if lacking := await until_answered(lambda: kernel.call(lambda node: node.lacking(by_interface=local_mode.is_by_interface))):
         names = [one.name for one in lacking]
         log.info("kernel_lacks", features=names, hint="docs/compatibility.md says under Kernels what happens without them")
     return await until_answered(lambda: kernel.call(usable_programs))
-
-
-async def _demand_usable_addresses(kernel: KernelThread[NodeKernel]) -> None:
-    try:
-        await kernel.call(lambda node: node.interface_addresses())
-    except KernelError as error:
-        if error.errno == errno.EEXIST:  # an interface of another kind has the name of our device
-            raise CannotStartError(error.detail) from error
-        raise
 
 
 def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
@@ -324,24 +319,20 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     given_up: dict[Family, str] = {}
     for family in Family:
         refusal = kernel.rules.try_writing(family)
-        is_writable = refusal is None or not refusal.is_certain
-        if is_writable and family is Family.IPV6 and not kernel.ipvs.has_ipv6():
-            refusal = Refusal("IPVS in this kernel has no IPv6: use a kernel with CONFIG_IP_VS_IPV6", is_certain=True)
-        if refusal is None or not refusal.is_certain:
+        if refusal and refusal.is_certain:
+            given_up[family] = refusal.reason
+        elif family is Family.IPV6 and not kernel.ipvs.has_ipv6():
+            given_up[family] = "IPVS in this kernel has no IPv6: use a kernel with CONFIG_IP_VS_IPV6"
+        else:
             try:
                 programs[family] = kernel.rules.program(family)
             except KernelError as error:
                 if error.errno:  # the program could not be started now, or hangs
                     raise
-                refusal = Refusal(error.detail, is_certain=True)
-        if refusal and refusal.is_certain:
-            given_up[family] = refusal.reason
-            log.warning(
-                "family_not_served",
-                family=family.label,
-                reason=refusal.reason,
-                hint="the family's kernel objects stay as they are",
-            )
+                given_up[family] = error.detail
+        if reason := given_up.get(family):
+            hint = "the family's kernel objects stay as they are"
+            log.warning("family_not_served", family=family.label, reason=reason, hint=hint)
         elif refusal:
             log.warning("rules_not_writable_yet", family=family.label, reason=refusal.reason, hint="the family is served")
     if not programs:

