@@ -36,10 +36,7 @@ def _without_level(lines: Lines) -> Lines:
 @in_virtual_time
 async def test_at_verbosity_4_a_service_can_be_followed_from_the_watch_to_the_sync() -> None:
     log._Process.verbosity = 4
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with MemoryNode().serving() as node:
         events: list[Event] = [put(builders.service("web")), put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))]
         with capture_logs() as lines:
             journal.log_received(events)

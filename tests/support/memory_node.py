@@ -8,7 +8,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.daemon.loop import summary as summaries
@@ -182,6 +182,17 @@ class MemoryNode:
             await asyncio.wait([task])
         if not task.cancelled():
             task.result()
+
+    @contextlib.asynccontextmanager
+    async def serving(self, *objects: ApiObject, after_s: float = 0) -> AsyncIterator[Self]:
+        """Run the loop while the block runs; the first lists have been served before, and this time has passed.
+
+        The lists have these objects and, if there is no Node among them, this node's Node.
+        """
+        async with self.running():
+            self.begin_with(*objects, *(() if any(isinstance(item, Node) for item in objects) else (builders.node(),)))
+            await self.quiet(after_s)
+            yield self
 
     async def quiet(self, after_s: float = 0) -> None:
         """Let this time pass, then wait until nothing remains to be done."""

@@ -38,10 +38,7 @@ def assert_from_scratch(node: MemoryNode) -> None:
 
 @in_virtual_time
 async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB, SLICE, KUBERNETES) as node:
         node.kernel.forget()
         node.put(builders.endpoint_slice(builders.endpoint("10.244.0.5"), builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
         await node.quiet()
@@ -66,10 +63,7 @@ async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
 
 @in_virtual_time
 async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_applied_by_one_sync() -> None:
-    node = MemoryNode(min_interval_s=5)
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with MemoryNode(min_interval_s=5).serving() as node:
         for number in range(10):
             node.put(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)))
             await node.quiet(1)
@@ -93,10 +87,7 @@ async def test_changes_during_the_minimum_interval_after_a_sync_are_collected(
         virtual_time.loop().pass_time(sync_s)
         return real(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with MemoryNode().serving() as node:
         monkeypatch.setattr(desired_state, "translating", translating)
         node.put(WEB)
         await node.watcher.until(lambda: WEB_KEY in node.kernel.virtual_servers)
@@ -122,9 +113,7 @@ async def test_a_change_during_a_sync_is_programmed_by_the_next_sync(monkeypatch
             node.put(late)
         return apply(operations)
 
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with node.serving():
         monkeypatch.setattr(node.kernel, "apply", apply_and_interrupt)
         node.put(WEB)
         await node.quiet()
@@ -191,9 +180,7 @@ async def test_a_change_of_many_services_is_planned_a_few_times_although_its_rem
 
     monkeypatch.setattr(node.engine._reconciler, "planning", counting)
     services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(number_of_services)]
-    async with node.running():
-        node.begin_with(*services, *(_slice_of(one, "10.244.1.5") for one in services), builders.node())
-        await node.quiet()
+    async with node.serving(*services, *(_slice_of(one, "10.244.1.5") for one in services)):
         assert len(planned) > number_of_services / 2, "each batch is applied before the next one is translated"
         planned.clear()
         node.put(*(_slice_of(one, "10.244.1.6") for one in services))
@@ -208,11 +195,8 @@ def _slice_of(service: Service, endpoint: str) -> EndpointSlice:
 
 @in_virtual_time
 async def test_node_ports_follow_added_and_removed_addresses_of_the_host() -> None:
-    node = MemoryNode()
     key = builders.frontend("172.16.0.9", 30080)
-    async with node.running():
-        node.begin_with(node_ports(), SLICE, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(node_ports(), SLICE) as node:
         assert key not in node.kernel.virtual_servers
         node.kernel.forget()
         node.kernel.host_addresses.append(builders.interface_address("eth1", "172.16.0.9"))
@@ -231,11 +215,8 @@ async def test_node_ports_follow_added_and_removed_addresses_of_the_host() -> No
 
 @in_virtual_time
 async def test_an_external_address_is_bound_to_our_device_unless_another_interface_has_it() -> None:
-    node = MemoryNode()
     address = parse_address("203.0.113.9")
-    async with node.running():
-        node.begin_with(builders.service("web", external=("203.0.113.9",)), SLICE, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(builders.service("web", external=("203.0.113.9",)), SLICE) as node:
         assert address in node.kernel.addresses
         node.kernel.host_addresses.append(builders.interface_address("eth1", "203.0.113.9"))
         node.engine.interfaces_changed()
@@ -252,10 +233,7 @@ async def test_an_external_address_is_bound_to_our_device_unless_another_interfa
 @in_virtual_time
 async def test_a_changed_zone_of_the_node_causes_every_service_to_be_translated_again() -> None:
     near, far = builders.endpoint("10.244.0.5", zones=["zone-a"]), builders.endpoint("10.244.1.6", "node-b", zones=["zone-b"])
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, builders.endpoint_slice(near, far), builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB, builders.endpoint_slice(near, far)) as node:
         assert set(node.kernel.virtual_servers[WEB_KEY].real_servers) == {builders.backend("10.244.0.5")}
         with structlog.testing.capture_logs() as logs:
             node.put(builders.node(zone="zone-b"))
@@ -269,10 +247,7 @@ async def test_a_changed_zone_of_the_node_causes_every_service_to_be_translated_
 
 @in_virtual_time
 async def test_a_replaced_endpoint_without_connections_is_drained_and_removed_in_one_sync() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE)), builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE))) as node:
         node.kernel.forget()
         node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
         await node.quiet(1)
@@ -285,11 +260,8 @@ async def test_a_replaced_endpoint_without_connections_is_drained_and_removed_in
 
 @in_virtual_time
 async def test_the_connections_of_a_draining_real_server_are_read_until_they_have_ended() -> None:
-    node = MemoryNode()
     leaving = builders.backend("10.244.0.5")
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB, SLICE) as node:
         node.kernel.connection_counts[WEB_KEY, leaving] = ConnectionCounts(1, 0)
         node.put(builders.endpoint_slice())
         await node.quiet(200)
@@ -317,10 +289,7 @@ async def test_an_address_conflict_of_two_services_is_logged_once() -> None:
 
 @in_virtual_time
 async def test_a_family_without_its_sets_or_rules_or_device_is_reported_as_incomplete() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB) as node:
         assert node.watcher.summaries[-1].not_in_force == set()
         node.kernel.fail(lambda operation: "add set_entry KUBE-CLUSTER-IP" in str(operation), times=1)
         node.put(builders.service("other", cluster=("10.96.0.98",)))

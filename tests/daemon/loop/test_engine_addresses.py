@@ -106,10 +106,7 @@ async def test_a_restart_while_an_address_is_lost_removes_the_node_port_of_that_
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
-    again = MemoryNode(lost.node.kernel)
-    async with again.running():
-        again.begin_with(node_ports(), SLICE, builders.node())
-        await again.quiet()
+    async with MemoryNode(lost.node.kernel).serving(node_ports(), SLICE) as again:
         assert not lost.is_served()
         assert_from_scratch(again)
 
@@ -117,11 +114,10 @@ async def test_a_restart_while_an_address_is_lost_removes_the_node_port_of_that_
 @in_virtual_time
 async def test_families_whose_local_pods_are_unknown_are_logged_once_across_address_changes() -> None:
     ranges = builders.networks("10.244.0.0/16")
-    node = MemoryNode(settings=Settings(detect_local=LocalMode.CLUSTER_CIDR, cluster_networks=ranges))
     with structlog.testing.capture_logs() as logged:
-        async with node.running():
-            node.begin_with(node_ports(), SLICE, builders.node())
-            await node.quiet()
+        async with MemoryNode(settings=Settings(detect_local=LocalMode.CLUSTER_CIDR, cluster_networks=ranges)).serving(
+            node_ports(), SLICE
+        ) as node:
             for number in range(5):
                 node.kernel.host_addresses.append(builders.interface_address("eth1", f"172.16.0.{number}"))
                 node.engine.interfaces_changed()
@@ -132,11 +128,10 @@ async def test_families_whose_local_pods_are_unknown_are_logged_once_across_addr
 
 @in_virtual_time
 async def test_missing_pod_ranges_of_the_node_object_are_logged_again_after_they_were_present() -> None:
-    node = MemoryNode(settings=Settings(detect_local=LocalMode.NODE_CIDR))
     with structlog.testing.capture_logs() as logged:
-        async with node.running():
-            node.begin_with(node_ports(), SLICE, builders.node(pod_networks=["10.244.1.0/24"]))
-            await node.quiet()
+        async with MemoryNode(settings=Settings(detect_local=LocalMode.NODE_CIDR)).serving(
+            node_ports(), SLICE, builders.node(pod_networks=["10.244.1.0/24"])
+        ) as node:
             for ranges in (["10.244.1.0/24", "fd00:1::/64"], ["10.244.1.0/24"]):
                 node.put(builders.node(pod_networks=ranges))
                 await node.quiet()

@@ -43,10 +43,7 @@ def settings(node: MemoryNode) -> VirtualServerSettings:
 
 @in_virtual_time
 async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotation_names_it() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(builders.service(), builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(builders.service()) as node:
         assert node.kernel.asked_schedulers == []
         for name in ("one", "two"):
             chosen = web(scheduler="wrr").options.annotations
@@ -62,11 +59,9 @@ async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotat
 
 @in_virtual_time
 async def test_a_scheduler_from_an_annotation_that_the_kernel_does_not_have_is_replaced_with_a_reason() -> None:
-    node = MemoryNode(kernel_with("rr", "wrr"))
     with structlog.testing.capture_logs() as lines:
-        async with node.running():
-            node.begin_with(web(scheduler="fo"), builders.node())
-            await node.quiet()
+        async with MemoryNode(kernel_with("rr", "wrr")).serving(web(scheduler="fo")) as node:
+            pass
     assert settings(node).scheduler == "rr"
     (line,) = (line for line in lines if line["event"] == "part_not_used")
     assert (line["field"], line["reason"]) == (FIELD, "the kernel has no scheduler 'fo'; rr is used")
@@ -78,9 +73,7 @@ async def test_a_scheduler_from_an_annotation_that_the_kernel_does_not_have_is_r
 async def test_a_kernel_that_cannot_answer_whether_it_has_a_scheduler_is_queried_again() -> None:
     node = MemoryNode()
     node.kernel.unreadable = {"schedulers"}
-    async with node.running():
-        node.begin_with(web(scheduler="wrr"), builders.node())
-        await node.quiet()
+    async with node.serving(web(scheduler="wrr")):
         assert settings(node).scheduler == "rr"
         node.kernel.unreadable = set()
         await node.quiet(memory_node.AUDIT_INTERVAL_S + 1)
@@ -89,10 +82,7 @@ async def test_a_kernel_that_cannot_answer_whether_it_has_a_scheduler_is_queried
 
 @in_virtual_time
 async def test_a_changed_choice_of_annotations_is_applied_without_a_restart() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(web(scheduler="wrr"), builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(web(scheduler="wrr")) as node:
         assert settings(node).scheduler == "wrr"
         allowed = dataclasses.replace(node.settings, annotations=frozenset({Annotation.WEIGHTS}))
         node.kernel.forget()
@@ -108,11 +98,8 @@ async def test_a_changed_choice_of_annotations_is_applied_without_a_restart() ->
 
 @in_virtual_time
 async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_weight_steps() -> None:
-    node = MemoryNode(audit_interval_s=10_000)
     slow = web(scheduler="wlc", slow_start_s=80)
-    async with node.running():
-        node.begin_with(slow, builders.endpoint_slice(ONE), builders.node())
-        await node.quiet()
+    async with MemoryNode(audit_interval_s=10_000).serving(slow, builders.endpoint_slice(ONE)) as node:
         node.put(builders.endpoint_slice(ONE, TWO))
         await node.quiet()
         node.kernel.forget()
@@ -130,11 +117,8 @@ async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_we
 
 @in_virtual_time
 async def test_an_inspecting_command_loads_no_module_and_finds_no_difference_during_a_slow_start() -> None:
-    node = MemoryNode()
     slow = web(scheduler="wlc", slow_start_s=80)
-    async with node.running():
-        node.begin_with(slow, builders.endpoint_slice(ONE), builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(slow, builders.endpoint_slice(ONE)) as node:
         node.put(builders.endpoint_slice(ONE, TWO))
         await node.quiet(41)
         seen = Inspected(

@@ -31,10 +31,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 @in_virtual_time
 async def test_a_witness_stays_while_virtual_servers_cannot_be_read() -> None:
-    node = MemoryNode(audit_interval_s=10_000)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(10)
+    async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         node.kernel.unreadable = {"virtual_servers"}
         add_stray_node_port(node.kernel)
         await node.quiet(20)
@@ -47,10 +44,7 @@ async def test_a_witness_stays_while_virtual_servers_cannot_be_read() -> None:
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
 async def test_a_failed_reading_removes_nothing_and_is_repeated_after_pauses(part: str) -> None:
-    node = MemoryNode(min_interval_s=0)
-    async with node.running():
-        node.begin_with(WEB, SLICE, KUBERNETES, builders.node())
-        await node.quiet()
+    async with MemoryNode(min_interval_s=0).serving(WEB, SLICE, KUBERNETES) as node:
         node.kernel.forget()
         node.kernel.unreadable = {part}
         began_s = loop().time()
@@ -74,10 +68,7 @@ async def test_a_failed_reading_removes_nothing_and_is_repeated_after_pauses(par
 
 @in_virtual_time
 async def test_drift_in_readable_parts_of_the_kernel_is_repaired_within_seconds_while_another_part_is_unreadable() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB, SLICE) as node:
         node.kernel.unreadable = {"skeletons"}
         await node.quiet(500)
         remove_virtual_server(node.kernel)
@@ -99,9 +90,7 @@ async def test_a_notification_during_a_failing_reading_causes_another_reading(mo
             node.engine.kernel_changed()
         yield from look(*arguments, thorough=thorough, whole=whole)
 
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(1)
+    async with node.serving(WEB, SLICE, after_s=1):
         node.kernel.unreadable = {"skeletons"}
         monkeypatch.setattr(node.kernel, "poll", look_and_tell)
         await node.quiet(reader.POLL_INTERVAL_S + 1)
@@ -111,10 +100,7 @@ async def test_a_notification_during_a_failing_reading_causes_another_reading(mo
 
 @in_virtual_time
 async def test_pauses_between_readings_are_short_again_after_a_successful_reading() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB) as node:
         for _ in range(2):
             node.kernel.unreadable = {"sets"}
             node.engine.kernel_changed()
@@ -148,10 +134,7 @@ async def test_unreadable_addresses_of_the_host_are_read_again_soon() -> None:
 
 @in_virtual_time
 async def test_a_changed_service_does_not_wait_for_the_retry_of_its_failed_operation() -> None:
-    node = MemoryNode(audit_interval_s=10_000)
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with MemoryNode(audit_interval_s=10_000).serving() as node:
         node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), times=4)
         node.put(WEB, SLICE)
         await node.quiet(10)
@@ -163,10 +146,7 @@ async def test_a_changed_service_does_not_wait_for_the_retry_of_its_failed_opera
 
 @in_virtual_time
 async def test_only_some_of_many_failures_of_one_sync_are_logged() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with MemoryNode().serving() as node:
         node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=20)
         with structlog.testing.capture_logs() as logs:
             node.put(*(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(20)))
@@ -177,10 +157,7 @@ async def test_only_some_of_many_failures_of_one_sync_are_logged() -> None:
 
 @in_virtual_time
 async def test_the_kernel_is_read_again_soon_after_an_operation_with_an_unexpected_outcome() -> None:
-    node = MemoryNode(audit_interval_s=10_000)
-    async with node.running():
-        node.begin_with(WEB, SLICE, OTHER, builders.node())
-        await node.quiet(60)
+    async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, OTHER, after_s=60) as node:
         node.kernel.virtual_servers.clear()
         node.remove(OTHER)
         await node.quiet()
@@ -191,10 +168,7 @@ async def test_the_kernel_is_read_again_soon_after_an_operation_with_an_unexpect
 
 @in_virtual_time
 async def test_families_are_incomplete_until_an_indispensable_setting_that_cannot_be_written_is_right() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(WEB, SLICE) as node:
         assert not node.watcher.summaries[-1].lacking
         node.kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=1000, number=errno.EROFS)
         for path, families in INDISPENSABLE_SETTINGS.items():

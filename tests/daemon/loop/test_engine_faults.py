@@ -71,9 +71,7 @@ async def test_other_operations_continue_while_another_program_holds_the_iptable
     node = MemoryNode()
     is_locked = False
     node.kernel.fail(lambda operation: is_locked and isinstance(operation.item, Skeleton), 0, times=1_000_000)
-    async with node.running():
-        node.begin_with(builders.service("web"), builders.node())
-        await node.quiet()
+    async with node.serving(builders.service("web")):
         is_locked = True
         node.put(builders.service("other", cluster=("10.96.0.20",)))
         restricted = builders.service(
@@ -121,9 +119,7 @@ async def test_real_servers_whose_virtual_server_is_always_missing_do_not_block_
 
     node.kernel.fail(belongs_to_the_first, errno.ESRCH, times=1_000_000)
     backends = (builders.endpoint("10.244.0.5"), builders.endpoint("10.244.0.6"))
-    async with node.running():
-        node.begin_with(builders.service(), builders.endpoint_slice(*backends), builders.node())
-        await node.quiet(60)
+    async with node.serving(builders.service(), builders.endpoint_slice(*backends), after_s=60):
         node.kernel.forget()
         other = builders.service("other", cluster=("10.96.0.20",))
         node.put(other, builders.endpoint_slice(*backends, service="other"))

@@ -32,10 +32,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 @pytest.mark.parametrize("spoil", [*DRIFTS, add_real_server])
 @in_virtual_time
 async def test_drift_is_observed_by_the_next_poll_and_repaired(spoil: Callable[[FakeKernel], None]) -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(AUDIT_INTERVAL_S / 2)
+    async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
         spoil(node.kernel)
         node.kernel.forget()
         await node.quiet(reader.POLL_INTERVAL_S)
@@ -45,10 +42,7 @@ async def test_drift_is_observed_by_the_next_poll_and_repaired(spoil: Callable[[
 
 @in_virtual_time
 async def test_a_catch_all_set_element_of_another_program_is_counted_and_logged_as_drift() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(AUDIT_INTERVAL_S / 2)
+    async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
         count = len(node.kernel.sets)
         with structlog.testing.capture_logs() as logs:
             add_catch_all(node.kernel)
@@ -67,10 +61,7 @@ async def test_a_virtual_server_is_removed_with_its_witness_whichever_of_them_is
     spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
     """Another kube-proxy left the virtual server with a witness: an address on our device or an entry in our set."""
-    node = MemoryNode(audit_interval_s=10_000)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(10)
+    async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         spoil(node.kernel)
         if is_notified:
             node.engine.kernel_changed()
@@ -91,9 +82,7 @@ async def test_a_witness_is_not_removed_during_the_reading_that_observes_it_even
             loop().pass_time(0.5)
 
     monkeypatch.setattr(node.kernel, "poll", poll_slowly)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(10)
+    async with node.serving(WEB, SLICE, after_s=10):
         add_stray_node_port(node.kernel)
         node.engine.kernel_changed()
         loop().call_later(0.2, node.put, OTHER)
@@ -105,10 +94,7 @@ async def test_a_witness_is_not_removed_during_the_reading_that_observes_it_even
 
 @in_virtual_time
 async def test_a_foreign_virtual_server_is_treated_as_ours_when_a_witness_appears() -> None:
-    node = MemoryNode(audit_interval_s=10_000)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(10)
+    async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         add_stray_node_port(node.kernel)
         node.kernel.sets[STRAY_PORT.set].entries.clear()
         await node.quiet(10)
@@ -121,10 +107,7 @@ async def test_a_foreign_virtual_server_is_treated_as_ours_when_a_witness_appear
 @pytest.mark.parametrize("spoil", DRIFTS)
 @in_virtual_time
 async def test_drift_is_repaired_at_once_after_a_notification_of_the_kernel(spoil: Callable[[FakeKernel], None]) -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(AUDIT_INTERVAL_S / 2)
+    async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
         spoil(node.kernel)
         node.engine.kernel_changed()
         await node.quiet()
@@ -133,10 +116,7 @@ async def test_drift_is_repaired_at_once_after_a_notification_of_the_kernel(spoi
 
 @in_virtual_time
 async def test_a_notified_set_change_without_drift_reads_no_virtual_servers_and_drift_is_repaired_at_once() -> None:
-    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(10)
+    async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
         node.engine.rules_changed()
         await node.quiet()
@@ -167,9 +147,7 @@ async def test_recurring_drift_is_repaired_less_and_less_often_until_the_desired
             repairs_s.append(loop().time())
         return False
 
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with node.serving(WEB, SLICE):
         node.kernel.fail(is_repair, times=1)
         monkeypatch.setattr(node.kernel, "observe", observe_without_web)
         node.engine.kernel_changed()
@@ -197,10 +175,7 @@ async def test_recurring_drift_is_repaired_less_and_less_often_until_the_desired
 
 @in_virtual_time
 async def test_stopping_in_the_middle_of_a_sync_leaves_the_kernel_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(100)
+    async with MemoryNode().serving(WEB, SLICE, after_s=100) as node:
         node.kernel.forget()
         before = memory_node.contents(node.kernel)
         node.remove(WEB)

@@ -46,16 +46,12 @@ async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_lis
 @in_virtual_time
 async def test_first_services_are_programmed_first_and_nothing_is_removed_before_all_services_are_known() -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(old, WEB, SLICE, builders.node())
-        await before.quiet()
+    async with MemoryNode().serving(old, WEB, SLICE) as before:
+        pass
     node = MemoryNode(before.kernel)
     node.kernel.forget()
     new = builders.service("new", cluster=("10.96.0.98",))
-    async with node.running():
-        node.begin_with(new, WEB, SLICE, DNS, KUBERNETES, builders.node())
-        await node.quiet()
+    async with node.serving(new, WEB, SLICE, DNS, KUBERNETES):
         assert_from_scratch(node)
     others = [place for place, line in enumerate(node.done) if "10.96.0.98" in line or line.startswith("remove")]
     firsts = [place for place, line in enumerate(node.done) if "10.96.0.1:" in line or "10.96.0.53" in line]
@@ -71,9 +67,8 @@ async def test_operations_for_the_first_services_are_reported_with_the_first_syn
     node = MemoryNode()
     node.kernel.fail(lambda operation: "10.96.0.1:443" in str(operation))
     with structlog.testing.capture_logs() as logs:
-        async with node.running():
-            node.begin_with(KUBERNETES, WEB, builders.node())
-            await node.quiet()
+        async with node.serving(KUBERNETES, WEB):
+            pass
     report = node.watcher.summaries[0].report
     assert sum(report.done.values()) + sum(report.failed.values()) == len(node.kernel.applied)
     assert sum(report.failed.values()) == 1
@@ -82,11 +77,8 @@ async def test_operations_for_the_first_services_are_reported_with_the_first_syn
 
 @in_virtual_time
 async def test_if_no_first_services_exist_nothing_is_programmed_before_the_other_services() -> None:
-    node = MemoryNode()
     with structlog.testing.capture_logs() as logs:
-        async with node.running():
-            node.begin_with(WEB, SLICE, builders.node())
-            await node.quiet()
+        async with MemoryNode().serving(WEB, SLICE) as node:
             assert node.done.count("set rules IPv4 rules") == 1
             assert_from_scratch(node)
     assert not [line for line in logs if line["event"] == "first_services_programmed"]
@@ -121,17 +113,13 @@ async def test_zone_hints_are_followed_from_the_first_sync_even_if_the_node_obje
 @in_virtual_time
 async def test_an_unreadable_part_of_the_kernel_delays_only_removals_in_that_part(part: str) -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(old, KUBERNETES, builders.node())
-        await before.quiet()
+    async with MemoryNode().serving(old, KUBERNETES) as before:
+        pass
     node = MemoryNode(before.kernel)
     node.kernel.forget()
     node.kernel.unreadable = {part}
     with structlog.testing.capture_logs() as logs:
-        async with node.running():
-            node.begin_with(KUBERNETES, WEB, SLICE, builders.node())
-            await node.quiet(100)
+        async with node.serving(KUBERNETES, WEB, SLICE, after_s=100):
             assert WEB_KEY in node.kernel.virtual_servers, "what is desired is programmed"
             assert node.kernel.virtual_servers[WEB_KEY].real_servers
             if part in {"virtual_servers", "sets", "addresses", "interface_addresses"}:
@@ -150,17 +138,13 @@ async def test_an_unreadable_part_of_the_kernel_delays_only_removals_in_that_par
 @in_virtual_time
 async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(unreadable: set[str]) -> None:
     objects = (node_ports(), SLICE, builders.node())
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(*objects)
-        await before.quiet()
+    async with MemoryNode().serving(*objects) as before:
+        pass
     node = MemoryNode(before.kernel)
     node.kernel.forget()
     node.kernel.unreadable = unreadable
     rules = {family: dict(chains) for family, chains in node.kernel.chains.items()}
-    async with node.running():
-        node.begin_with(*objects)
-        await node.quiet(100)
+    async with node.serving(*objects, after_s=100):
         assert not [line for line in node.done if line.startswith("remove")]
         assert {family: dict(chains) for family, chains in node.kernel.chains.items()} == rules
         node.kernel.unreadable = set()
@@ -172,15 +156,11 @@ async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(u
 @in_virtual_time
 async def test_objects_of_a_family_that_is_not_served_are_not_removed() -> None:
     dual = builders.service("dual", cluster=("10.96.0.40", "fd00::40"))
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(dual, WEB, SLICE, builders.node())
-        await before.quiet()
+    async with MemoryNode().serving(dual, WEB, SLICE) as before:
+        pass
     node = MemoryNode(before.kernel, settings=Settings(families=frozenset({Family.IPV4})))
     node.kernel.forget()
-    async with node.running():
-        node.begin_with(dual, WEB, SLICE, builders.node())
-        await node.quiet(100)
+    async with node.serving(dual, WEB, SLICE, after_s=100):
         assert not [line for line in node.done if line.startswith("remove")]
         assert node.engine._reconciler.pending == 0
         assert "fd00::40" in {str(key.address) for key in node.kernel.virtual_servers}
@@ -198,17 +178,13 @@ async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before
 
 @in_virtual_time
 async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another_list_confirms_it() -> None:
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(WEB, SLICE, builders.node())
-        await before.quiet()
+    async with MemoryNode().serving(WEB, SLICE) as before:
+        pass
     node = MemoryNode(before.kernel, guard_percent=50)
     node.kernel.forget()
     new = builders.service("new", cluster=("10.96.0.98",))
     with structlog.testing.capture_logs() as logs:
-        async with node.running():
-            node.begin_with(builders.node())
-            await node.quiet(after_s=CONFIRMED_AFTER_S)
+        async with node.serving(after_s=CONFIRMED_AFTER_S):
             assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes the timeouts, which is cheap
             assert set(node.watcher.summaries[-1].not_in_force) == set(Family)
             node.put(new)
@@ -227,10 +203,9 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
 
 @in_virtual_time
 async def test_while_a_first_list_is_doubted_no_family_is_incomplete_and_no_operation_is_pending() -> None:
-    node = MemoryNode(guard_percent=50)
-    async with node.running():
-        node.begin_with(builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), builders.node())
-        await node.quiet(CONFIRMED_AFTER_S / 2)
+    async with MemoryNode(guard_percent=50).serving(
+        builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), after_s=CONFIRMED_AFTER_S / 2
+    ) as node:
         summary = node.watcher.summaries[-1]
         assert (list(summary.lacking), summary.report.pending) == ([], 0)
 
@@ -243,8 +218,7 @@ async def test_a_foreign_virtual_server_stays_on_an_address_without_node_ports()
     foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)
     kernel.virtual_servers[foreign] = examples.observed({builders.backend("192.0.2.50"): 1})
     for _ in range(2):
-        node = MemoryNode(kernel, settings=Settings(node_port_primary=True))
-        async with node.running():
-            node.begin_with(builders.service("web", builders.service_port(node_port=30080)), builders.node())
-            await node.quiet(10)
+        async with MemoryNode(kernel, settings=Settings(node_port_primary=True)).serving(
+            builders.service("web", builders.service_port(node_port=30080)), after_s=10
+        ):
             assert {foreign, served} <= kernel.virtual_servers.keys()

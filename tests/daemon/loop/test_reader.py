@@ -20,10 +20,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 @in_virtual_time
 async def test_a_poll_that_finds_no_drift_is_not_a_sync() -> None:
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(1)
+    async with MemoryNode().serving(WEB, SLICE, after_s=1) as node:
         before = len(node.watcher.summaries)
         await node.quiet(AUDIT_INTERVAL_S - 2)
         assert node.kernel.polls == 9
@@ -34,9 +31,8 @@ async def test_a_poll_that_finds_no_drift_is_not_a_sync() -> None:
 async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     begun = noting_readings(node, monkeypatch, poll_s=30)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(2000)
+    async with node.serving(WEB, SLICE, after_s=2000):
+        pass
     assert intervals(begun, thorough=False) == [30 / reader.POLL_SHARE] * 3
 
 
@@ -47,9 +43,8 @@ async def test_slow_audits_are_made_less_often_and_polls_keep_their_own_share_of
 ) -> None:
     node = MemoryNode(audit_interval_s=30)
     begun = noting_readings(node, monkeypatch, audit_s=audit_s, poll_s=0.5)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(1000)
+    async with node.serving(WEB, SLICE, after_s=1000):
+        pass
     of_audits = intervals(begun, thorough=True)
     assert len(of_audits) >= 3
     assert set(of_audits) == {interval_s}
@@ -64,9 +59,7 @@ async def test_one_very_slow_poll_does_not_prevent_later_ones(
 ) -> None:
     node = MemoryNode(audit_interval_s=30)
     begun = noting_readings(node, monkeypatch, poll_s=0.1)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(1)
+    async with node.serving(WEB, SLICE, after_s=1):
         with monkeypatch.context() as once:
             noting_readings(node, once, poll_s=30 * reader.POLL_SHARE + 1)
             await node.quiet(5)
@@ -115,10 +108,7 @@ def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> lis
 @pytest.mark.parametrize("audit_interval_s", [reader.POLL_INTERVAL_S, 10_000], ids=["audit", "poll"])
 @in_virtual_time
 async def test_a_change_waits_for_only_one_part_of_a_reading(audit_interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = MemoryNode(audit_interval_s=audit_interval_s)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with MemoryNode(audit_interval_s=audit_interval_s).serving(WEB, SLICE) as node:
         ends_s = slowly(node, 100, monkeypatch)
         began_s = loop().time()
         loop().call_at(began_s + reader.POLL_INTERVAL_S + 0.105, node.put, OTHER)
@@ -138,9 +128,7 @@ async def test_a_poll_is_completed_although_changes_arrive_endlessly(monkeypatch
         return False
 
     node.kernel.fail(takes_time, times=10**6)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with node.serving(WEB, SLICE):
         ends_s = slowly(node, 100, monkeypatch)
         began_s = loop().time()
         number = 0
@@ -154,10 +142,7 @@ async def test_a_poll_is_completed_although_changes_arrive_endlessly(monkeypatch
 
 @in_virtual_time
 async def test_a_notification_during_a_poll_causes_another_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = MemoryNode(audit_interval_s=10_000)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE) as node:
         ends_s = slowly(node, 10, monkeypatch)
         began_s = loop().time()
         node.engine.kernel_changed()
@@ -169,11 +154,8 @@ async def test_a_notification_during_a_poll_causes_another_poll(monkeypatch: pyt
 @pytest.mark.parametrize("min_interval_s", [0, 10])
 @in_virtual_time
 async def test_drift_in_several_parts_is_repaired_in_one_sync(min_interval_s: float) -> None:
-    node = MemoryNode(min_interval_s=min_interval_s, audit_interval_s=10_000)
     services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(50)]
-    async with node.running():
-        node.begin_with(*services, builders.node())
-        await node.quiet(60)
+    async with MemoryNode(min_interval_s=min_interval_s, audit_interval_s=10_000).serving(*services, after_s=60) as node:
         node.kernel.virtual_servers.clear()
         before = len(node.watcher.summaries)
         await node.quiet(2 * reader.POLL_INTERVAL_S)
@@ -194,9 +176,7 @@ async def test_a_change_during_a_reading_causes_another_reading(monkeypatch: pyt
             node.engine.kernel_changed()
         return observation
 
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
+    async with node.serving(WEB, SLICE):
         monkeypatch.setattr(node.kernel, "observe", observe_and_change)
         node.engine.kernel_changed()
         await node.quiet()
@@ -206,10 +186,7 @@ async def test_a_change_during_a_reading_causes_another_reading(monkeypatch: pyt
 
 @in_virtual_time
 async def test_everything_is_polled_at_the_drift_check_interval_and_cheap_signs_of_drift_more_often() -> None:
-    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=60)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(1)
+    async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=60).serving(WEB, SLICE, after_s=1) as node:
         before = node.kernel.polls, node.kernel.whole_polls
         await node.quiet(600)
         polls, whole_polls = node.kernel.polls - before[0], node.kernel.whole_polls - before[1]
@@ -219,10 +196,7 @@ async def test_everything_is_polled_at_the_drift_check_interval_and_cheap_signs_
 
 @in_virtual_time
 async def test_a_short_drift_check_interval_applies_to_every_poll() -> None:
-    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(1)
+    async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1).serving(WEB, SLICE, after_s=1) as node:
         before = node.kernel.polls
         await node.quiet(60)
         assert node.kernel.polls - before == pytest.approx(60, abs=2)
@@ -231,10 +205,7 @@ async def test_a_short_drift_check_interval_applies_to_every_poll() -> None:
 
 @in_virtual_time
 async def test_drift_without_a_cheap_sign_is_repaired_within_the_drift_check_interval() -> None:
-    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=20)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(1)
+    async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=20).serving(WEB, SLICE, after_s=1) as node:
         (key,) = [one for one in node.kernel.virtual_servers if node.kernel.virtual_servers[one].real_servers][:1]
         observed = node.kernel.virtual_servers[key]
         desired = dict(observed.real_servers)
@@ -245,10 +216,7 @@ async def test_drift_without_a_cheap_sign_is_repaired_within_the_drift_check_int
 
 @in_virtual_time
 async def test_drift_found_by_a_cheap_poll_causes_the_next_poll_to_read_everything() -> None:
-    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1000)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(10)
+    async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1000).serving(WEB, SLICE, after_s=10) as node:
         before = node.kernel.whole_polls
         remove_address(node.kernel)
         await node.quiet(10)

@@ -51,11 +51,8 @@ async def test_an_external_address_of_an_api_server_is_refused_and_logged_once()
 
 @in_virtual_time
 async def test_an_external_address_of_the_api_server_that_this_process_uses_is_no_longer_served() -> None:
-    node = MemoryNode()
     hijacker = builders.service("web", builders.service_port(80), cluster=("10.96.0.10",), external=(API_SERVER,))
-    async with node.running():
-        node.begin_with(KUBERNETES, hijacker, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(KUBERNETES, hijacker) as node:
         assert parse_address(API_SERVER) in node.kernel.addresses
         node.deliver([ApiServersFound(frozenset({builders.backend(API_SERVER, 6443)}))])
         await node.quiet()
@@ -83,12 +80,11 @@ OTHER = parse_address("192.168.0.11")
 
 @in_virtual_time
 async def test_an_external_address_is_given_up_while_it_is_known_as_an_address_of_another_node() -> None:
-    node = MemoryNode(settings=Settings(refuses_node_addresses=True))
     web = builders.service("web", external=(str(OTHER),))
     agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
-    async with node.running():
-        node.begin_with(web, builders.service("agent", cluster=("10.96.0.11",)), builders.node())
-        await node.quiet()
+    async with MemoryNode(settings=Settings(refuses_node_addresses=True)).serving(
+        web, builders.service("agent", cluster=("10.96.0.11",))
+    ) as node:
         assert OTHER in node.kernel.addresses
         with structlog.testing.capture_logs() as logs:
             node.put(agent)
@@ -102,11 +98,8 @@ async def test_an_external_address_is_given_up_while_it_is_known_as_an_address_o
 
 @in_virtual_time
 async def test_an_external_address_that_another_node_has_is_served_by_default_as_in_kube_proxy() -> None:
-    node = MemoryNode()
     agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
-    async with node.running():
-        node.begin_with(builders.service("web", external=(str(OTHER),)), agent, builders.node())
-        await node.quiet()
+    async with MemoryNode().serving(builders.service("web", external=(str(OTHER),)), agent) as node:
         assert OTHER in node.kernel.addresses
         assert node.watcher.summaries[-1].view.other_nodes == {OTHER: builders.OTHER_NODE}
 
@@ -122,9 +115,8 @@ def with_direct_return() -> MemoryNode:
 @in_virtual_time
 async def test_the_tunnel_device_comes_up_after_the_rules_that_drop_tunnels_of_strangers() -> None:
     node = with_direct_return()
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with node.serving():
+        pass
     kinds = [type(one.item).__name__ for one in node.kernel.applied if getattr(one.item, "for_tunnels", True)]
     assert kinds.index("Skeleton") < kinds.index("Sysctl")
     assert node.kernel.sysctls[device_flags(Family.IPV4)] == "0x81"
@@ -134,9 +126,7 @@ async def test_the_tunnel_device_comes_up_after_the_rules_that_drop_tunnels_of_s
 async def test_no_setting_for_tunnels_is_written_while_another_program_has_the_device() -> None:
     node = with_direct_return()
     node.kernel.host_addresses.append(builders.interface_address("tunl0", "10.244.3.0"))
-    async with node.running():
-        node.begin_with(builders.node())
-        await node.quiet()
+    async with node.serving():
         assert {node.kernel.sysctls[one.path] for one in direct_return_sysctls(frozenset({Family.IPV4}))} == {"x"}
         node.kernel.host_addresses.pop()
         await node.quiet(AUDIT_INTERVAL_S)
@@ -153,9 +143,7 @@ async def test_tunnels_of_all_other_nodes_are_accepted_until_they_are_deleted() 
     def accepted() -> list[str]:
         return sorted(map(str, node.kernel.sets[SetKind.NODES].entries))
 
-    async with node.running():
-        node.begin_with(builders.node(), plain, annotated)
-        await node.quiet()
+    async with node.serving(builders.node(), plain, annotated):
         assert accepted() == ["172.18.0.8", "172.18.0.9"], "other programs have tunnels between nodes, too"
         node.remove(plain)
         await node.quiet()
@@ -183,9 +171,7 @@ async def test_a_change_of_a_node_concerns_only_services_with_endpoints_there_an
         (lambda: node.put(builders.endpoint_slice(service="s1")), 3, 1),  # at two addresses and in one scope
         (lambda: node.remove(other), 3 * (there - 1) + 1, there - 1),
     )
-    async with node.running():
-        node.begin_with(builders.node(), *objects)
-        await node.quiet()
+    async with node.serving(builders.node(), *objects):
         for change, count, concerned in changes:
             node.kernel.applied.clear()
             syncs = len(node.watcher.summaries)
