@@ -98,13 +98,10 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
             for operation in one_by_one([outcome.operation]):
                 log.debug("operation", operation=str(operation), **({"error": outcome.error} if outcome.error else {}))
     elif logs.shows(logs.CHANGES_VERBOSITY):
-        for outcome in outcomes:
-            verb, item = outcome.operation
-            if not outcome.error and (
-                isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses | LocalRoutes))
-            ):
-                for operation in one_by_one([outcome.operation]):
-                    log.info("operation", operation=str(operation))
+        for operation in one_by_one(outcome.operation for outcome in outcomes if not outcome.error):
+            verb, item = operation
+            if isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses | LocalRoutes)):
+                log.info("operation", operation=str(operation))
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
@@ -126,11 +123,12 @@ class _Lines:
     """
 
     limit: timing.Bucket
+    clock: Callable[[], float]
     untold: int = 0
 
-    def log(self, now: float, write: Callable[..., object], event: str, **keys: object) -> None:
+    def log(self, write: Callable[..., object], event: str, **keys: object) -> None:
         """Write a log line, or only count it."""
-        if not self.limit.take(now):
+        if not self.limit.take(self.clock()):
             self.untold += 1
             return
         untold, self.untold = self.untold, 0
@@ -146,8 +144,8 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lines = _Lines(timing.Bucket(BURST, REFILL_S, clock()))
-        self._syncs = _Lines(timing.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock()))
+        self._lines = _Lines(timing.Bucket(BURST, REFILL_S, clock()), clock)
+        self._syncs = _Lines(timing.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock()), clock)
         self._subjects: timing.RateLimits[object] = timing.RateLimits(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
         self._conflicts: set[Conflict] = set()
         self._doubted: frozenset[ObjectKind] = frozenset()
@@ -165,7 +163,7 @@ class Journal:
                 about["where"] = complaint.where
             if invalid and self._is_allowed((complaint.kind, complaint.name, complaint.where), len(invalid)):
                 for skipped in invalid[:PARTS_SHOWN]:
-                    self._log_limited(log.warning, "part_not_used", **about, **_keys_of(skipped))
+                    self._lines.log(log.warning, "part_not_used", **about, **_keys_of(skipped))
                 self._lines.untold += len(invalid[PARTS_SHOWN:])
             for skipped in complaint.skipped:
                 if not skipped.invalid:
@@ -179,7 +177,7 @@ class Journal:
         for conflict in new:
             if self._is_allowed(conflict.key):
                 waiting = [str(owner) for owner in conflict.waiting]
-                self._log_limited(
+                self._lines.log(
                     log.warning,
                     "address_conflict",
                     key=str(conflict.key),
@@ -194,7 +192,7 @@ class Journal:
         """Log the Service ports that have begun to wait for a free mark."""
         for port in ports:
             if self._is_allowed(port):
-                self._log_limited(
+                self._lines.log(
                     log.warning,
                     "scope_without_mark",
                     service=str(port.service),
@@ -254,10 +252,9 @@ class Journal:
         for outcome in report.errors:
             if not isinstance(outcome.operation.item, Sysctl):
                 failed = {"operation": str(outcome.operation), "error": outcome.error, "errno": outcome.errno}
-                self._log_limited(log.error, "operation_failed", **failed)
+                self._lines.log(log.error, "operation_failed", **failed)
         if changes.services or report.done or report.failed:
             self._syncs.log(
-                self._clock(),
                 log.info,
                 "synced",
                 services=len(changes.services),
@@ -274,6 +271,3 @@ class Journal:
             return True
         self._lines.untold += lines
         return False
-
-    def _log_limited(self, write: Callable[..., object], event: str, **keys: object) -> None:
-        self._lines.log(self._clock(), write, event, **keys)

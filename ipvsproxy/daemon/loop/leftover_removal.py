@@ -40,7 +40,6 @@ REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
 FOUND = "leftover_table_found"
 OTHER_BACKEND_RESISTS = "other_backend_not_removed"
-SETS_SHOWN = 3
 USED_SETS_PATIENCE = 5
 """So many removals may fail without a log line because a set is in use: the rules that use it are removed meanwhile."""
 
@@ -243,15 +242,12 @@ class Leftovers:
         if state.failures < patience:
             return
         hint = f"another attempt follows; packets meet {'these rules meanwhile' if place else 'its rules'}"
-        if place:
-            self._log_once(place, state, RESISTS, error=error, hint=hint)
-        else:
-            self._log_once(place, state, OTHER_BACKEND_RESISTS, error=error, hint=hint)
+        self._log_once(place, state, RESISTS if place else OTHER_BACKEND_RESISTS, error=error, hint=hint)
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
         """Record the sets of the other backend that rules still use."""
         if used:
-            self._fail(None, state, f"a rule still uses {_listed(used)}", USED_SETS_PATIENCE)
+            self._fail(None, state, f"a rule still uses {', '.join(used)}", USED_SETS_PATIENCE)
         else:
             state.failures = 0
             state.ongoing.clear()
@@ -289,8 +285,3 @@ class Leftovers:
             log.warning(event, **({"rules": str(place)} if place else {}), **keys)
         state.ongoing.add(event)
         state.reason = keys.get("error", "a kube-proxy writes them again and again")
-
-
-def _listed(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:SETS_SHOWN])
-    return f"{shown} and {len(names) - SETS_SHOWN} other sets" if len(names) > SETS_SHOWN else shown

@@ -31,9 +31,6 @@ from ipvsproxy.translate.services import desired_state, refusal
 from ipvsproxy.translate.translation_settings import LocalMode
 from ipvsproxy.translate.view import Lingering
 
-WORK_PER_STEP = 100
-"""The number of endpoints that are translated between two readings of the clock: about a third of a millisecond."""
-
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
@@ -206,29 +203,16 @@ class Translator:
                 yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
     def putting(self, names: Iterable[ServiceName]) -> Generator[None, None, None]:
-        """Pass on the desired state of Services, pausing after ``WORK_PER_STEP``, also in the middle of a large Service."""
-        work = 0
+        """Pass on the desired state of Services, in steps: each Service is one step or, if it is large, several."""
         for name in names:
-            work += yield from self._putting(name)
-            if work >= WORK_PER_STEP:
-                work = 0
-                yield
-
-    def _putting(self, name: ServiceName) -> Generator[None, None, int]:
-        """Pass on the desired state of one Service, in steps. Returns the amount of work, counted in endpoints.
-
-        A Service counts as one endpoint more than it has, multiplied by its number of ports.
-        """
-        service, desired, work = self.store.services.get(name), None, 1
-        if service is not None and self._view is not None:
-            slices = self.store.slices_of(name)
-            remembered = self.store.is_only_remembered(name)
-            desired = yield from desired_state.translating(service, slices, self._view, self.settings, remembered=remembered)
-            work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
-        journal.log_desired(name, desired)
-        self._note_refusals(name, service, desired)
-        yield from self.reconciler.putting(name, desired)
-        return work
+            service, desired = self.store.services.get(name), None
+            if service is not None and self._view is not None:
+                slices, remembered = self.store.slices_of(name), self.store.is_only_remembered(name)
+                desired = yield from desired_state.translating(service, slices, self._view, self.settings, remembered=remembered)
+            journal.log_desired(name, desired)
+            self._note_refusals(name, service, desired)
+            yield from self.reconciler.putting(name, desired)
+            yield
 
     def with_refusals(self, changes: Changes) -> Changes:
         """The changes from the store, together with complaints about the parts that were refused in translation."""
