@@ -404,6 +404,7 @@ class History:
             began_s, before_s = time.monotonic(), began_s
             if before_s > deadline_s:  # when the reading began; it may take long on a busy machine
                 raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", differences)
+            time.sleep(POLL_S)
         self.figures.quiet_points += 1
         if not self._is_quick:
             self._verify()

@@ -165,15 +165,18 @@ class Program:
         self.wait_until(lambda: b"event=synced" in self._log.read_bytes(), "synced", SYNCED_WITHIN_S)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
-        """Poll until a condition holds.
+        """Poll until a condition holds, for half of the time at most: some conditions start processes.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.
         """
-        deadline = time.monotonic() + within_s
+        began_s = time.monotonic()
+        deadline_s = began_s + within_s
         while not reached():
             if not self.is_alive:
                 raise ProgramError(f"ended with status {self.status}, not {what}\n{self.log_tail()}")
-            if time.monotonic() > deadline:
+            looked_s = time.monotonic()
+            if looked_s > deadline_s:
                 raise ProgramError(f"not {what} within {within_s} s\n{self.log_tail()}")
-            time.sleep(_BETWEEN_LOOKS_S)
+            time.sleep(max(_BETWEEN_LOOKS_S, looked_s - began_s))
+            began_s = time.monotonic()
