@@ -255,7 +255,7 @@ async def forward(port: int, reader: asyncio.StreamReader, writer: asyncio.Strea
     await asyncio.gather(copy(reader, to), copy(back, writer))
 
 
-@pytest.mark.parametrize("binding", ["addresses", "routes"])
+@pytest.mark.parametrize("binding", ["addresses", pytest.param("routes", marks=patience.THOROUGH)])
 async def test_a_start_removes_a_service_address_that_hides_the_api_server(
     server: ApiServer, folder: pathlib.Path, tmp_path: pathlib.Path, binding: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Marks for tests of a module whose program has a fixed ``binding``.
+"""Marks for the family of a test, and for tests of a module whose program has a fixed ``binding``.
 
 Tests without such a mark run with both bindings (``conftest.py``).
 """
@@ -7,16 +7,34 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
+from tests.support import patience
 
-by_family = pytest.mark.parametrize(
-    ("family", "binding"),
-    list(zip(Family, Binding, strict=True)),
-    indirect=["binding"],
-    scope="module",
-    ids=[family.label for family in Family],
-)
+
+def label(family: Family) -> str:
+    """The family in the name of a test."""
+    return family.label
+
+
+def _bound(*usual: Family) -> pytest.MarkDecorator:
+    pairs = zip(Family, Binding, strict=True)
+    cases = [pytest.param(*pair, marks=[patience.THOROUGH] * (pair[0] not in usual), id=label(pair[0])) for pair in pairs]
+    return pytest.mark.parametrize(("family", "binding"), cases, indirect=["binding"], scope="module")
+
+
+def _mainly(usual: Family) -> pytest.MarkDecorator:
+    cases = [pytest.param(one, marks=[patience.THOROUGH] * (one is not usual), id=label(one)) for one in Family]
+    return pytest.mark.parametrize("family", cases)
+
+
+by_family = _bound(*Family)
 """Run a test once for each family, with one binding each, because rules, flows and sets do not depend on how an address
 becomes local."""
+by_ipv4, by_ipv6 = map(_bound, Family)
+"""As ``by_family``, but with the other family in a thorough run alone: the program treats both alike, and ``test_services.py``
+asks each question over both."""
+each_family = pytest.mark.parametrize("family", Family, ids=label)
+mainly_ipv4, mainly_ipv6 = map(_mainly, Family)
+"""The same for modules whose program has one binding."""
 with_addresses, with_routes = (
     pytest.mark.parametrize("binding", [one], indirect=True, scope="module", ids=str)
     for one in (Binding.ADDRESSES, Binding.ROUTES)

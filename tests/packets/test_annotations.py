@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ipvsproxy.model.net import Family
+from tests.packets.bindings import each_family, mainly_ipv4, mainly_ipv6
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service, slices
 
 pytestmark = [pytest.mark.kernel]
-
-by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 
 PODS = ("p1", "p2", "r1", "r2")
 TCP = ("TCP",)
@@ -43,14 +42,14 @@ def _shares(running: Cluster, family: Family, requests: int = 100) -> Mapping[st
     return {name: load.backends.get(cluster.address(name, family), 0) / requests for name in PODS}
 
 
-@by_family
+@mainly_ipv4
 def test_weights_by_zone_and_by_node_determine_the_shares_of_new_connections(running: Cluster, family: Family) -> None:
     running.have(_web(*PODS, scheduler="wrr", weights=f"zone/zone-a=8, node/{cluster.OTHER_NODE}=2, other=1"))
     shares = _shares(running, family)
     assert shares == pytest.approx({"p1": 0.4, "p2": 0.4, "r1": 0.1, "r2": 0.1}, abs=0.03)
 
 
-@by_family
+@mainly_ipv6
 def test_canary_endpoints_get_the_weight_set_on_their_endpoint_slice(running: Cluster, family: Family) -> None:
     canary = slices("web", "r1", protocols=TCP)
     for item in canary:
@@ -62,7 +61,7 @@ def test_canary_endpoints_get_the_weight_set_on_their_endpoint_slice(running: Cl
     assert _shares(running, family) == pytest.approx({"p1": 0.9, "p2": 0, "r1": 0.1, "r2": 0}, abs=0.03)
 
 
-@by_family
+@mainly_ipv4
 def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_connections(running: Cluster, family: Family) -> None:
     running.have(_web("p1"))
     connection = running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80)
@@ -96,7 +95,7 @@ def test_an_endpoint_at_its_connection_limit_gets_no_new_connections_and_clients
             connection.abort()
 
 
-@by_family
+@each_family
 def test_all_clients_of_one_network_are_sent_to_one_endpoint(running: Cluster, family: Family) -> None:
     sources = _sources(running, family)
     objects = service(
@@ -122,7 +121,7 @@ def _sources(running: Cluster, family: Family) -> list[str]:
     return addresses
 
 
-@by_family
+@mainly_ipv6
 def test_connections_survive_a_change_of_the_scheduler_under_load(running: Cluster, family: Family) -> None:
     """With several processors, the kernel refuses new clients in the milliseconds without a scheduler."""
     running.have(_web(*PODS))
@@ -152,7 +151,7 @@ def _identity(running: Cluster, address: str) -> int:
     return next(int(line.split()[2]) for line in listing.splitlines() if line.startswith("TCP") and line.split()[1] == shown)
 
 
-@pytest.mark.parametrize("scheduler", ["sh", "mh"])
+@pytest.mark.parametrize("scheduler", [pytest.param("sh", marks=patience.THOROUGH), "mh"])
 def test_a_client_is_sent_to_the_same_endpoint_by_two_nodes(
     running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str
 ) -> None:

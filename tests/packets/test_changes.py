@@ -1,10 +1,7 @@
-"""Packets while API objects change: source ranges, UDP endpoints, affinity, Services with one address, invalid objects."""
+"""Packets while API objects change: source ranges, UDP endpoints, affinity, Services with one address."""
 
 import ipaddress
-import json
-import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +9,9 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
-from tests.packets.bindings import by_family, with_addresses
+from tests.packets.bindings import by_ipv4, by_ipv6, with_addresses, with_routes
 from tests.support import cluster, lab
-from tests.support.cluster import Cluster, Endpoint, Manifest, service, slices
+from tests.support.cluster import Cluster, Manifest, service
 
 pytestmark = [pytest.mark.kernel]
 
@@ -37,7 +34,7 @@ def _range_of(name: str, family: Family) -> str:
 # Source ranges.
 
 
-@by_family
+@by_ipv4
 def test_a_change_of_source_ranges_never_drops_an_allowed_client_or_admits_another_client(
     running: Cluster, family: Family
 ) -> None:
@@ -68,7 +65,7 @@ def test_a_change_of_source_ranges_never_drops_an_allowed_client_or_admits_anoth
 # For UDP and SCTP: tracked flows.
 
 
-@by_family
+@by_ipv6
 @pytest.mark.parametrize(
     ("from_", "to", "port"), [("p2", "cluster 1", 53), ("client", "node", 30001), ("client", "balancer 1", 53)]
 )
@@ -83,7 +80,7 @@ def test_a_udp_client_is_sent_to_the_new_endpoint_when_the_endpoint_of_its_servi
     connection.close()
 
 
-@by_family
+@by_ipv4
 def test_a_udp_client_that_was_refused_is_served_once_there_is_an_endpoint(running: Cluster, family: Family) -> None:
     running.have(service("web", 1, "p1"))
     connection = running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53)
@@ -99,6 +96,7 @@ def test_a_udp_client_that_was_refused_is_served_once_there_is_an_endpoint(runni
     connection.close()
 
 
+@with_routes
 def test_a_udp_client_is_sent_to_the_new_endpoint_after_a_change_while_the_program_was_down(running: Cluster) -> None:
     running.have(service("web", 1, "p1"))
     connections = {family: running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53) for family in Family}
@@ -123,7 +121,7 @@ def _flows(running: Cluster, family: Family, protocol: str) -> set[tuple[str, st
     return flows
 
 
-@by_family
+@by_ipv6
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
 def test_only_the_tracked_flows_of_the_removed_endpoint_are_deleted(running: Cluster, family: Family, protocol: str) -> None:
     running.have(service("web", 1, "p1", "r1"), service("other", 2, "p1"))
@@ -171,7 +169,7 @@ def test_a_direct_connection_to_a_pod_times_out_while_the_same_client_port_is_co
 # Session affinity.
 
 
-@by_family
+@by_ipv4
 def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> None:
     # The affinity entry must last longer than the connections, even with a late last answer: if a connection still exists when
     # the affinity expires, the kernel keeps the affinity for another minute (ip_vs_conn_expire).
@@ -217,19 +215,6 @@ def _hexadecimal(address: str) -> str:
     return f"{int(packed):08X}" if packed.version == 4 else packed.exploded
 
 
-# Topology.
-
-
-@by_family
-def test_endpoints_change_when_the_node_moves_to_another_zone(running: Cluster, family: Family) -> None:
-    web = service("web", 1, Endpoint("p1", zones=("zone-a",)), Endpoint("r1", zones=("zone-b",)))
-    to = cluster.address("cluster 1", family)
-    running.have(web)
-    assert running.lab.probe("p2", "TCP", to, 80, count=3).backends == (cluster.address("p1", family),)
-    running.have(web, [cluster.node(**{"topology.kubernetes.io/zone": "zone-b"})])
-    assert running.lab.probe("p2", "TCP", to, 80, count=3).backends == (cluster.address("r1", family),)
-
-
 # Several Services with the same address.
 
 
@@ -252,96 +237,24 @@ def _answers(running: Cluster, family: Family) -> set[str]:
     return {backend for result in running.lab.probe_all(probes) for backend in (*result.backends, result.outcome)}
 
 
-def _entries(running: Cluster, name: str) -> str:
-    return running.set_contents(name)
-
-
+@with_addresses
 def test_of_two_services_with_the_same_address_or_node_port_the_older_is_served_until_it_is_deleted(running: Cluster) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}
     external = cluster.address("external 1", Family.IPV4)
     running.have(*_twins("second", node_port=30001))
     assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
-    assert f"{external},tcp:80" in _entries(running, "KUBE-EXTERNAL-IP-LOCAL")
-    warned = len(running.logged("address_conflict"))
+    assert f"{external},tcp:80" in running.set_contents("KUBE-EXTERNAL-IP-LOCAL")
 
     running.have(*_twins("first", "second", node_port=30001))
     assert all(_answers(running, family) == {pods["p1"][family], "ok"} for family in Family)
-    assert f"{external},tcp:80" in _entries(running, "KUBE-EXTERNAL-IP")
-    assert f"{external},tcp:80" not in _entries(running, "KUBE-EXTERNAL-IP-LOCAL")
-    assert "30001" not in _entries(running, "KUBE-NODE-PORT-LOCAL-TCP")
-    lines = running.logged("address_conflict")[warned:]
-    assert any(f"{external}:80" in line and "default/first" in line and "default/second" in line for line in lines)
-    assert any("172.18.0.2:30001" in line for line in lines)
+    assert f"{external},tcp:80" in running.set_contents("KUBE-EXTERNAL-IP")
+    assert f"{external},tcp:80" not in running.set_contents("KUBE-EXTERNAL-IP-LOCAL")
+    assert "30001" not in running.set_contents("KUBE-NODE-PORT-LOCAL-TCP")
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 2", Family.IPV4), 80).outcome == "ok", (
         "its other addresses stay served"
     )
 
-    logged = len(running.logged("address_conflict"))
-    running.have(*_twins("first", "second", node_port=30001), service("more", 3, "p1"))
-    assert len(running.logged("address_conflict")) == logged, "logged once"
-
     running.have(*_twins("second", node_port=30001))
     assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
-    assert f"{external},tcp:80" not in _entries(running, "KUBE-EXTERNAL-IP")
-    assert "30001" in _entries(running, "KUBE-NODE-PORT-LOCAL-TCP")
-
-
-# Invalid objects.
-
-
-def _invalid_objects() -> int:
-    with urllib.request.urlopen("http://127.0.0.1:10249/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("ipvsproxy_invalid_objects_total{"))
-
-
-INVALID: dict[str, tuple[dict[str, object], str]] = {
-    "an invalid address": ({"clusterIPs": ["10.96.0.999"]}, "not an IP address"),
-    "ports out of range": ({"ports": [{"name": "tcp", "port": 70000}]}, "outside 1..65535"),
-    "a negative node port": ({"ports": [{"name": "tcp", "port": 80, "nodePort": -1}]}, "outside 1..65535"),
-    "an unknown protocol": ({"ports": [{"name": "tcp", "port": 80, "protocol": "DCCP"}]}, "none of TCP, UDP, SCTP"),
-    "two addresses of one family": ({"clusterIPs": ["10.96.0.9", "10.96.0.10"]}, "a second address of one family"),
-    "text for a number": ({"ports": [{"name": "tcp", "port": "http"}]}, "expected `?int"),
-}
-
-
-@with_addresses
-def test_invalid_objects_are_reported_and_do_not_affect_other_objects(running: Cluster) -> None:
-    broken = []
-    for number, (spec, _) in enumerate(INVALID.values()):
-        manifests = service(f"broken-{number}", 9, "p1")
-        manifests[0]["spec"] |= {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"]} | spec
-        broken.append(manifests)
-    running.have(service("web", 1, "p1"))
-    before, logged = _invalid_objects(), len(running.logged("event=part_not_used"))
-    running.have(*broken, service("web", 1, "r1"))
-    lines = running.logged("event=part_not_used")[logged:]
-    for number, (about, (_, reason)) in enumerate(INVALID.items()):
-        assert any(re.search(f"default/broken-{number}.*{reason}", line) for line in lines), about
-    assert _invalid_objects() >= before + len(INVALID)
-    assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
-
-
-@with_addresses
-def test_endpoints_of_another_family_or_ten_megabytes_of_them_do_not_affect_other_services(running: Cluster) -> None:
-    broken = service("broken", 9, protocols=["TCP"])
-    mixed = Endpoint("p1").manifest(Family.IPV6)
-    others = [Endpoint("p1").manifest(Family.IPV4) | {"addresses": [f"no address {'x' * 200} {one}"]} for one in range(30_000)]
-    broken[1]["endpoints"] = [mixed, *others]
-    assert len(json.dumps(broken[1])) > 10_000_000
-    running.have(service("web", 1, "p1"))
-    before, logged = _invalid_objects(), len(running.logged("event=part_not_used"))
-    running.have(broken, service("web", 1, "r1"))
-    lines = running.logged("event=part_not_used")[logged:]
-    assert 5 < len(lines) < 50, "neither silent nor a flood"
-    assert any("not an IPv4 address" in line for line in lines)
-    assert any("the API allows no more" in line for line in lines)
-    assert _invalid_objects() > before
-    assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
-
-
-@with_addresses
-def test_an_endpoint_slice_without_a_service_is_used_once_its_service_is_created(running: Cluster) -> None:
-    running.have(slices("late", "p1"), service("web", 1, "p1"))
-    running.have(service("late", 5, "p1"), service("web", 1, "p1"))
-    assert running.lab.probe("p2", "TCP", cluster.address("cluster 5", Family.IPV4), 80).outcome == "ok"
+    assert f"{external},tcp:80" not in running.set_contents("KUBE-EXTERNAL-IP")
+    assert "30001" in running.set_contents("KUBE-NODE-PORT-LOCAL-TCP")

@@ -13,12 +13,11 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
+from tests.packets.bindings import by_family, with_addresses
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel]
-
-by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 
 UDP = ("UDP",)
 NODE_PORT, POD_PORT = 30001, 8053
@@ -92,6 +91,7 @@ def test_no_large_datagram_sent_by_the_host_arrives_over_ipv6(running: Cluster) 
         assert _arrived(running, Family.IPV6, "host", "cluster 4") is Arrived.NONE
 
 
+@with_addresses
 def test_large_datagrams_of_pods_arrive_except_over_ipv6_through_a_bridge_with_netfilter(running: Cluster) -> None:
     assert _arrived(running, Family.IPV4, "p2", "cluster 5") is Arrived.ALL
     assert _arrived(running, Family.IPV6, "p2", "cluster 5") is Arrived.NONE

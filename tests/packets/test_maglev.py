@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
+from tests.packets.bindings import mainly_ipv4, mainly_ipv6
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, Manifest, service
 
 pytestmark = [pytest.mark.kernel]
-
-by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 
 PODS = ("p1", "p2", "r1", "r2")
 REQUESTS = 100
@@ -41,7 +40,7 @@ def _virtual_server(running: Cluster, family: Family) -> str:
     return next(line for line in saved.splitlines() if line.startswith(f"-A -t {_shown(family)} "))
 
 
-@by_family
+@mainly_ipv4
 def test_no_client_is_refused_while_endpoints_are_replaced_one_by_one(running: Cluster, family: Family) -> None:
     running.have(_web("p1", "p2"))
     to = cluster.address("cluster 1", family)
@@ -65,7 +64,7 @@ def test_no_client_is_refused_while_endpoints_are_replaced_one_by_one(running: C
         one.abort()
 
 
-@by_family
+@mainly_ipv6
 def test_changed_flags_of_kube_proxy_for_mh_are_applied_without_removing_the_virtual_server(
     running: Cluster, family: Family
 ) -> None:

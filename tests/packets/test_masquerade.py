@@ -11,7 +11,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel]
@@ -53,6 +53,8 @@ MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     ),
     NO_NETWORKS: (["--detect-local-mode=NodeCIDR"], {"p2": SHOWN, "host": HIDDEN, "client to here": SHOWN, "r2": SHOWN}),
 }
+ALIKE = ("cluster's networks", "another bridge", NO_NETWORKS)
+"""The way of ``test_services.py``; and other names and networks in the same rules."""
 
 
 @pytest.fixture(scope="module", name="running")
@@ -61,7 +63,13 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize(("mode", "binding"), list(zip(MODES, itertools.cycle(Binding), strict=False)), ids=list(MODES))
+@pytest.mark.parametrize(
+    ("mode", "binding"),
+    [
+        pytest.param(mode, binding, marks=[patience.THOROUGH] * (mode in ALIKE), id=mode)
+        for mode, binding in zip(MODES, itertools.cycle(Binding), strict=False)
+    ],
+)
 def test_backends_see_either_the_address_of_the_node_or_that_of_the_sender(running: Cluster, mode: str, binding: Binding) -> None:
     flags, expected = MODES[mode]
     running.program.kill()

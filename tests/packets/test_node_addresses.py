@@ -129,7 +129,6 @@ def test_a_service_address_that_another_device_of_the_node_has_is_not_bound_agai
 def test_node_ports_answer_on_the_configured_addresses(running: Cluster) -> None:
     """All cases share one kernel, so that each start must remove the node ports of the start before."""
     for choice, addresses in (
-        ("10.96.0.0/12,172.18.0.0/16,fc00:f853:ccd::/64", {"172.18.0.2", "fc00:f853:ccd::2"}),
         ("primary", {"172.18.0.2", "fc00:f853:ccd::2"}),
         ("fc00:f853:ccd::/64", OWN - {"fd00:10:244::1"}),
         ("203.0.113.0/24,2001:db8:9::/64", set()),

@@ -14,7 +14,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
-from tests.packets.bindings import by_family
+from tests.packets.bindings import by_ipv6
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
 
@@ -100,15 +100,21 @@ class Client:
         assert self.heard() == before
 
 
-WAYS = pytest.mark.parametrize(
-    ("from_", "to", "port"),
-    [("p2", "cluster 1", 53), ("host", "cluster 1", 53), ("client", "node", NODE_PORT)],
-    ids=["pod", "host", "outside"],
+WAYS = {"pod": ("p2", "cluster 1", 53), "host": ("host", "cluster 1", 53), "outside": ("client", "node", NODE_PORT)}
+BOUND = tuple(zip(Family, Binding, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("from_", "to", "port", "family", "binding"),
+    [
+        # The families take turns in the usual run.
+        pytest.param(*way, *bound, marks=[patience.THOROUGH] * ((number + turn) % 2), id=f"{name}-{bound[0].label}")
+        for number, bound in enumerate(BOUND)
+        for turn, (name, way) in enumerate(WAYS.items())
+    ],
+    indirect=["binding"],
+    scope="module",
 )
-
-
-@by_family
-@WAYS
 def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_removed(
     running: Cluster, family: Family, from_: str, to: str, port: int
 ) -> None:
@@ -128,7 +134,7 @@ def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_remo
         client.is_served_by("p1")
 
 
-@by_family
+@by_ipv6
 def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its_next_packet(
     running: Cluster, family: Family
 ) -> None:

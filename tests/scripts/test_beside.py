@@ -22,7 +22,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from scripts.benchmark import beside, cases, kube_proxy, outside
-from tests.support import summaries
+from tests.support import patience, summaries
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAKE = pathlib.Path(__file__).with_name("fake_proxy.py")
@@ -144,6 +144,7 @@ def _in_namespace(what: str, arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.kernel
+@patience.THOROUGH  # the test above measures a process in the same way
 def test_ipvsproxy_is_measured_on_a_kernel_like_any_other_process() -> None:
     command = shlex.join([sys.executable, "-m", "ipvsproxy"])
     arguments = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
