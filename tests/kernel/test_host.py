@@ -4,7 +4,6 @@ import enum
 import errno
 import os
 import pathlib
-import stat
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +16,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.sets import SetType
 from tests.support import fake_netlink
 from tests.support.old_kernel import OLD_KERNELS, OldSocket
+from tests.support.programs import make_program
 
 
 class StrangeType(enum.StrEnum):
@@ -57,8 +57,7 @@ def test_a_kernel_version_that_cannot_be_parsed_is_an_error(proc: pathlib.Path) 
 
 
 def test_nothing_is_reported_as_missing_on_a_complete_host(proc: pathlib.Path) -> None:
-    assert host.missing_privileges(proc) == ()
-    assert host.missing_features(proc) == ()
+    assert host.missing_privileges(proc) == host.missing_features(proc) == ()
 
 
 def test_missing_privileges_are_reported_with_a_way_to_fix_them(proc: pathlib.Path) -> None:
@@ -103,9 +102,7 @@ def test_all_missing_modules_are_loaded_by_one_run_of_modprobe(tmp_path: pathlib
         "EPERM",
     )
     said = "".join(f'echo "{line}" >&2\n' for line in lines)
-    program = tmp_path / "modprobe"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\n{said}exit 1\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    make_program(tmp_path, "modprobe", f'echo "$@" >> {tmp_path}/arguments\n{said}exit 1')
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "module/xt_set").mkdir(parents=True)
     assert host.load_modules(("ip_vs", "xt_set", "dummy"), tmp_path) == "modprobe says: it finds no module ip_vs, dummy; EPERM"

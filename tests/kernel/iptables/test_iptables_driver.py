@@ -4,7 +4,6 @@ Tests with the real iptables programs are in test_programs.py.
 """
 
 import pathlib
-import stat
 
 import pytest
 
@@ -17,6 +16,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedSkeleton, render_jump
 from tests.kernel.iptables.skeleton_example import FILTER, NOTHING, SKELETON
+from tests.support.programs import make_program
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,19 @@ def test_an_error_without_a_line_number_is_reported_as_iptables_printed_it() -> 
     )
 
 
-def make_program(folder: pathlib.Path, name: str, script: str) -> None:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """An empty folder at the head of PATH, for scripts that replace the iptables programs and record their arguments."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
+
+
+def new_driver(programs: pathlib.Path, *, save: str, restore: str) -> iptables.IptablesDriver:
+    """A driver of these scripts."""
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", save)
+    make_program(programs, "iptables-restore", restore)
+    return iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
 
 
 @pytest.mark.parametrize(("version", "arguments"), [("1.6.1", "--noflush"), ("1.8.9", "-w 5 --noflush")])
@@ -87,10 +89,7 @@ def test_iptables_restore_reads_its_rules_from_stdin_and_waits_for_the_lock_if_i
 
 
 def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-save", "echo '*nat'")
-    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    driver = new_driver(programs, save="echo '*nat'", restore=f"cat >> {programs}/written")
     assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
     assert (programs / "written").read_text() == iptables_syntax.render_restore(SKELETON, NOTHING)
     with pytest.raises(KernelError, match="its output ends in the middle of table nat"):
@@ -104,11 +103,8 @@ HIDDEN = "# Table `nat' is incompatible, use 'nft' tool.\n"
 
 
 def test_a_table_that_iptables_cannot_list_is_written_and_the_written_rules_count_as_observed(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-save", f"cat {programs}/saved")
-    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
     (programs / "saved").write_text(HIDDEN)
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"cat >> {programs}/written")
     assert driver.observe(Family.IPV4) == ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset())
     assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
     shown = "".join(
@@ -123,23 +119,17 @@ def test_a_table_that_iptables_cannot_list_is_written_and_the_written_rules_coun
 
 
 def test_rules_in_a_table_that_iptables_cannot_list_do_not_count_as_removed(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-save", f"cat {programs}/saved")
-    make_program(programs, "iptables-restore", f"touch {programs}/written")
     (programs / "saved").write_text(HIDDEN)
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"touch {programs}/written")
     (outcome,) = driver.apply([Operation(Verb.REMOVE, SKELETON)])
     assert "table nat holds rules of nft that iptables cannot show" in outcome.error
     assert not (programs / "written").exists()
 
 
 def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_jump_is_removed(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-save", f"cat {programs}/saved")
-    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
     first, *rest = (f"-A {jump.source} {render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
     (programs / "saved").write_text("\n".join(["*nat", first, first, *rest, "COMMIT", ""]))
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"cat >> {programs}/written")
     (twice,) = (jump for jump in SKELETON.jumps if first == f"-A {jump.source} {render_jump(jump)}")
     assert twice not in driver.observe(Family.IPV4).jumps
     driver.apply([Operation(Verb.SET, SKELETON)])
@@ -151,10 +141,8 @@ def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_jump_is_removed(p
 def test_rules_are_listed_before_each_write_and_each_removal(programs: pathlib.Path) -> None:
     """Another program may have changed them since the last listing."""
     log, stdin = programs / "log", programs / "stdin"
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-save", f"echo listed >> {log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'")
-    make_program(programs, "iptables-restore", f"echo written >> {log}; cat > {stdin}")
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    shown = f"echo listed >> {log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'"
+    driver = new_driver(programs, save=shown, restore=f"echo written >> {log}; cat > {stdin}")
     for verb in (Verb.ADD, Verb.SET):
         (outcome,) = driver.apply([Operation(verb, SKELETON)])
         assert outcome.error == ""
@@ -240,10 +228,7 @@ def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.
         ("iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'", False),
         ("can't initialize iptables table `nat': Table does not exist (do you need to insmod?)", True),
         ("can't initialize iptables table `nat': Memory allocation problem", False),
-        (
-            "Another app is currently holding the xtables lock; still 4s 0us time ahead",
-            False,
-        ),
+        ("Another app is currently holding the xtables lock; still 4s 0us time ahead", False),
         ("iptables-restore v1.8.9 (nf_tables): TABLE_ADD failed (Operation not supported): table nat", True),
         ("iptables-restore: Failed to initialize nft: Protocol not supported", True),
         ("iptables-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: No buffer space available", False),

@@ -17,9 +17,9 @@ from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Removal
-from tests.kernel.iptables.test_iptables_driver import make_program
 from tests.support import left_rules
 from tests.support.left_rules import listed, run
+from tests.support.programs import make_program
 
 NFT = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=True)
 LEGACY = RulesPlace(Variant.LEGACY, Family.IPV4, is_used=False)

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.rules import ObservedSkeleton
+from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
 from tests.kernel.iptables.test_programs import (
     IPVS_FILTER,
     JUMPS,
@@ -74,6 +74,12 @@ def assert_in_force() -> None:
     assert NATIVE in run("nft", "list", "chain", "ip", "filter", "INPUT"), "what is somebody else's stays"
 
 
+def driver_beside_set() -> tuple[iptables.IptablesDriver, Skeleton]:
+    """A driver with every kind of rule to write, which may be written."""
+    create_set(Family.IPV4)
+    return make_driver(), every_kind_of_rule(Family.IPV4)
+
+
 def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
@@ -90,8 +96,7 @@ def test_a_new_process_writes_its_rules_next_to_a_native_rule_and_observes_the_o
 
 
 def test_a_native_rule_that_appears_later_does_not_stop_changes() -> None:
-    create_set(Family.IPV4)
-    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    driver, skeleton = driver_beside_set()
     assert change(driver, Verb.SET, skeleton) == ""
     handle = insert_native_rule()
     assert observed(driver) == skeleton.in_force
@@ -129,8 +134,7 @@ def test_a_jump_into_a_hidden_table_written_by_an_earlier_process_is_not_duplica
 
 
 def test_a_native_rule_in_our_chain_is_replaced_by_our_rule() -> None:
-    create_set(Family.IPV4)
-    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    driver, skeleton = driver_beside_set()
     assert change(driver, Verb.SET, skeleton) == ""
     insert_native_rule(IPVS_FILTER.chain)
     assert change(driver, Verb.SET, skeleton) == ""
@@ -139,8 +143,7 @@ def test_a_native_rule_in_our_chain_is_replaced_by_our_rule() -> None:
 
 
 def test_no_rule_is_removed_from_a_hidden_table() -> None:
-    create_set(Family.IPV4)
-    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    driver, skeleton = driver_beside_set()
     assert change(driver, Verb.SET, skeleton) == ""
     insert_native_rule()
     assert "table filter holds rules of nft" in change(driver, Verb.REMOVE, skeleton)

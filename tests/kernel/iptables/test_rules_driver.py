@@ -21,6 +21,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
 from tests.kernel.iptables.skeleton_example import SKELETON
+from tests.support.programs import make_program
 
 V6 = Skeleton(family=Family.IPV6, chains=SKELETON.chains, jumps=SKELETON.jumps)
 PUT, PUT_V6 = Operation(Verb.SET, SKELETON), Operation(Verb.SET, V6)
@@ -35,15 +36,10 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     """
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for command in ("iptables", "ip6tables"):
-        scripts = {
-            command: "echo iptables v1.8.9",
-            f"{command}-save": "",
-            f"{command}-restore": f"cat >/dev/null; echo $$ >> {tmp_path}/{command}.began\n"
-            f"while [ ! -e {tmp_path}/{command}.go ]; do sleep 0.01; done",
-        }
-        for name, script in scripts.items():
-            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-            (tmp_path / name).chmod(0o755)
+        make_program(tmp_path, command, "echo iptables v1.8.9")
+        make_program(tmp_path, f"{command}-save")
+        restore = f"cat >/dev/null; echo $$ >> {tmp_path}/{command}.began"
+        make_program(tmp_path, f"{command}-restore", f"{restore}; while [ ! -e {tmp_path}/{command}.go ]; do sleep 0.01; done")
     return tmp_path
 
 
@@ -179,12 +175,11 @@ def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_
 def test_a_failed_program_has_the_same_outcome_as_without_a_thread(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
-    (programs / "iptables-restore").write_text("#!/bin/sh\necho 'no table nat' >&2; exit 4\n")
+    make_program(programs, "iptables-restore", "echo 'no table nat' >&2; exit 4")
     driver = make(LONG_S)
     (outcome,) = driver.apply([PUT])
     assert outcome.error == "iptables-restore: no table nat"
-    (programs / "iptables").write_text("#!/bin/sh\nexit 1\n")
-    (programs / "ip6tables").write_text("#!/bin/sh\nexit 1\n")
+    make_program(programs, "ip6tables", "exit 1")
     with pytest.raises(KernelError, match="ip6tables: exit status 1"):
         make(LONG_S).program(Family.IPV6)
 

@@ -13,6 +13,7 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Evidence, Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
+from tests.support.programs import make_program
 
 CHAINS = (ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "KUBE-IPVS-FILTER"))
 NFT, LEGACY = Variant.NF_TABLES, Variant.LEGACY
@@ -81,9 +82,7 @@ COMMIT
 def test_a_host_that_has_only_iptables_commands_without_a_variant_suffix_uses_these(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "iptables"
-    program.write_text("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n")
-    program.chmod(0o755)
+    make_program(tmp_path, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
     monkeypatch.setenv("PATH", f"{tmp_path}")
     choice = iptables_variant.choose(CHAINS)
     assert (choice.commands, choice.variant, choice.reason) == (iptables.COMMANDS, NFT, "it is the variant in PATH")
@@ -101,9 +100,7 @@ def make_variant(folder: pathlib.Path, kind: str, restore: str) -> None:
     """Scripts that replace the programs of one variant, whose tables are empty."""
     for command in ("iptables", "ip6tables"):
         for ending, script in (("", f"echo '{command} v1.8.9 ({kind})'"), ("-save", "true"), ("-restore", restore)):
-            program = folder / f"{command}-{'nft' if kind == 'nf_tables' else kind}{ending}"
-            program.write_text(f"#!/bin/sh\n{script}\n")
-            program.chmod(0o755)
+            make_program(folder, f"{command}-{'nft' if kind == 'nf_tables' else kind}{ending}", script)
 
 
 HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4"
