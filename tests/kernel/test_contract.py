@@ -268,28 +268,18 @@ def test_adding_an_existing_virtual_server_changes_its_settings_and_keeps_its_re
     assert (observed.settings, observed.real_servers) == (after.settings, {real_server(before).key: 1})
 
 
-def test_setting_an_absent_object_adds_it(kernel: Kernel) -> None:
+@pytest.mark.parametrize(
+    ("verb", "is_there", "is_surprise"), [(Verb.SET, False, True), (Verb.ADD, True, True), (Verb.SET, True, False)]
+)
+def test_a_real_server_has_its_new_weight_whether_it_was_there_or_not(
+    kernel: Kernel, verb: Verb, *, is_there: bool, is_surprise: bool
+) -> None:
     desired = server()
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, desired)] == [("", True)]
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(desired, weight=0))] == [
-        ("", True)
-    ]
-    assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
-
-
-def test_adding_an_existing_real_server_changes_its_weight(kernel: Kernel) -> None:
-    desired = server()
-    add(kernel, desired, real_server(desired, weight=0))
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, real_server(desired))] == [("", True)]
-    assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 1}
-
-
-def test_changing_a_weight_does_not_count_as_a_surprise(kernel: Kernel) -> None:
-    desired = server()
-    add(kernel, desired, real_server(desired))
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(desired, weight=0))] == [
-        ("", False)
-    ]
+    (outcome,) = apply(kernel, Verb.SET, desired)
+    assert (outcome.error, outcome.surprise) == ("", True)
+    add(kernel, *([real_server(desired)] if is_there else []))
+    (outcome,) = apply(kernel, verb, real_server(desired, weight=0))
+    assert (outcome.error, outcome.surprise) == ("", is_surprise)
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
@@ -385,8 +375,9 @@ def test_entries_of_every_type_are_read_as_they_were_added_until_they_are_remove
 
 def test_adding_or_removing_an_entry_again_is_not_an_error_with_any_backend(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
-    add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry)
+    add(kernel, IP_SETS[entry.set], entry)
     add(kernel, entry)
+    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, IP_SETS[entry.set])] == [("", True)]
     assert sets(kernel) == {entry.set: frozenset({entry})}
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", False)]
     (outcome,) = apply(kernel, Verb.REMOVE, entry)
@@ -417,12 +408,6 @@ def test_adding_an_entry_to_a_missing_set_is_refused_and_removing_one_is_a_surpr
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", True)]
 
 
-def test_adding_a_set_that_already_exists_is_a_surprise(kernel: Kernel) -> None:
-    ip_set = IpSet(SetKind.NODE_PORT_TCP, Family.IPV6)
-    add(kernel, ip_set)
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, ip_set)] == [("", True)]
-
-
 def test_a_range_of_all_addresses_is_refused(kernel: Kernel) -> None:
     add(kernel, IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4))
     everything = msgspec.structs.replace(entries(Family.IPV4)[4], other=parse_address("0.0.0.0"), prefix_length=0)
@@ -442,14 +427,6 @@ def test_addresses_can_be_added_only_while_the_device_exists_and_are_removed_wit
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, Device(DEVICE))] == [""]
     observed = observe(kernel)
     assert (observed.device, observed.addresses) == (False, frozenset())
-
-
-def test_removing_an_address_keeps_the_other_addresses(kernel: Kernel) -> None:
-    """The kernel removes a secondary address of the same range with the first one. A /32 is a range of one."""
-    one, *others = (BoundAddresses.of(address) for address in (*SERVICE.values(), *POD.values()))
-    add(kernel, Device(DEVICE), one, *others)
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, one)] == [("", False)]
-    assert observe(kernel).addresses == {other.key for other in others}
 
 
 def skeleton(family: Family) -> Skeleton:
@@ -565,13 +542,6 @@ def test_each_of_several_refused_real_servers_has_its_own_outcome(kernel: Kernel
     assert virtual_servers(kernel)[desired.key].real_servers == dict.fromkeys(items.keys, 1)
 
 
-def test_several_real_servers_are_refused_one_by_one_if_their_virtual_server_does_not_exist(kernel: Kernel) -> None:
-    desired = server()
-    outcomes = apply(kernel, Verb.ADD, several(desired, 1, 2))
-    assert [outcome.operation.item for outcome in outcomes] == [real_server(desired, port=port) for port in (1, 2)]
-    assert {outcome.errno for outcome in outcomes} == {errno.ESRCH}
-
-
 @FAMILIES
 def test_several_entries_of_a_set_are_added_together(kernel: Kernel, family: Family) -> None:
     ip_set = IpSet(SetKind.IPVS_IPS, family)
@@ -589,35 +559,36 @@ def test_if_one_of_several_entries_is_refused_each_entry_has_its_own_outcome(ker
     assert sets(kernel)[ip_set.name] == {fitting}
 
 
-def test_several_entries_of_a_missing_set_are_refused_one_by_one(kernel: Kernel) -> None:
-    name = IpSet(SetKind.IPVS_IPS, Family.IPV4).name
-    entries = SetEntry(name, SERVICE[Family.IPV4]), SetEntry(name, POD[Family.IPV4])
-    outcomes = apply(kernel, Verb.ADD, SetEntries(name, entries))
-    assert [outcome.operation.item for outcome in outcomes] == [SetEntries.of(entry) for entry in entries]
-    assert {outcome.errno for outcome in outcomes} == {errno.ENOENT}
+@pytest.mark.parametrize("kind", [BoundAddresses, LocalRoutes])
+def test_several_addresses_or_routes_are_added_together_and_each_has_its_own_outcome_if_one_already_existed(
+    kernel: Kernel, kind: type[BoundAddresses | LocalRoutes]
+) -> None:
+    """The kernel removes a secondary address of the same range with the first one. A /32 is a range of one."""
+    addresses = (*SERVICE.values(), *POD.values())
+    add(kernel, Device(DEVICE), kind(addresses[:2]))
+    outcomes = apply(kernel, Verb.ADD, kind(addresses[1:]))
+    assert outcomes == [Outcome(Operation(Verb.ADD, kind((one,))), surprise=one is addresses[1]) for one in addresses[1:]]
+    assert apply(kernel, Verb.REMOVE, kind(addresses[:1])) == [Outcome(Operation(Verb.REMOVE, kind(addresses[:1])))]
+    observed = observe(kernel)
+    left = frozenset(addresses[1:])
+    assert (observed.addresses, observed.routes) == ((left, set()) if kind is BoundAddresses else (set(), left))
+    apply(kernel, Verb.REMOVE, Device(DEVICE))
+    assert (observe(kernel).addresses, observe(kernel).routes) == (set(), observed.routes)
 
 
-def test_several_addresses_are_added_together_and_each_has_its_own_outcome_if_one_already_existed(kernel: Kernel) -> None:
-    bound = [BoundAddresses.of(address) for address in (*SERVICE.values(), *POD.values())]
-    addresses = [item.key for item in bound]
-    assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(addresses[:2])))] == [
-        False
-    ] * 2
-    outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(addresses[1:])))
-    assert outcomes == [Outcome(Operation(Verb.ADD, item), surprise=item is bound[1]) for item in bound[1:]]
-    assert observe(kernel).addresses == frozenset(addresses)
+MISSING: Mapping[int, Item] = {
+    errno.ESRCH: RealServers(server().key, tuple(RealServerKey.of(POD[Family.IPV4], port) for port in (1, 2))),
+    errno.ENOENT: SetEntries.of(*(SetEntry("KUBE-IPVS-IPS", one[Family.IPV4]) for one in (SERVICE, POD))),
+    errno.ENODEV: BoundAddresses(tuple(SERVICE.values())),
+}
+"""Objects that need another one, and the error without it."""
 
 
-def test_several_routes_are_added_together_and_each_has_its_own_outcome_if_one_already_existed(kernel: Kernel) -> None:
-    routes = [LocalRoutes.of(address) for address in (*SERVICE.values(), *POD.values())]
-    addresses = [item.key for item in routes]
-    assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, LocalRoutes(tuple(addresses[:2])))] == [False]
-    outcomes = apply(kernel, Verb.ADD, LocalRoutes(tuple(addresses[1:])))
-    assert outcomes == [Outcome(Operation(Verb.ADD, item), surprise=item is routes[1]) for item in routes[1:]]
-    assert observe(kernel).routes == frozenset(addresses)
-    outcomes = apply(kernel, Verb.REMOVE, LocalRoutes(tuple(addresses)))
-    assert outcomes == [Outcome(Operation(Verb.REMOVE, LocalRoutes(tuple(addresses))))]
-    assert observe(kernel).routes == frozenset()
+@pytest.mark.parametrize("number", MISSING, ids=errno.errorcode.get)
+def test_several_objects_are_refused_one_by_one_if_what_they_need_does_not_exist(kernel: Kernel, number: int) -> None:
+    outcomes = apply(kernel, Verb.ADD, MISSING[number])
+    assert [outcome.operation for outcome in outcomes] == list(one_by_one([Operation(Verb.ADD, MISSING[number])]))
+    assert {outcome.errno for outcome in outcomes} == {number}
 
 
 @FAMILIES
@@ -629,18 +600,6 @@ def test_an_address_can_be_on_the_device_and_have_a_route_and_either_can_be_remo
     add(kernel, both[0])
     apply(kernel, Verb.REMOVE, both[1])
     assert (observe(kernel).addresses, observe(kernel).routes) == ({SERVICE[family]}, frozenset())
-
-
-def test_routes_are_kept_when_the_device_is_removed(kernel: Kernel) -> None:
-    add(kernel, Device(DEVICE), BoundAddresses(tuple(SERVICE.values())), LocalRoutes(tuple(SERVICE.values())))
-    apply(kernel, Verb.REMOVE, Device(DEVICE))
-    assert observe(kernel).routes == frozenset(SERVICE.values())
-
-
-def test_several_addresses_are_refused_one_by_one_if_the_device_does_not_exist(kernel: Kernel) -> None:
-    outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(SERVICE.values())))
-    assert [outcome.operation.item for outcome in outcomes] == [BoundAddresses.of(address) for address in SERVICE.values()]
-    assert {outcome.errno for outcome in outcomes} == {errno.ENODEV}
 
 
 @FAMILIES

@@ -1,7 +1,7 @@
 """An API server for tests: list and watch over real HTTP on loopback, in the test's process, with faults on demand.
 
 It serves Services, EndpointSlices and Nodes of all namespaces, and accepts events. Tests change objects by calling its methods
-(``put``, ``delete``). ``test_api_server`` tests this server against the documentation of the Kubernetes API.
+(``put``, ``delete``). ``test_api_server`` tests what it refuses.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The store of the tests' API server: objects, revisions, a window of history, and snapshots for paged lists.
 
-No HTTP here. The rules come from the page "Kubernetes API Concepts"; ``test_api_server`` names the section of that page for each
-rule.
+No HTTP here. The rules come from the page "Kubernetes API Concepts" of the Kubernetes documentation.
 """
 
 import base64
