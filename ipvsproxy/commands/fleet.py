@@ -146,7 +146,9 @@ async def _answer(config: Config) -> CommandAnswer:
     try:
         await source.check()
         async with source.connect() as connection:
-            pods = named(options.pods) or await list_pods(connection, options.namespace, options.selector)
+            # whoever may not list pods may not read their state, so they count as running
+            named = [Pod(_Metadata(name), _PodPart(), _PodPart(phase="Running")) for name in dict.fromkeys(options.pods)]
+            pods = named or await list_pods(connection, options.namespace, options.selector)
             nodes = await ask(connection, options.namespace, pods, config.servers.health.port)
     except (SourceError, ApiError, msgspec.MsgspecError) as error:
         raise _refusal(one_line(str(error))) from error
@@ -172,11 +174,6 @@ def _kubeconfig(config: Config) -> str:
     paths = os.environ.get("KUBECONFIG", "").split(os.pathsep)
     usual = pathlib.Path("~/.kube/config").expanduser()
     return next(filter(None, paths), str(usual) if usual.exists() else "")
-
-
-def named(names: Iterable[str]) -> Sequence[Pod]:
-    """Pods of these names, whose nodes are not known. They count as running: who may not list pods may not read their state."""
-    return [Pod(_Metadata(name), _PodPart(), _PodPart(phase="Running")) for name in dict.fromkeys(names)]
 
 
 async def list_pods(connection: HttpConnection, namespace: str, selector: str) -> Sequence[Pod]:

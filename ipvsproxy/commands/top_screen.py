@@ -63,7 +63,8 @@ class Rows(DataTable[Text]):
         columns, table = top_data.fitting(all_columns, rows, width)
         titles = [one.title for one in columns]
         widths = [max(map(len, texts)) for texts in zip(titles, *table, strict=True)]
-        at, offset, key = self.cursor_row, self.scroll_offset, self.chosen
+        at, offset = self.cursor_row, self.scroll_offset
+        key = self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value if self.row_count else None
         self.clear(columns=True)
         ways: list[Literal["left", "right"]] = ["right" if one.is_number else "left" for one in columns]
         for title, most, way in zip(titles, widths, ways, strict=True):
@@ -74,11 +75,6 @@ class Rows(DataTable[Text]):
         if rows:
             self.move_cursor(row=names.index(key) if key in names else min(at, len(rows) - 1), scroll=False)
             self.scroll_to(offset.x, offset.y, animate=False)
-
-    @property
-    def chosen(self) -> str | None:
-        """The key of the row under the cursor."""
-        return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value if self.row_count else None
 
 
 class FollowingScreen(Screen[None], Generic[T]):
@@ -101,7 +97,6 @@ class FollowingScreen(Screen[None], Generic[T]):
         self.read_now = asyncio.Event()
         self._lost_since_s: float | None = None
         self._is_held = False
-        self._is_covered = False
         self._columns = columns
         self._read = read
         self._describe = describe
@@ -114,7 +109,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         """Until the screen is closed, read repeatedly, and show the result or the reason why there is no result."""
         while True:
             self.read_now.clear()
-            if not (self._is_held or self._is_covered):
+            if not self._is_held:
                 result, problem = None, ""
                 try:
                     result = await self._read()
@@ -141,16 +136,6 @@ class FollowingScreen(Screen[None], Generic[T]):
             lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
             return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
         return "held: press space to go on" if self._is_held else ""
-
-    def on_screen_suspend(self) -> None:
-        """While another screen covers this screen, read nothing."""
-        self._is_covered = True
-
-    def on_screen_resume(self) -> None:
-        """Read again. The first call of this handler changes nothing, because no other screen has covered this screen yet."""
-        if self._is_covered:
-            self._is_covered = False
-            self.read_now.set()
 
     def on_resize(self, _event: events.Resize) -> None:
         """Choose the columns that fit the new width."""

@@ -365,29 +365,31 @@ def test_doctor_prints_faults_with_remedies_then_notes_and_then_only_the_topics_
     ]
 
 
-def test_doctor_reports_many_unknown_modules_in_one_finding_and_many_wrong_settings_in_one() -> None:
-    names = [f"ip_set_{number}" for number in range(33)]
-    (found,) = _judge(modules=dict.fromkeys(names, ModuleState.UNKNOWN))
+def test_doctor_reports_many_unknown_modules_in_one_finding() -> None:
+    (found,) = _judge(modules={f"ip_set_{number}": ModuleState.UNKNOWN for number in range(33)})
     assert found.text == "it is unknown whether this kernel has 33 modules (ip_set_0, ip_set_1, ip_set_2, …)"
-    desired = [Sysctl(f"net/ipv4/vs/{name}", "1") for name in ("conntrack", "expire_nodest_conn")]
-    facts = dataclasses.replace(FINE, sysctls={**SYSCTLS, "net/ipv4/vs/conntrack": "0", "net/ipv4/vs/expire_nodest_conn": "0"})
-    (found,) = (one for one in doctor.judge(facts, desired, _config()) if one.level is Level.NOTE and not _reminds(one))
-    assert found == note(
-        "sysctl", "net/ipv4/vs/conntrack is 0, desired 1; net/ipv4/vs/expire_nodest_conn is 0, desired 1", "run sets this"
+
+
+@pytest.mark.parametrize(
+    ("count", "value", "facts", "text", "remedy"),
+    [
+        (2, "0", {}, "net/ipv4/vs/0 is 0, desired 1; net/ipv4/vs/1 is 0, desired 1", "run sets this"),
+        (8, "0", {}, "desired 1; net/ipv4/vs/2 is 0, desired 1; and 5 more", "run sets this; plan names all"),
+        (2, "", {}, "there is no net/ipv4/vs/0, net/ipv4/vs/1", "run goes on without"),
+        (2, "", {"features": (Missing("no IPVS", "modprobe ip_vs"),)}, "", ""),
+    ],
+    ids=["two", "many", "absent", "without IPVS"],
+)
+def test_doctor_reports_wrong_settings_in_one_finding(
+    count: int, value: str, facts: dict[str, Any], text: str, remedy: str
+) -> None:
+    paths = [f"net/ipv4/vs/{number}" for number in range(count)]
+    judged = dataclasses.replace(FINE, **facts, sysctls=SYSCTLS | (dict.fromkeys(paths, value) if value else {}))
+    found = list(doctor.judge(judged, [Sysctl(path, "1") for path in paths], _config()))
+    told = [one for one in found if one.topic == "sysctl" and one.level is not Level.OK]
+    assert [(one.level, one.text[-len(text) :], one.remedy[: len(remedy)]) for one in told] == (
+        [(Level.NOTE, text, remedy)] if text else []
     )
-    many = {f"net/ipv4/vs/{number}": "0" for number in range(8)}
-    facts = dataclasses.replace(FINE, sysctls=SYSCTLS | many)
-    (found,) = (
-        one
-        for one in doctor.judge(facts, [Sysctl(path, "1") for path in many], _config())
-        if one.topic == "sysctl" and one.remedy
-    )
-    assert found.text.endswith("net/ipv4/vs/2 is 0, desired 1; and 5 more")
-    assert found.remedy == "run sets this; plan names all"
-    (found,) = (one for one in doctor.judge(FINE, desired, _config()) if one.level is Level.NOTE and not _reminds(one))
-    assert found.text == "there is no net/ipv4/vs/conntrack, net/ipv4/vs/expire_nodest_conn"
-    without_ipvs = dataclasses.replace(FINE, features=(Missing("no IPVS", "modprobe ip_vs"),))
-    assert "sysctl" not in {one.topic for one in doctor.judge(without_ipvs, desired, _config()) if one.level is not Level.OK}
 
 
 OTHER_BITS = MarkRule("-t filter -A INPUT -i cni0 -j MARK --set-xmark 0x10000/0x10000", 0x10000)

@@ -7,6 +7,7 @@ set, as ``scripts/test`` does, they fail.
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import os
 import shutil
 import threading
@@ -17,6 +18,7 @@ import pytest
 from playwright import sync_api
 from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request
 
+from ipvsproxy.daemon.ui import counters
 from ipvsproxy.model.service import ApiObject
 from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from tests.support import page_scene
@@ -118,9 +120,11 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Running]:
-    """The node that all tests share that do not change it permanently."""
-    with running(SERVICES) as one:
-        yield one
+    """The node that all tests share that do not change it permanently. Its counters are read as often as of a small node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counters, "READ_PER_S", math.inf)
+        with running(SERVICES) as one:
+            yield one
 
 
 @pytest.fixture(scope="module")

@@ -60,20 +60,14 @@ class Point(NamedTuple):
 _UNKNOWN = (None,) * len(Counters._fields)
 
 
-class _Sample(NamedTuple):
-    taken_s: float
-    counters: Counters
-
-
 class History:
     """The points in the history of the node."""
 
     def __init__(self) -> None:
         self._points: collections.deque[Point] = collections.deque(maxlen=POINTS)
-        self._samples: collections.deque[_Sample] = collections.deque(maxlen=3)
+        self._samples: collections.deque[tuple[float, Counters]] = collections.deque(maxlen=3)
         self._changes = 0
         self._latency_s: float | None = None
-        self._added_s = 0.0
 
     def note_changes(self, count: int, latency_s: float) -> None:
         """Some changes have been applied; ``latency_s`` is the time since the oldest of these changes arrived."""
@@ -91,32 +85,25 @@ class History:
             self._samples.clear()
             rates: Sequence[float | None] = _UNKNOWN
         else:
-            self._samples.append(_Sample(now, counters))
+            self._samples.append((now, counters))
             rates = self._rates()
-        self._follow_clock(now, at_s)
+        if self._points and at_s < self._points[-1].at_s:
+            self._points.clear()  # the clock of the node was set back
         self._points.append(Point._make((at_s, *rates, self._changes, self._latency_s, *(connections or (None, None)))))
         self._changes, self._latency_s = 0, None
         while self._points[0].at_s < at_s - LENGTH_S:
             self._points.popleft()
 
-    def _follow_clock(self, now: float, at_s: float) -> None:
-        """After the clock of the node was set back, correct the times of the points so that their ages stay the same."""
-        if self._points and at_s < (last_s := self._points[-1].at_s):
-            moved_s = at_s - last_s - (now - self._added_s)
-            self._points = collections.deque((point._replace(at_s=point.at_s + moved_s) for point in self._points), POINTS)
-        self._added_s = now
-
     def _rates(self) -> Sequence[float | None]:
-        last = self._samples[-1]
-        since = next((one for one in self._samples if last.taken_s - one.taken_s < SHORT_S), last)
-        if since is last and len(self._samples) > 1:
-            since = self._samples[-2]
-        seconds = last.taken_s - since.taken_s
+        now_s, now = self._samples[-1]
+        before_s, before = next(
+            (one for one in self._samples if 0 < now_s - one[0] < SHORT_S), self._samples[max(0, len(self._samples) - 2)]
+        )
+        seconds = now_s - before_s
         if seconds <= 0:
             return _UNKNOWN
         # Counters that were set to zero (ipvsadm --zero) count from zero on.
-        differences = [new - old if new >= old else new for new, old in zip(last.counters, since.counters, strict=True)]
-        return [difference / seconds for difference in differences]
+        return [(new - old if new >= old else new) / seconds for new, old in zip(now, before, strict=True)]
 
     @property
     def last(self) -> Point | None:
