@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.model.kernel import KernelObject, Several
@@ -126,6 +126,15 @@ class Plan(NamedTuple):
     """Operations in the order in which they are applied."""
 
     operations: Sequence[Operation]
+
+    @property
+    def draining(self) -> Collection[VirtualServerKey]:
+        """The virtual servers that have at least one real server that begins to drain."""
+        return {
+            item.virtual_server
+            for verb, item in self.operations
+            if isinstance(item, RealServers) and item.drains and verb is Verb.SET
+        }
 
 
 class WeightChange(NamedTuple):

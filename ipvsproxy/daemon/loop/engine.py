@@ -8,13 +8,13 @@ Rule 3: only one sync runs at a time; changes that arrive during a sync belong t
 
 import asyncio
 import dataclasses
-import functools
 import itertools
 import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -28,10 +28,13 @@ from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import WEIGHTS_SHOWN, Operation, Report
+from ipvsproxy.model.plan import WEIGHTS_SHOWN, Outcome, Plan, Report
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.reconcile.virtual_servers import drain
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import view
 from ipvsproxy.translate.translation_settings import Settings
@@ -45,6 +48,7 @@ REST_FACTOR = 4
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """The most failures of a sync that are logged in full."""
+_Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -77,7 +81,6 @@ class Engine:
         self._addresses_changed = False
         self._sync_took_s = 0.0
         self._translator = Translator(choices=self.choices, store=self.store, reconciler=self._reconciler)
-        self._in_slices = functools.partial(in_slices, clock=self.clock)
 
     # Methods that are called from outside of the event loop.
 
@@ -166,7 +169,7 @@ class Engine:
         report = NOTHING_DONE
         names = [name for name in FIRST_SERVICES if name in self.store.services]
         if names:
-            await self._in_slices(self._translator.putting(names))
+            await self._translate_all(names)
             report = await self._add(report)
             report = await self._add(report)  # addresses are bound only after their virtual servers have been added
             log.info("first_services_programmed", duration_s=round(self.clock() - began, 3))
@@ -250,7 +253,7 @@ class Engine:
         for names in _batches(changes.services):
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
-            await self._in_slices(self._translator.putting(names))
+            await self._translate_all(names)
             # Changes that wait for the removals are planned anew each time, so the more of them wait, the rarer the plans are.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
@@ -260,7 +263,7 @@ class Engine:
         self._journal.log_complaints(changes.complaints)
         self._journal.log_doubts(self.store.doubts)
         survey = self._reconciler.survey
-        conflicts = await self._in_slices(self._journal.logging_conflicts(survey.conflicts()))
+        conflicts = await in_slices(self._journal.logging_conflicts(survey.conflicts()), self.clock)
         report = await self._program(translated, done_before)
         without_scope = self._reconciler.take_without_scope()
         self._journal.log_without_scope(without_scope)
@@ -314,7 +317,8 @@ class Engine:
         Returns ``total`` combined with the report of the additions.
         """
         self._translator.put_skeletons()
-        return _sum(total, await self._apply(await self._plan(self.clock(), only_additions=True)))
+        now = self.clock()
+        return _sum(total, await self._apply(await self._plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
         """Plan and apply operations and record their outcomes until nothing more can be done.
@@ -324,21 +328,37 @@ class Engine:
         while True:
             self._translator.put_skeletons()
             # Additions come first; while a first list is doubted, only additions are made.
-            operations = await self._plan(now, only_additions=self.store.may_lack_all)
-            if operations:
-                total = _sum(total, await self._apply(operations))
+            plan = await self._plan(now, only_additions=self.store.may_lack_all)
+            if plan.operations:
+                total = _sum(total, await self._apply(plan, now))
             elif not await self._read_due_drains(now):
                 return dataclasses.replace(total, pending=self._reconciler.pending)
             now = self.clock()
 
-    async def _plan(self, now: float, *, only_additions: bool) -> Sequence[Operation]:
-        plan = await self._in_slices(self._reconciler.planning(now, only_additions=only_additions))
-        return plan.operations
+    async def _plan(self, now: float, *, only_additions: bool) -> Plan:
+        return await in_slices(self._reconciler.planning(now, only_additions=only_additions), self.clock)
 
-    async def _apply(self, operations: Sequence[Operation]) -> Report:
-        outcomes = await self.kernel.call(lambda kernel: kernel.apply(operations))
-        journal.log_outcomes(outcomes)
-        return await self._in_slices(self._reconciler.settling(outcomes, self.clock()))
+    async def _settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
+        return await in_slices(self._reconciler.settling(outcomes, now), self.clock)
+
+    async def _note_connections(self, counts: _Connections, now: float) -> None:
+        await in_slices(self._reconciler.noting_connections(counts, now), self.clock)
+
+    async def _apply(self, plan: Plan, now: float) -> Report:
+        """Apply a plan.
+
+        Real servers that begin to drain because of this plan and have no connections are removed in the same call.
+        """
+        room = self._reconciler.room(now)
+        applied = await self.kernel.call(lambda kernel: _apply(kernel, plan, room))
+        journal.log_outcomes(applied.outcomes)
+        now = self.clock()
+        report = await self._settle(applied.outcomes, now)
+        if applied.removed:
+            journal.log_outcomes(applied.removed)
+            report = _sum(report, await self._settle(applied.removed, now))
+        await self._note_connections(applied.connections, now)
+        return report
 
     async def _read_due_drains(self, now: float) -> bool:
         """Read the connection counts whose reading is due. Returns whether the reading of any counts was due."""
@@ -346,11 +366,14 @@ class Engine:
         if not due:
             return False
         counts = await self.kernel.call(lambda kernel: kernel.connections(due))
-        await self._in_slices(self._reconciler.noting_connections(counts, self.clock()))
+        await self._note_connections(counts, self.clock())
         return True
 
     async def _update_view(self, now: float) -> view.NodeView:
-        return await self._in_slices(self._translator.updating_view(self._reader.addresses, now))
+        return await in_slices(self._translator.updating_view(self._reader.addresses, now), self.clock)
+
+    async def _translate_all(self, names: Iterable[ServiceName]) -> None:
+        await in_slices(self._translator.putting(names), self.clock)
 
     async def _adopt_choices(self) -> None:
         """Adopt the configuration given to ``reconfigure``, which may affect every Service and every rule."""
@@ -362,6 +385,24 @@ class Engine:
         self._translator.adopt(new)
         self._translator.put_node()
         self._reader.request_audit()
+
+
+class _Applied(NamedTuple):
+    """The outcomes of a plan and of removing idle real servers, and the connection counts of newly draining real servers."""
+
+    outcomes: Sequence[Outcome]
+    connections: _Connections
+    removed: Sequence[Outcome]
+
+
+def _apply(kernel: Kernel, plan: Plan, room: int) -> _Applied:
+    outcomes = kernel.apply(plan.operations)
+    draining = plan.draining
+    if not draining:
+        return _Applied(outcomes, {}, ())
+    counts = kernel.connections(draining)
+    removals = drain.removals_at_once(outcomes, counts, room)
+    return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
 
 
 def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:

@@ -10,12 +10,14 @@ Therefore each virtual server with draining connections has a single time at whi
 
 import collections
 import dataclasses
+import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, RealServers, VirtualServerKey
 
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
@@ -47,7 +49,9 @@ class Drains:
         """Drains without connections that wait for room; the drain that began to wait first comes first."""
         self._over: set[Drain] = set()
         self._due_s: dict[VirtualServerKey, float] = {}
-        """The time at which the connections of a virtual server are read next."""
+        self._by_due: list[tuple[float, int, VirtualServerKey]] = []
+        """A heap of due times. An entry whose time differs from ``_due_s`` is outdated."""
+        self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
         return bool(self._drains)
@@ -133,20 +137,24 @@ class Drains:
     def ask(self, key: VirtualServerKey, due_s: float) -> None:
         """Schedule a reading of a virtual server's connections at this time, unless a reading at an earlier time is scheduled."""
         if due_s < self._due_s.get(key, math.inf):
-            self._due_s[key] = due_s
+            self._due_at(key, due_s)
 
     def due(self, now: float) -> Collection[VirtualServerKey]:
         """The virtual servers whose connections should be read now.
 
         If the counts are not then passed to ``judge``, the virtual servers are soon due again.
         """
-        due = [key for key, due_s in self._due_s.items() if due_s <= now]
-        self._due_s.update(dict.fromkeys(due, now + SHORTEST_INTERVAL_S))
+        due: list[VirtualServerKey] = []
+        while (due_s := self.next_s()) is not None and due_s <= now:
+            due.append(self._by_due[0][2])
+            self._due_at(due[-1], now + SHORTEST_INTERVAL_S)
         return due
 
     def next_s(self) -> float | None:
         """The next time at which connections must be read or a deadline passes."""
-        return min(self._due_s.values(), default=None)
+        while self._by_due and self._by_due[0][0] != self._due_s.get(self._by_due[0][2]):
+            heapq.heappop(self._by_due)
+        return self._by_due[0][0] if self._by_due else None
 
     def judge(
         self,
@@ -183,11 +191,34 @@ class Drains:
             else:
                 interval_s = max(SHORTEST_INTERVAL_S, (now - drain.since_s) * _INTERVAL_SHARE)
                 due_s = min(due_s, end_s, now + min(interval_s, LONGEST_INTERVAL_S))
-        self._due_s.pop(key, None)
-        if due_s < math.inf:
-            self._due_s[key] = due_s
+        self._due_at(key, due_s)
         return over
 
     def oldest_age_s(self, now: float) -> float:
         """The age in seconds of the oldest drain whose real server has connections; 0 if there is no such drain."""
         return max((now - drain.since_s for drain in self.with_connections()), default=0.0)
+
+    def _due_at(self, key: VirtualServerKey, due_s: float) -> None:
+        self._due_s.pop(key, None)
+        if due_s < math.inf:
+            self._due_s[key] = due_s
+            heapq.heappush(self._by_due, (due_s, next(self._numbers), key))
+
+
+def removals_at_once(
+    outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
+) -> list[Operation]:
+    """The removals of real servers that have no connections and whose drain was begun by these outcomes.
+
+    ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
+    number of removals to return.
+    """
+    idle = (
+        Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0))
+        for (verb, item), error, *_ in outcomes
+        if verb is Verb.SET and isinstance(item, RealServers) and item.drains and not error
+        if (connections := counts.get(item.virtual_server)) is not None
+        for key in item.keys
+        if connections.get(key, NO_CONNECTIONS) == NO_CONNECTIONS
+    )
+    return list(itertools.islice(idle, room))

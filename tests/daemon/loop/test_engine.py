@@ -5,15 +5,18 @@
 """
 
 import asyncio
+import errno
 import itertools
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.loop import engine
+from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Plan
+from ipvsproxy.model.plan import Operation, Outcome, Plan, Verb
 from ipvsproxy.model.service import EndpointSlice, ObjectKind, Service, ServiceName, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts
@@ -246,9 +249,17 @@ async def test_a_changed_zone_of_the_node_causes_every_service_to_be_translated_
 
 
 @in_virtual_time
-async def test_a_replaced_endpoint_without_connections_is_drained_and_removed_in_one_sync() -> None:
+async def test_replacing_an_endpoint_needs_one_call_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    trips: list[str] = []
+    call = KernelThread.call
+
+    async def noted(thread: KernelThread[Any], method: Any, *arguments: Any) -> Any:
+        trips.append(method.__name__)
+        return await call(thread, method, *arguments)
+
     async with MemoryNode().serving(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE))) as node:
         node.kernel.forget()
+        monkeypatch.setattr(KernelThread, "call", noted)
         node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
         await node.quiet(1)
     assert node.done == [
@@ -256,6 +267,32 @@ async def test_a_replaced_endpoint_without_connections_is_drained_and_removed_in
         "set real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
         "remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080",
     ]
+    assert len(trips) == 1
+
+
+@in_virtual_time
+async def test_a_removal_that_fails_in_the_same_call_as_its_drain_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    apply = node.kernel.apply
+    refused: list[Operation] = []
+
+    def refuse_once(operations: Sequence[Operation]) -> list[Outcome]:
+        if not refused and all(operation.verb is Verb.REMOVE for operation in operations):
+            refused.extend(operations)
+            return [Outcome(operation, f"{operation}: no memory", errno.ENOMEM) for operation in operations]
+        return apply(operations)
+
+    async with node.running():
+        node.begin_with(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE)), builders.node())
+        await node.quiet()
+        monkeypatch.setattr(node.kernel, "apply", refuse_once)
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
+        await node.quiet()
+        assert [str(operation) for operation in refused] == ["remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080"]
+        assert node.engine._reconciler.pending == 1
+        await node.quiet(5)
+        assert node.engine._reconciler.pending == 0
+        assert_from_scratch(node)
 
 
 @in_virtual_time

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
-from ipvsproxy.reconcile.virtual_servers.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.reconcile.virtual_servers.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals_at_once
 from tests.support import builders
 
 KEY, OTHER = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
@@ -218,6 +219,60 @@ def test_the_oldest_drain_is_the_drain_that_has_had_connections_for_the_longest_
     drains.see({TWO: BUSY, THREE: BUSY}, 150, may_wait=10)
     drains.end(KEY, TWO)
     assert drains.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
+
+
+def test_outdated_times_of_readings_do_not_accumulate() -> None:
+    drains = Judged(ONE)
+    for now in range(100, 10_000):
+        drains.begin(OTHER, TWO, now)
+        drains.see({TWO: BUSY}, now, key=OTHER)
+        drains.see({ONE: BUSY}, now)
+        drains.end(OTHER, TWO)
+        drains.next_s()
+    assert len(drains._by_due) < 100
+
+
+def outcome(verb: Verb, key: RealServerKey, weight: int = 0, error: str = "") -> Outcome:
+    return Outcome(Operation(verb, RealServers.of(KEY, key, weight)), error)
+
+
+def test_a_real_server_without_connections_is_removed_as_soon_as_its_drain_has_begun() -> None:
+    done = [outcome(Verb.ADD, THREE, 1), outcome(Verb.SET, ONE), outcome(Verb.SET, TWO)]
+    assert removals_at_once(done, {KEY: {ONE: IDLE, TWO: IDLE, THREE: IDLE}}, 9) == [
+        Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0)),
+        Operation(Verb.REMOVE, RealServers.of(KEY, TWO, 0)),
+    ]
+    assert removals_at_once(done, {KEY: {ONE: BUSY}}, 9) == [Operation(Verb.REMOVE, RealServers.of(KEY, TWO, 0))], (
+        "the other is gone already"
+    )
+
+
+def test_at_most_the_allowed_number_of_real_servers_is_removed_at_once() -> None:
+    done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
+    counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
+    assert [operation.item for operation in removals_at_once(done, counts, 1)] == [RealServers.of(KEY, ONE, 0)]
+    assert removals_at_once(done, counts, 0) == []
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        outcome(Verb.SET, ONE, 1),
+        outcome(Verb.SET, ONE, error="no memory"),
+        outcome(Verb.REMOVE, ONE),
+        Outcome(Operation(Verb.SET, VirtualServer(KEY, VirtualServerSettings("rr")))),
+    ],
+    ids=["is wanted again", "has its weight still", "is gone", "is no real server"],
+)
+def test_a_real_server_whose_drain_did_not_begin_is_not_removed_at_once(done: Outcome) -> None:
+    assert removals_at_once([done], {KEY: {ONE: IDLE}}, 9) == []
+
+
+@pytest.mark.parametrize("counts", [{}, {KEY: None}, {OTHER: {ONE: IDLE}}])
+def test_a_real_server_with_unknown_connections_is_not_removed_at_once(
+    counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts] | None],
+) -> None:
+    assert removals_at_once([outcome(Verb.SET, ONE)], counts, 9) == []
 
 
 def test_the_connections_of_a_draining_real_server_come_from_the_last_reading() -> None:
