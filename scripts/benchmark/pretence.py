@@ -5,6 +5,7 @@ neither read nor changed. This module can also simulate traffic, on any kernel.
 """
 
 import contextlib
+import errno
 import itertools
 from collections.abc import Collection, Container, Iterator
 from typing import Any
@@ -41,6 +42,7 @@ def kernel() -> Iterator[None]:
             (netlink.Channel, "dumping", lambda _channel, _request, _action: iter(())),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs_readings.SockoptReader, "connections", lambda _reader, _key: nothing),
+            (ipvs.IpvsDriver, "refusal_with", lambda _driver, _scheduler: errno.EINVAL),  # the scheduler exists
             (ipvs.IpvsDriver, "observe", lambda _driver, _families=(): nothing),
             (node_kernel.NodeKernel, "poll", lambda *_, **__: iter(())),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),

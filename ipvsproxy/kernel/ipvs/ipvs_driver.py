@@ -164,7 +164,7 @@ class IpvsDriver:
         Raises:
             KernelError: the connections could not be read.
         """
-        return {key: {row.key: row.connections for row in self._table.real_servers(key)} for key in keys}
+        return {key: self._readers[key.address.family].connections(key) for key in keys}
 
     def _open_connections(self, *, is_wanted: bool) -> ConnectionCounts | None:
         found = None

@@ -19,7 +19,7 @@ import itertools
 import socket
 import struct
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from ipvsproxy.kernel.base import sockets
@@ -40,6 +40,12 @@ CHECKED_EVERY = 16
 """The number of virtual servers after which the clock is read again."""
 ROOM = 16
 """The number of virtual servers by which the room for the answer exceeds the present number."""
+FIRST_ROOM = 32
+"""The number of real servers for which the first question about connections has room.
+
+A full answer is asked for again with more room.
+"""
+
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4
 _INFO = struct.Struct("=8xI")  # the number of virtual servers of IPv4
 _ROOM = struct.Struct("=I4x")
@@ -47,6 +53,7 @@ _ENTRY = struct.Struct("=48s56x")  # an entry without its counters
 _NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: the first bytes of entries and queries
 _ROW = struct.Struct("=16s16sII4sI")  # name, scheduler, flags, timeout in seconds, netmask, number of real servers
 _REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # an entry without connections and counters
+_COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
 _CONNECTIONS = struct.Struct("=24xII64x")  # active and inactive connections
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
@@ -86,6 +93,14 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._written: dict[VirtualServerKey, bool] = {}
         self._passed: set[Hashable] = set()
         """The names of virtual servers that were written since the current reading began."""
+
+    @abc.abstractmethod
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
+        """The connections of a virtual server's real servers; the result is empty if the virtual server does not exist.
+
+        Raises:
+            KernelError: the connections could not be read.
+        """
 
     @abc.abstractmethod
     def _rows(self) -> list[Row]:
@@ -228,6 +243,19 @@ class SockoptReader(FamilyReader[bytes]):
                 return False
         return True
 
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
+        """As in ``FamilyReader``.
+
+        IPv6 real servers are left out: only tunnels can have them, and our virtual servers never do.
+        """
+        room = FIRST_ROOM
+        while (entries := self._destinations(self._name_of(key), room)) is not None:
+            if not any(entries[-_COUNTED_ENTRY.size :]):  # the buffer was not filled, so the answer is complete
+                counted = itertools.takewhile(lambda one: any(one[0]), _COUNTED_ENTRY.iter_unpack(entries))
+                return {RealServerKey(name): ConnectionCounts(*counts) for name, *counts in counted}
+            room *= 8
+        return {}
+
     def _rows(self) -> list[bytes]:
         (count,) = _INFO.unpack(self._answer(_GET_INFO, bytearray(_INFO.size)))
         room = count + ROOM
@@ -306,6 +334,10 @@ class NetlinkReader(FamilyReader[ipvs_rows.NetlinkRow]):
         super().__init__(clock)
         self._families = families
         self._table = table
+
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
+        """As in ``FamilyReader``."""
+        return {row.key: row.connections for row in self._table.real_servers(key)}
 
     def _rows(self) -> list[ipvs_rows.NetlinkRow]:
         return [row for row in self._table.rows() if row[0][0] in self._families]

@@ -11,6 +11,7 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED, EvenWeights, RealServerKey, Thresholds
@@ -20,6 +21,7 @@ from ipvsproxy.model.virtual_servers import (
     ConnectionCounts,
     FirewallMark,
     ObservedVirtualServer,
+    RealServers,
     VirtualServerKey,
     VirtualServerSettings,
 )
@@ -357,6 +359,25 @@ def test_a_family_that_was_not_requested_is_not_read(driver: ipvs.IpvsDriver) ->
     assert driver.observe([Family.IPV6]).keys() == {V6.key}
 
 
+@pytest.mark.parametrize("number", [0, 1, ipvs_readings.FIRST_ROOM - 1, ipvs_readings.FIRST_ROOM, 300])
+def test_the_connections_of_all_real_servers_are_read_however_many_real_servers_there_are(table: Table, number: int) -> None:
+    pods = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
+    table.put(WEB, *pods)
+    counted = ConnectionCounts(0x07070707, 0x07070707)  # the remaining fields of the entry, after the thresholds
+    assert table.reader.connections(WEB) == dict.fromkeys(pods, counted)
+    assert table.asked == [DESTINATIONS] * (1 if number < ipvs_readings.FIRST_ROOM else 3 if number > 256 else 2)
+
+
+def test_a_removed_virtual_server_has_no_connections(table: Table) -> None:
+    assert table.reader.connections(WEB) == {}
+
+
+def test_if_connections_cannot_be_read_that_is_an_error_and_not_zero_connections(table: Table) -> None:
+    table.failing[DESTINATIONS] = errno.EINTR
+    with pytest.raises(KernelError):
+        table.reader.connections(WEB)
+
+
 def test_whole_readings_add_up_all_connections_if_requested_without_any_further_system_call(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.put(DNS, pod(3))
@@ -397,3 +418,19 @@ def test_connections_are_unknown_if_the_table_can_no_longer_be_read(table: Table
         with pytest.raises(KernelError):
             table.read()
     assert table.added_up() is None
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    "number", [0, 1, ipvs_readings.FIRST_ROOM - 1, ipvs_readings.FIRST_ROOM, ipvs_readings.FIRST_ROOM + 1, 600]
+)
+def test_getsockopt_and_netlink_return_the_same_connections(driver: ipvs.IpvsDriver, number: int) -> None:
+    one = server("10.96.0.1")
+    keys = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
+    clean(driver.apply(operations(Verb.ADD, one)))
+    if keys:
+        clean(driver.apply(operations(Verb.ADD, RealServers(one.key, EvenWeights.of(keys)))))
+        clean(driver.apply(operations(Verb.SET, RealServers.of(one.key, keys[0], 0))))
+    with contextlib.closing(ipvs_rows.NetlinkTable()) as table:
+        by_netlink = ipvs_readings.NetlinkReader(frozenset(Family), table).connections(one.key)
+    assert driver.connections([one.key]) == {one.key: by_netlink} == {one.key: dict.fromkeys(keys, ConnectionCounts(0, 0))}
