@@ -229,11 +229,6 @@ def test_operations_are_applied_in_order_in_consecutive_runs_of_one_driver_each(
     assert [outcome.surprise for outcome in outcomes] == [True, True, False, False, True], "outcomes are the drivers' own"
 
 
-def test_no_operation_is_planned_if_desired_and_observed_state_are_equal(kernel: Kernel) -> None:
-    assert new_node().apply([]) == []
-    assert kernel.applied == []
-
-
 def test_if_a_driver_raises_an_exception_only_its_own_run_of_operations_fails(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     outcomes = new_node().apply(operations(ITEMS["ipvs"][0], ENTRIES, ITEMS["ipset"][1], ITEMS["sysctls"][0]))
@@ -298,22 +293,6 @@ def test_a_table_that_iptables_cannot_list_is_an_error_of_each_poll(kernel: Kern
     monkeypatch.setitem(IMAGES, Family.IPV4, shown)
     kernel.marks[Family.IPV4] = 2
     assert poll(target).errors == ()
-
-
-def test_the_first_poll_returns_the_whole_state(kernel: Kernel) -> None:
-    target = new_node()
-    whole = observe(target)
-    assert kernel.broken == set()
-    assert poll(target) == dataclasses.replace(
-        whole,
-        virtual_servers=None,
-        foreign_virtual_servers=0,
-        some_virtual_servers={KEY: POLLED, OTHER_KEY: None},
-        sets=None,
-        set_copy=None,
-        some_sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
-        skeletons={},
-    )
 
 
 def test_a_thorough_poll_returns_the_whole_state_even_if_it_was_returned_before_except_unchanged_rules(kernel: Kernel) -> None:

@@ -17,7 +17,6 @@ import pytest
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset import ipset_driver as ipset
-from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
@@ -28,7 +27,7 @@ from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, fake_netlink, lab, old_kernel, old_program
 from tests.support.cluster import Cluster, service
-from tests.support.old_kernel import OLD_KERNELS, OldSocket
+from tests.support.old_kernel import OLD_KERNELS
 from tests.support.program import Program
 
 V4, V6 = parse_address("10.96.0.1"), parse_address("fd00:96::1")
@@ -113,12 +112,6 @@ def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
         filled = driver.apply([Operation(Verb.ADD, SetEntries.of(*entries))])
         assert not any(outcome.error or outcome.surprise for outcome in (*made, *filled))
         assert driver.observe(["KUBE-CLUSTER-IP"])["KUBE-CLUSTER-IP"].entries == set(entries)
-
-
-def test_an_old_kernel_refuses_a_set_revision_that_it_does_not_know() -> None:
-    refused = OldSocket(fake_netlink.FakeSocket(lambda _data: []), OLD_KERNELS["4.18"])
-    channel = netlink.Channel(netlink.socket.NETLINK_ROUTE, lambda _protocol: refused)  # type: ignore[attr-defined]
-    assert channel.do(ipset_message.creation(IpSet(SetKind.CLUSTER_IP, Family.IPV4), 6)) == 4098
 
 
 @pytest.mark.parametrize(("newest", "is_refused"), [(5, False), (4, True)])

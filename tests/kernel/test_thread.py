@@ -3,18 +3,16 @@
 import asyncio
 import contextlib
 import gc
-import signal
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
-from tests.support import descriptors
 
 WITHIN_S = 60.0
 
@@ -150,37 +148,6 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")
-
-
-async def test_the_kernel_thread_closes_its_file_descriptors_and_may_be_stopped_twice() -> None:
-    before = descriptors.opened()
-    thread = await KernelThread.start(Target)
-    thread.stop()
-    thread.stop()
-    await asyncio.to_thread(thread._target.threads[0].join, WITHIN_S)
-    assert descriptors.opened() <= before
-
-
-@contextlib.contextmanager
-def _handled(number: signal.Signals) -> Iterator[threading.Event]:
-    came = threading.Event()
-    before = signal.signal(number, lambda *_: came.set())
-    try:
-        yield came
-    finally:
-        signal.signal(number, before)
-
-
-async def test_a_signal_delivered_to_the_kernel_thread_does_not_end_it() -> None:
-    thread = await KernelThread.start(Target)
-    owner = thread._target.threads[0]
-    with _handled(signal.SIGUSR1) as came:
-        signal.pthread_kill(owner.ident or 0, signal.SIGUSR1)
-        async with asyncio.timeout(WITHIN_S):
-            while not came.is_set():  # noqa: ASYNC110 - Python calls the handler once this thread, the main one, runs
-                await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(thread.call(lambda target: target.note(4)), WITHIN_S) == 8
-    thread.stop()
 
 
 def note(number: int, *, wait: bool = False) -> Callable[[Target], int]:

@@ -53,15 +53,6 @@ def test_each_error_is_returned_for_the_message_that_caused_it() -> None:
     assert tested.run(messages(tested, 4)) == {1: errno.EEXIST, 3: errno.ENOENT}
 
 
-def test_several_answers_in_one_datagram_are_all_read() -> None:
-    def answer(data: bytes) -> list[Answer]:
-        numbers = sequences(data)
-        return [error(numbers[0], errno.EPERM) + error(numbers[1], errno.EPERM)]
-
-    tested, _ = channel(answer)
-    assert tested.run(messages(tested, 2)) == {0: errno.EPERM, 1: errno.EPERM}
-
-
 def test_messages_count_as_unanswered_if_the_last_acknowledgement_is_missing() -> None:
     tested, opened = channel(lambda data: [error(sequences(data)[1], errno.EEXIST)], acknowledge)
     assert tested.run(messages(tested, 3)) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
@@ -145,15 +136,6 @@ def test_sequence_numbers_start_again_before_they_overflow() -> None:
     tested, _ = channel(acknowledge)
     tested._next = (1 << 32) - 2
     assert tested.run(messages(tested, 3)) == {}
-
-
-def test_a_dump_is_read_to_its_end() -> None:
-    def answer(data: bytes) -> list[Answer]:
-        (number,) = sequences(data)
-        return [message(number, b"one.") + message(number + 9, b"xxxx"), message(number, b"two.") + done(number)]
-
-    tested, _ = channel(answer)
-    assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"one.", b"two."]
 
 
 def test_a_dump_can_be_read_step_by_step_even_if_objects_change_in_between() -> None:
@@ -267,14 +249,6 @@ def test_an_error_in_the_message_that_ends_a_dump_is_reported() -> None:
     assert caught.value.errno == errno.ENOMEM
 
 
-def test_a_refused_dump_is_an_error_and_leaves_the_socket_usable() -> None:
-    tested, opened = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
-    with pytest.raises(KernelError) as caught:
-        tested.dump(message(0), "list")
-    assert caught.value.errno == errno.ENOENT
-    assert not opened[0].closed
-
-
 @pytest.mark.parametrize("answer", [lambda _data: [], lambda _data: [error(7_000_000)], lambda _data: [OVERRUN]])
 def test_a_query_without_an_answer_is_an_error(answer: Callable[[bytes], list[Answer]]) -> None:
     tested, opened = channel(answer)
@@ -283,23 +257,16 @@ def test_a_query_without_an_answer_is_an_error(answer: Callable[[bytes], list[An
     assert opened[0].closed
 
 
-def _cut_off(data: bytes) -> list[Answer]:
-    return [message(sequences(data)[0], bytes(8))[:-4]]
-
-
-def _without_a_number(data: bytes) -> list[Answer]:
-    return [message(sequences(data)[0], bytes(4))]
-
-
-def _an_error_without_its_number(data: bytes) -> list[Answer]:
-    return [message(sequences(data)[0], kind=fake_netlink.ERROR)]
-
-
-def _with_half_a_number(data: bytes) -> list[Answer]:
-    return [message(sequences(data)[0], bytes(4) + fake_netlink.attribute(1, b"x"))]
-
-
-@pytest.mark.parametrize("answer", [_cut_off, _without_a_number, _an_error_without_its_number, _with_half_a_number])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda data: [message(sequences(data)[0], bytes(8))[:-4]],
+        lambda data: [message(sequences(data)[0], bytes(4))],
+        lambda data: [message(sequences(data)[0], kind=fake_netlink.ERROR)],
+        lambda data: [message(sequences(data)[0], bytes(4) + fake_netlink.attribute(1, b"x"))],
+    ],
+    ids=["cut off", "without a number", "an error without its number", "half a number"],
+)
 def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Callable[[bytes], list[Answer]]) -> None:
     tested, _ = channel(answer)
     with pytest.raises(KernelError, match=r"find IPVS: .*(parsed|Bad message)"):

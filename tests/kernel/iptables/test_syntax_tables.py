@@ -29,21 +29,6 @@ def test_chains_rules_and_jumps_are_written_to_empty_tables() -> None:
     )
 
 
-def test_existing_jumps_are_neither_deleted_nor_inserted_again() -> None:
-    text = iptables_syntax.render_restore(SKELETON, IN_FORCE)
-    assert "-I " not in text
-    assert "-D " not in text
-    assert "-A KUBE-SERVICES" in text
-
-
-def test_surplus_copies_of_a_jump_are_deleted_and_one_is_kept() -> None:
-    listing = iptables_syntax.Listing(chains={}, jumps={OUTPUT: 3, PREROUTING: 1, INPUT: 1}, foreign_jumps={})
-    lines = iptables_syntax.render_restore(SKELETON, listing).splitlines()
-    assert [line for line in lines if line.startswith(("-D", "-I"))] == [
-        '-D OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES'
-    ] * 2
-
-
 def test_removal_deletes_all_our_jumps_and_chains_and_nothing_else() -> None:
     listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
     assert iptables_syntax.render_removal(SKELETON, listing) == (
@@ -61,18 +46,6 @@ def test_removal_deletes_all_our_jumps_and_chains_and_nothing_else() -> None:
         "-X KUBE-IPVS-FILTER\n"
         "COMMIT\n"
     )
-
-
-def test_removal_writes_no_text_if_we_have_no_rules() -> None:
-    assert iptables_syntax.render_removal(SKELETON, NOTHING) == ""
-
-
-def test_removal_empties_but_keeps_a_chain_that_a_foreign_rule_jumps_to() -> None:
-    listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={}, foreign_jumps={MARK: "-A CNI-X -j KUBE-MARK-MASQ"})
-    lines = iptables_syntax.render_removal(SKELETON, listing).splitlines()
-    assert ":KUBE-MARK-MASQ - [0:0]" in lines
-    assert "-X KUBE-MARK-MASQ" not in lines
-    assert "-X KUBE-SERVICES" in lines
 
 
 SAVED = """\
@@ -115,11 +88,6 @@ def test_a_rule_without_arguments_in_our_chain_is_observed() -> None:
         "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES\nCOMMIT\n", SKELETON.chains, SKELETON.jumps
     )
     assert listing.chains[SERVICES] == ("",)
-
-
-def test_truncated_output_of_iptables_save_is_an_error() -> None:
-    with pytest.raises(ValueError, match="middle of table nat"):
-        iptables_syntax.parse_save(SAVED.partition("COMMIT")[0], SKELETON.chains, SKELETON.jumps)
 
 
 def test_a_table_missing_from_the_output_counts_as_hidden_if_our_rules_need_it() -> None:

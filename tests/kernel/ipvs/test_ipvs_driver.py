@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
@@ -213,29 +212,6 @@ def test_an_operation_that_cannot_be_encoded_or_is_refused_does_not_prevent_the_
 
 
 @pytest.mark.kernel
-def test_each_of_thousands_of_operations_has_its_own_outcome_when_some_are_surprises(driver: ipvs.IpvsDriver) -> None:
-    servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
-    done: list[Operation] = []
-    for one in servers:
-        done += operations(Verb.ADD, one)
-        done += operations(Verb.ADD, *(real(one, f"10.1.0.{number}") for number in range(1, 5)))
-    assert len(done) > 2 * netlink.CHUNK_LIMIT
-    there = [0, 3, netlink.CHUNK_LIMIT - 1, netlink.CHUNK_LIMIT, netlink.CHUNK_LIMIT + 1, 2999]
-    driver.apply([Operation(Verb.ADD, server_of(done[position], servers)) for position in there])
-    driver.apply([done[position] for position in there])
-    outcomes = driver.apply(done)
-    assert [outcome.operation for outcome in outcomes] == done
-    assert not any(outcome.error for outcome in outcomes)
-    assert set(there) <= {position for position, outcome in enumerate(outcomes) if outcome.surprise}
-    assert sum(outcome.surprise for outcome in outcomes) <= 2 * len(there)
-    observed = driver.observe()
-    assert len(observed) == 600
-    assert {len(value.real_servers) for value in observed.values()} == {4}
-    assert clean(driver.apply(operations(Verb.REMOVE, *servers)))
-    assert driver.observe() == {}
-
-
-@pytest.mark.kernel
 def test_more_real_servers_than_fit_into_one_chunk_are_added_and_an_invalid_one_is_reported(driver: ipvs.IpvsDriver) -> None:
     one, other = server("10.96.0.1"), server("10.96.0.2")
     keys = [RealServerKey.of(parse_address(f"10.{number >> 8}.{number & 255}.7"), 80) for number in range(256, 256 + 2500)]
@@ -252,12 +228,6 @@ def test_more_real_servers_than_fit_into_one_chunk_are_added_and_an_invalid_one_
     observed = driver.observe()
     assert observed[one.key].real_servers == dict.fromkeys(keys, 1)
     assert observed[other.key].real_servers == {keys[0]: 1}
-
-
-def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> VirtualServer:
-    item = operation.item
-    key = item.key if isinstance(item, VirtualServer) else item.virtual_server if isinstance(item, RealServers) else None
-    return next(one for one in servers if one.key == key)
 
 
 @pytest.mark.kernel

@@ -1,10 +1,11 @@
 """The rows of ``ipvsadm -Ln``, and counters: rare rows with a fake socket, all other rows on a real kernel beside ipvsadm."""
 
+import functools
 import itertools
 import pathlib
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -61,9 +62,10 @@ INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netli
 
 
 class Kernel:
-    """Answers like the kernel. No virtual server has a real server."""
+    """Answers a listing with these datagrams, and the question for information with ``information``."""
 
-    def __init__(self, information: bytes = INFORMATION) -> None:
+    def __init__(self, *listing: Callable[[int], fake_netlink.Answer], information: bytes = INFORMATION) -> None:
+        self._listing = listing
         self._information = information
         self.sockets: list[fake_netlink.FakeSocket] = []
 
@@ -78,13 +80,12 @@ class Kernel:
         elif payload[0] == 15:
             yield fake_netlink.message(sequence, bytes(4) + self._information)
         else:
-            for one in DUMP if payload[0] == 4 else ():
-                yield fake_netlink.message(sequence, bytes(4) + one)
+            yield from (one(sequence) for one in self._listing if payload[0] == 4)
             yield fake_netlink.done(sequence)
 
 
 def test_a_persistence_engine_is_shown_and_virtual_servers_of_other_protocols_are_omitted() -> None:
-    kernel = Kernel()
+    kernel = Kernel(*(functools.partial(fake_netlink.message, payload=bytes(4) + one) for one in DUMP))
     rows = ipvs_rows.read(kernel.connect)
     assert (rows.version, rows.size) == ("1.2.1", 4096)
     lines = list(listing.render(listing.table("node", rows)))
@@ -93,7 +94,7 @@ def test_a_persistence_engine_is_shown_and_virtual_servers_of_other_protocols_ar
 
 
 def test_an_incomplete_answer_is_an_error() -> None:
-    kernel = Kernel(fake_netlink.attribute(1, struct.pack("=I", 0x10201)))
+    kernel = Kernel(information=fake_netlink.attribute(1, struct.pack("=I", 0x10201)))
     with pytest.raises(KernelError, match="incomplete"):
         ipvs_rows.read(kernel.connect)
     assert [one.closed for one in kernel.sockets] == [True]
@@ -120,33 +121,15 @@ def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUN
     return fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, service))
 
 
-class CountingKernel:
+def counting(*, loses: bool = False) -> Kernel:
     """Sends each virtual server in a separate datagram. With ``loses``, the last datagram but one is lost."""
-
-    def __init__(self, *, loses: bool = False) -> None:
-        self.sockets: list[fake_netlink.FakeSocket] = []
-        self._loses = loses
-
-    def connect(self, _protocol: int) -> fake_netlink.FakeSocket:
-        self.sockets.append(fake_netlink.FakeSocket(self._answer))
-        return self.sockets[-1]
-
-    def _answer(self, data: bytes) -> Iterator[fake_netlink.Answer]:
-        _, kind, _, sequence, _ = fake_netlink.split(data)[-1]
-        if kind == 16:
-            yield fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", 33)))
-            return
-        for key in KEYS[:-1]:
-            yield _virtual_server(sequence, key)
-        if self._loses:
-            yield fake_netlink.OVERRUN
-        yield _virtual_server(sequence, KEYS[-1])
-        yield fake_netlink.done(sequence)
+    each = [functools.partial(_virtual_server, key=key) for key in KEYS]
+    return Kernel(*each[:-1], *([lambda _: fake_netlink.OVERRUN] if loses else []), each[-1])
 
 
 @pytest.mark.parametrize(("tick", "sizes"), [(0.0, [4]), (0.5, [2, 2]), (1.0, [1, 1, 1, 1])])
 def test_a_step_of_a_reading_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> None:
-    kernel = CountingKernel()
+    kernel = counting()
     ticks = itertools.count()
     reader = ipvs_rows.TrafficReader(kernel.connect, lambda: next(ticks) * ipvs_rows.PART_S * tick)
     parts = list(reader.services(()))
@@ -157,13 +140,13 @@ def test_a_step_of_a_reading_ends_when_its_time_is_over(tick: float, sizes: list
 
 def test_a_step_of_a_reading_ends_when_it_has_enough_virtual_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipvs_rows, "COUNTED_AT_ONCE", 3)
-    reader = ipvs_rows.TrafficReader(CountingKernel().connect, lambda: 0.0)
+    reader = ipvs_rows.TrafficReader(counting().connect, lambda: 0.0)
     assert [len(part) for part in reader.services(())] == [3, 1]
 
 
 def test_a_reading_that_loses_an_answer_or_is_abandoned_closes_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipvs_rows, "COUNTED_AT_ONCE", 3)
-    kernel = CountingKernel(loses=True)
+    kernel = counting(loses=True)
     parts = ipvs_rows.TrafficReader(kernel.connect, lambda: 0.0).services(())
     assert len(next(parts)) == 3
     with pytest.raises(KernelError, match="No buffer space"):
@@ -191,14 +174,14 @@ def test_the_counters_of_the_whole_node_are_parsed_as_hexadecimal_numbers() -> N
 def test_counters_in_an_unknown_format_are_an_error(text: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ip_vs_stats"
     path.write_text(text)
-    reader = ipvs_rows.TrafficReader(CountingKernel().connect, path=path)
+    reader = ipvs_rows.TrafficReader(counting().connect, path=path)
     with pytest.raises(KernelError, match="read the counters of IPVS"):
         reader.totals()
 
 
 def test_if_the_counters_of_the_node_are_missing_that_is_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="No such file"):
-        ipvs_rows.TrafficReader(CountingKernel().connect, path=tmp_path / "none").totals()
+        ipvs_rows.TrafficReader(counting().connect, path=tmp_path / "none").totals()
 
 
 def test_a_kernel_without_64_bit_counters_is_an_error_and_does_not_count_as_zero_traffic() -> None:

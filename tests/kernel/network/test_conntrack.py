@@ -100,27 +100,6 @@ def test_a_flow_is_deleted_even_if_the_pod_is_still_a_real_server_on_another_por
     assert removed(driver.apply([Operation(Verb.REMOVE, desired)])) == [1]
 
 
-@pytest.mark.kernel
-def test_flows_of_both_families_are_deleted_in_one_call(driver: conntrack.ConntrackDriver) -> None:
-    for family in Family:
-        flow(family, 1, 5)
-    operations = [cleaning(family) for family in (Family.IPV6, Family.IPV4)]
-    outcomes = driver.apply(operations)
-    assert removed(outcomes) == [1, 1]
-    assert [outcome.operation for outcome in outcomes] == operations
-
-
-@pytest.mark.kernel
-def test_more_flows_than_fit_into_one_batch_are_deleted(
-    driver: conntrack.ConntrackDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conntrack, "BATCH_SIZE", 2)
-    for client in range(1, 6):
-        flow(Family.IPV4, client, 5)
-    assert removed(driver.apply([cleaning(Family.IPV4)])) == [5]
-    assert clients(Family.IPV4) == set()
-
-
 def ended(data: bytes) -> list[fake_netlink.Answer]:
     return [fake_netlink.done(fake_netlink.sequences(data)[0])]
 
