@@ -13,6 +13,7 @@ import msgspec
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.translate.api import schema
 from tests.fuzz.chooser import Chooser
+from tests.translate.strategies import NAMES
 
 MOST_ITEMS = 3
 SHAPES: dict[ObjectKind, type[schema.Schema]] = {
@@ -90,6 +91,13 @@ def _value(chooser: Chooser, hint: Any, name: str) -> Any:
     if typing.get_origin(type_) in (list, tuple):
         inner = typing.get_args(type_)[0]  # the element type of a tuple with "..."
         return [_value(chooser, inner, name) for _ in range(chooser.integer(0, MOST_ITEMS))]
+    if typing.get_origin(type_) is dict:  # labels or annotations
+        inner = typing.get_args(type_)[1]
+        return {
+            one: _value(chooser, inner, one)
+            for one in NAMES
+            if not (chooser.chance(16) or (one in _SELDOM and not chooser.chance(8)))
+        }
     if type_ is bool:
         return chooser.chance(2)
     if type_ is int:

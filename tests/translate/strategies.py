@@ -20,7 +20,7 @@ _TEXTS = st.text(max_size=8) | st.sampled_from(
         *("10.0.0.1", "fd00::1", "::ffff:1.2.3.4", "1.2.3.4/8", "::/0", "10.0.0.0/99", "01.02.03.004"),
     ]
 )
-_NAMES = [
+NAMES = [
     *("kubernetes.io/service-name", "service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"),
     *("topology.kubernetes.io/zone", "endpoints.kubernetes.io/last-change-trigger-time", "service.cilium.io/weight"),
     *("kube-router.io/service.scheduler", "kube-router.io/service.schedflags", "kube-router.io/service.skiplbips"),
@@ -42,7 +42,7 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     if typing.get_origin(kind) in {list, tuple}:
         return st.lists(_values(arguments[0]), max_size=3)
     if typing.get_origin(kind) is dict:
-        return st.dictionaries(st.sampled_from(_NAMES), _values(arguments[1]), max_size=4)
+        return st.dictionaries(st.sampled_from(NAMES), _values(arguments[1]), max_size=4)
     if arguments:
         return st.one_of(*map(_values, arguments))
     return _PLAIN[kind] if kind in _PLAIN else documents(kind)
