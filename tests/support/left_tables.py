@@ -4,7 +4,6 @@ The chains, maps, hooks, priorities and comments come from setupNFTables and syn
 (kubernetes/kubernetes 1.31).
 """
 
-import itertools
 from collections.abc import Callable, Mapping
 
 from ipvsproxy.kernel.base.errors import KernelError
@@ -100,22 +99,16 @@ table {ip} {TABLE_NAME} {{
 
 
 class MemoryTables(LeftoverTables):
-    """The tables of both families. Each change changes the fingerprint; ``reads`` are the families that were read."""
+    """The tables of both families; ``reads`` are the families that were read."""
 
     def __init__(self, held: Mapping[TablePlace, NftTable] = {}) -> None:
         self.held = dict(held)
         self.failing: set[tuple[str, TablePlace]] = set()
         self.reads: list[TablePlace] = []
-        self._marks = itertools.count()
-        self._mark = next(self._marks)
 
     def put(self, place: TablePlace, table: NftTable) -> None:
         """Create a table, as another program would."""
         self.held[place] = table
-        self._mark = next(self._marks)
-
-    def fingerprint(self, _place: TablePlace) -> object:
-        return self._mark
 
     def read(self, place: TablePlace) -> NftTable | None:
         self.reads.append(place)
@@ -126,7 +119,6 @@ class MemoryTables(LeftoverTables):
         self._fail("remove", place)
         if is_left(self.held[place]):
             del self.held[place]
-            self._mark = next(self._marks)
 
     def _fail(self, what: str, place: TablePlace) -> None:
         if (what, place) in self.failing:

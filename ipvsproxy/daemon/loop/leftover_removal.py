@@ -67,8 +67,8 @@ class Examined(NamedTuple):
 class Remains:
     """The rules that another proxy may have left in one place, and the functions that find and remove them.
 
-    All calls block the calling thread. ``fingerprint`` changes when the content of the place changes; None means that the kernel
-    provides no fingerprint. ``look`` and ``remove`` may raise KernelError.
+    All calls block the calling thread. ``fingerprint`` changes when the content of the place changes; None means that the place
+    is examined each time. ``look`` and ``remove`` may raise KernelError.
     """
 
     fingerprint: Callable[[], object]
@@ -123,7 +123,7 @@ def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
         tables.remove(place, lambda found: not leftovers.why_foreign(found))
 
     places = [TablePlace(family, leftovers.TABLE_NAME) for family in Family]
-    return {place: Remains(partial(tables.fingerprint, place), partial(look, place), partial(remove, place)) for place in places}
+    return {place: Remains(lambda: None, partial(look, place), partial(remove, place)) for place in places}
 
 
 def announce(remains: Mapping[AnyPlace, Remains]) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.message import attribute, integer, nested, string
+from ipvsproxy.model.rules import BaseChain
 
 TABLE = "ipvsproxy"
 """Our table, of the family inet. No other table is ever changed, except those that kube-proxy has left behind."""
@@ -44,6 +45,9 @@ NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 
 IS_DORMANT = 1
 IS_MAP = 8
 ACCEPT_POLICY = 1
+
+HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+"""The hooks of ``inet``, ``ip`` and ``ip6`` by number (NF_INET_*)."""
 
 _SUBSYSTEM = 10 << 8
 NFT_MSG_NEWTABLE, NFT_MSG_GETTABLE, NFT_MSG_DELTABLE = range(3)
@@ -151,20 +155,13 @@ def table_removal(name: str = TABLE, family: int = INET) -> Message:
     return Message(NFT_MSG_DELTABLE, 0, string(NFTA_TABLE_NAME, name), family)
 
 
-class Hook(NamedTuple):
-    """Where a base chain is attached: the type of the chain, the number of the hook, and the chain's priority at the hook."""
-
-    kind: str
-    number: int
-    priority: int
-
-
-def chain(name: str, hook: Hook | None = None) -> Message:
+def chain(name: str, place: BaseChain | None = None) -> Message:
     """Creates a chain if it does not exist yet; an existing chain is not changed."""
     payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
-    if hook is not None:
-        payload += nested(NFTA_CHAIN_HOOK, integer(NFTA_HOOK_HOOKNUM, hook.number), integer(NFTA_HOOK_PRIORITY, hook.priority))
-        payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + string(NFTA_CHAIN_TYPE, hook.kind)
+    if place is not None:
+        number = integer(NFTA_HOOK_HOOKNUM, HOOKS.index(place.hook))
+        payload += nested(NFTA_CHAIN_HOOK, number, integer(NFTA_HOOK_PRIORITY, place.priority))
+        payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + string(NFTA_CHAIN_TYPE, place.kind)
     return Message(NFT_MSG_NEWCHAIN, netlink.CREATE, payload)
 
 

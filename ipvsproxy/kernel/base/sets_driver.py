@@ -6,7 +6,7 @@ import itertools
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
@@ -229,23 +229,10 @@ def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, 
 
 
 def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
-    """The set entries of each run of consecutive operations that have the same set and the same verb.
-
-    Raises:
-        TypeError: an operation is not about a set entry.
-    """
-    entries: list[SetEntry] = []
-    of: tuple[Verb, str] | None = None
-    for verb, item in operations:
-        if not isinstance(item, SetEntries):
-            raise TypeError(f"not a set or an entry: {item}")
-        if of is not None and of != (verb, item.set):
-            yield of[0], entries
-            entries = []
-        of = verb, item.set
-        entries += item.entries
-    if of is not None:
-        yield of[0], entries
+    """The set entries of each run of consecutive operations that have the same set and the same verb."""
+    of_entries = ((verb, cast("SetEntries", item)) for verb, item in operations)
+    for (verb, _), run in itertools.groupby(of_entries, lambda one: (one[0], one[1].set)):
+        yield verb, [entry for _, item in run for entry in item.entries]
 
 
 def parameters(ip_set: IpSet) -> tuple[str, Family | None, int]:

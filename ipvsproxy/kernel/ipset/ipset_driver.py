@@ -137,7 +137,8 @@ class IpsetDriver(SetsDriver):
                 "use a newer kernel, or --ipvs-traffic-scopes=kube-proxy, which needs none"
             )
             raise KernelError(action=action, errno=errno.EOPNOTSUPP, detail=detail)
-        sufficient = ipset_message.MARK_REVISION if ip_set.gives_marks else ipset_message.SUFFICIENT_REVISIONS[ip_set.type]
+        has_protocol = "protocol" in ipset_message.FIELDS[ip_set.type]
+        sufficient = ipset_message.MARK_REVISION if ip_set.gives_marks else ipset_message.PROTOCOL_REVISION * has_protocol
         return min(max(sufficient, known.oldest), known.newest)
 
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:

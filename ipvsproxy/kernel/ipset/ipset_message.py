@@ -26,14 +26,8 @@ TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 3, 4, 5, 7, 8, 10
 CAPACITY = 19
 """The attribute ``maxelem`` inside ``DATA``."""
 
-SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
-    SetType.ADDRESS: 0,
-    SetType.ADDRESS_PORT: 1,
-    SetType.ADDRESS_PORT_ADDRESS: 1,
-    SetType.ADDRESS_PORT_NETWORK: 1,
-    SetType.PORT: 0,
-}
-"""The lowest revision of each set type that holds our entries: types with a protocol take SCTP since revision 1.
+PROTOCOL_REVISION = 1
+"""The lowest revision of a set type with a protocol that takes SCTP. Other set types hold our entries since revision 0.
 
 Later revisions add features that ipvsproxy does not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize,
 bitmask (the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that
@@ -54,7 +48,7 @@ NO_SUCH_TYPE = 4098
 _SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
 _ALL_PORTS = (0, 65535)
 _ANY_FAMILY = 0
-_FIELDS: Mapping[SetType, tuple[str, ...]] = {
+FIELDS: Mapping[SetType, tuple[str, ...]] = {
     SetType.ADDRESS: ("address",),
     SetType.ADDRESS_PORT: ("address", "port", "protocol"),
     SetType.ADDRESS_PORT_ADDRESS: ("address", "port", "protocol", "other"),
@@ -140,7 +134,7 @@ class EntryCodec:
 
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
-        self._fields = (*_FIELDS[ip_set.type], "skbmark") if ip_set.gives_marks else _FIELDS[ip_set.type]
+        self._fields = (*FIELDS[ip_set.type], "skbmark") if ip_set.gives_marks else FIELDS[ip_set.type]
         self._size = ip_set.family.bits // 8
         samples = {
             "address": message.ADDRESSES[ip_set.family],

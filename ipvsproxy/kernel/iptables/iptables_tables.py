@@ -15,7 +15,7 @@ import pathlib
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
@@ -37,7 +37,6 @@ TRIED_TABLE = "nat"
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; IPv6 has the same numbers
 _INFO = struct.Struct("=80xI")  # the field of ipt_getinfo with the size of the entries in bytes
 _ENTRIES_OFFSET = 40
-_NAME = 32
 _COUNTERS = bytes(16)
 _CHAIN_HEAD = re.compile(re.escape(struct.pack("=H30s", 64, b"ERROR")) + rb"([^\0]+)")
 """The head of a chain that is not built in: a target with its name (xt_error_target)."""
@@ -100,37 +99,22 @@ def digest(family: Family, table: str) -> bytes:
 
 
 def _entries(family: Family, table: str) -> bytearray:
-    with _asking(family, table) as asking:
-        size = _size(asking, family, table)
+    action, layout = _action(family, table), _LAYOUTS[family]
+    try:
+        opened = socket.socket(layout.domain, socket.SOCK_DGRAM)
+    except OSError as error:
+        raise KernelError(action=action, errno=error.errno or errno.EIO) from error
+    with opened:
+        answer = sockets.ask(opened, layout.level, _GET_INFO, table.encode().ljust(_INFO.size, b"\0"), action)
+        if len(answer) != _INFO.size:
+            raise KernelError(action=action, detail="the answer is incomplete")
+        (size,) = _INFO.unpack(answer)
         question = struct.pack("=32sI4x", table.encode(), size) + bytes(size)
-        return bytearray(
-            sockets.ask(asking, _LAYOUTS[family].level, _GET_ENTRIES, question, _action(family, table))[_ENTRIES_OFFSET:]
-        )
-
-
-def _size(asking: socket.socket, family: Family, table: str) -> int:
-    """The size of a table's entries in bytes."""
-    question = table.encode().ljust(_NAME, b"\0").ljust(_INFO.size, b"\0")
-    answer = sockets.ask(asking, _LAYOUTS[family].level, _GET_INFO, question, _action(family, table))
-    if len(answer) != _INFO.size:
-        raise KernelError(action=_action(family, table), detail="the answer is incomplete")
-    (size,) = _INFO.unpack(answer)
-    return int(size)
+        return bytearray(sockets.ask(opened, layout.level, _GET_ENTRIES, question, action)[_ENTRIES_OFFSET:])
 
 
 def _action(family: Family, table: str) -> str:
     return f"read the {family.label} table {table}"
-
-
-@contextlib.contextmanager
-def _asking(family: Family, table: str) -> Iterator[socket.socket]:
-    """A socket for queries about this table. Raises KernelError if the socket cannot be opened."""
-    try:
-        opened = socket.socket(_LAYOUTS[family].domain, socket.SOCK_DGRAM)
-    except OSError as error:
-        raise KernelError(action=_action(family, table), errno=error.errno or errno.EIO) from error
-    with opened:
-        yield opened
 
 
 def take_rules(family: Family, variant: str) -> bool:

@@ -19,30 +19,29 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.kernel.base.nft_message import Hook, Message, SetShape
+from ipvsproxy.kernel.base.nft_message import Message, SetShape
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables import rule as nft_rule
-from ipvsproxy.kernel.nftables.nft_tables import Chain
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict, render
+from ipvsproxy.model.rules import BaseChain, ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict, render
 
 _READ = "read the table inet ipvsproxy"
 _IN_DORMANT_TABLE = "the table inet ipvsproxy is dormant"
 _ELSEWHERE = "its base chain has another type, hook, priority or policy"
 
-HOOKS: Mapping[tuple[str, str], Hook] = {
-    ("mangle", "PREROUTING"): Hook("filter", 0, -150),
-    ("mangle", "OUTPUT"): Hook("filter", 3, -150),
-    ("mangle", "POSTROUTING"): Hook("filter", 4, -150),
-    ("nat", "PREROUTING"): Hook("nat", 0, -105),
-    ("nat", "OUTPUT"): Hook("nat", 3, -105),
-    ("nat", "POSTROUTING"): Hook("nat", 4, 95),
-    ("filter", "INPUT"): Hook("filter", 1, -5),
-    ("filter", "FORWARD"): Hook("filter", 2, -5),
-    ("filter", "OUTPUT"): Hook("filter", 3, -5),
+HOOKS: Mapping[tuple[str, str], BaseChain] = {
+    ("mangle", "PREROUTING"): BaseChain("filter", "prerouting", -150),
+    ("mangle", "OUTPUT"): BaseChain("filter", "output", -150),
+    ("mangle", "POSTROUTING"): BaseChain("filter", "postrouting", -150),
+    ("nat", "PREROUTING"): BaseChain("nat", "prerouting", -105),
+    ("nat", "OUTPUT"): BaseChain("nat", "output", -105),
+    ("nat", "POSTROUTING"): BaseChain("nat", "postrouting", 95),
+    ("filter", "INPUT"): BaseChain("filter", "input", -5),
+    ("filter", "FORWARD"): BaseChain("filter", "forward", -5),
+    ("filter", "OUTPUT"): BaseChain("filter", "output", -5),
 }
 """The base chain for each table and built-in chain of iptables. Each one's priority is slightly ahead of other programs' chains.
 
@@ -81,7 +80,7 @@ class TableListing(NamedTuple):
 
     generation: int | None
     is_dormant: bool
-    hooks: Mapping[str, Hook | None]
+    hooks: Mapping[str, BaseChain | None]
     rules: Mapping[str, Sequence[_Printed]]
 
 
@@ -327,7 +326,7 @@ class NftRulesDriver:
         with netlink.parsing(_READ):
             flags = nft.read(answer).number(nft.NFTA_TABLE_FLAGS, 0)
             chains = map(nft_tables.chain_of, self._channel.dump(nft.chains_query(), _READ))
-            hooks = {one.name: _as_open(one) for one in chains if one.table == nft.TABLE}
+            hooks = {one.name: one.place for one in chains if one.table == nft.TABLE}
             for found in map(nft.read, self._channel.dump(nft.rules_query(), _READ)):
                 if found.text(nft.NFTA_RULE_TABLE) == nft.TABLE:
                     expressions = found.payload(nft.NFTA_RULE_EXPRESSIONS, b"")
@@ -342,11 +341,6 @@ class NftRulesDriver:
                     )
                     rules.setdefault(found.text(nft.NFTA_RULE_CHAIN), []).append(printed)
         return TableListing(None, bool(flags & nft.IS_DORMANT), hooks, rules)
-
-
-def _as_open(chain: Chain) -> Hook | None:
-    """Where a base chain is attached. The type is omitted if the chain's policy drops packets, because our chains never do."""
-    return chain.hook._replace(kind="") if chain.hook and chain.drops else chain.hook
 
 
 def _describe(printed: _Printed, chain: str) -> str:

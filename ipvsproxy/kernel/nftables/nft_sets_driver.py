@@ -7,10 +7,12 @@ Consecutive entries of the same set share messages, and messages share transacti
 the whole transaction; the transaction is then repeated with the acceptable entries of the message.
 """
 
+import contextlib
 import errno
 import functools
 import re
 import struct
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -402,28 +404,17 @@ def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
     """The entry of an element: the entry that ``encode`` turns into this key, or a ``ForeignElement`` if no entry does."""
     if ip_set.type is SetType.PORT:
         return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
-    address = Address(key[: ip_set.family.bits // 8])
-    if ip_set.type is SetType.ADDRESS:
-        return SetEntry(ip_set.name, address)
-    return _of_service(ip_set, address, key, data, comment) or ForeignElement(ip_set.name, raw=key)
-
-
-def _of_service(ip_set: IpSet, address: Address, key: bytes, data: bytes, comment: str) -> SetEntry | None:
-    """The entry with this address, protocol and port; None means that none of our entries can have this key."""
-    name, size = ip_set.name, len(address)
-    protocol, port = _PROTOCOLS.get(key[size]), int.from_bytes(key[size + 4 : size + 6], "big")
-    if protocol is None or any(key[size + 1 : size + 4]) or any(key[size + 6 : size + 8]):
-        return None
-    if ip_set.gives_marks:
-        (mark,) = _NUMBER.unpack(data)
-        written = re.fullmatch(f"{_MASK}(0x[0-9a-f]{{1,8}})", comment)
-        return MarkedEntry(name, address, protocol, port, mark=mark, mask=int(written[1], 16) if written else 0)
-    if ip_set.type is SetType.ADDRESS_PORT:
-        return SetEntry(name, address, protocol, port)
-    other = Address(key[size + 8 : 2 * size + 8])
-    if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
-        return SetEntry(name, address, protocol, port, other)
-    (prefix_length,) = _NUMBER.unpack(key[-_NUMBER.size :])
-    if not 0 < prefix_length <= ip_set.family.bits or _network(other, prefix_length) != other:
-        return None
-    return SetEntry(name, address, protocol, port, other, prefix_length)
+    size = ip_set.family.bits // 8
+    address, protocol = Address(key[:size]), _PROTOCOLS.get(int.from_bytes(key[size : size + 1], "big"))
+    port = int.from_bytes(key[size + 4 : size + 6], "big")
+    other = Address(key[size + 8 : 2 * size + 8]) if len(key) > size + 8 else None
+    prefix_length = int.from_bytes(key[2 * size + 8 :], sys.byteorder)
+    entry = SetEntry(ip_set.name, address, protocol, port, other, prefix_length)
+    with contextlib.suppress(ValueError):
+        if _key(ip_set, entry) == key:
+            if not ip_set.gives_marks:
+                return entry
+            (mark,) = _NUMBER.unpack(data)
+            written = re.fullmatch(f"{_MASK}(0x[0-9a-f]{{1,8}})", comment)
+            return MarkedEntry(ip_set.name, address, protocol, port, mark=mark, mask=int(written[1], 16) if written else 0)
+    return ForeignElement(ip_set.name, raw=key)

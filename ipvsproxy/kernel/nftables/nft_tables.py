@@ -28,7 +28,6 @@ from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Message
-from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
@@ -43,8 +42,6 @@ OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family
 
 _FAMILIES: Mapping[int, str] = {1: "inet", socket.AF_INET: "ip", 3: "arp", 5: "netdev", 7: "bridge", socket.AF_INET6: "ip6"}
 """The names of the kernel's families (NFPROTO_*)."""
-_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
-"""The hooks of ``inet``, ``ip`` and ``ip6`` by number (NF_INET_*)."""
 _IP_FAMILIES = frozenset({"inet", "ip", "ip6"})
 ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT})
 """Errors that mean that the table, or nf_tables as a whole, does not exist."""
@@ -128,7 +125,7 @@ def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
             name=name,
             comment=comment,
             chains={
-                chain.name: _place(chain, family)
+                chain.name: chain.place
                 for chain in map(chain_of, channel.dump(nft.chains_query(family), action))
                 if chain.table == name
             },
@@ -190,15 +187,11 @@ def family_name(family: int) -> str:
 
 
 class Chain(NamedTuple):
-    """A chain in a table of nf_tables. ``drops`` means that the policy of the chain is to drop packets.
-
-    ``hook`` is None if the chain is not a base chain.
-    """
+    """A chain in a table of nf_tables; ``place`` is None if the chain is not a base chain."""
 
     table: str
     name: str
-    hook: nft.Hook | None
-    drops: bool
+    place: BaseChain | None
 
 
 def chain_of(part: netlink.Reply) -> Chain:
@@ -207,21 +200,18 @@ def chain_of(part: netlink.Reply) -> Chain:
     Raises:
         KeyError: an attribute is missing in the message.
     """
-    found, hook = nft.read(part), None
+    found, place = nft.read(part), None
     if nft.NFTA_CHAIN_HOOK in found:
         at = found.inside(nft.NFTA_CHAIN_HOOK)
-        priority = at.number(nft.NFTA_HOOK_PRIORITY)
-        hook = nft.Hook(found.text(nft.NFTA_CHAIN_TYPE), at.number(nft.NFTA_HOOK_HOOKNUM), priority - ((priority & 1 << 31) << 1))
-    policy = found.number(nft.NFTA_CHAIN_POLICY, nft.ACCEPT_POLICY)
-    return Chain(found.text(nft.NFTA_CHAIN_TABLE), found.text(nft.NFTA_CHAIN_NAME), hook, policy != nft.ACCEPT_POLICY)
-
-
-def _place(chain: Chain, family: int) -> BaseChain | None:
-    if chain.hook is None:
-        return None
-    kind, number, priority = chain.hook
-    is_of_ip = number < len(_HOOKS) and family_name(family) in _IP_FAMILIES
-    return BaseChain(kind, _HOOKS[number] if is_of_ip else "", priority, drops=chain.drops)
+        number, priority = at.number(nft.NFTA_HOOK_HOOKNUM), at.number(nft.NFTA_HOOK_PRIORITY)
+        is_of_ip = number < len(nft.HOOKS) and family_name(part.data[part.start]) in _IP_FAMILIES
+        place = BaseChain(
+            found.text(nft.NFTA_CHAIN_TYPE),
+            nft.HOOKS[number] if is_of_ip else "",
+            priority - ((priority & 1 << 31) << 1),
+            drops=found.number(nft.NFTA_CHAIN_POLICY, nft.ACCEPT_POLICY) != nft.ACCEPT_POLICY,
+        )
+    return Chain(found.text(nft.NFTA_CHAIN_TABLE), found.text(nft.NFTA_CHAIN_NAME), place)
 
 
 def _table_name(part: netlink.Reply) -> TableName:
@@ -377,29 +367,17 @@ class LeftoverTables:
     def __init__(self, root: pathlib.Path = pathlib.Path("/")) -> None:
         self._root = root
 
-    def fingerprint(self, _place: TablePlace) -> object:
-        """A fingerprint that changes when any table changes; None means that the kernel does not show one."""
-        if not modules.may_have_nf_tables(self._root):
-            return NO_SUBSYSTEM
-        try:
-            with _channel() as channel:
-                return nft.generation(channel)
-        except KernelError as error:
-            if error.errno != errno.EINVAL:
-                return None
-            modules.note_no_nf_tables()
-            return NO_SUBSYSTEM
-
     def read(self, place: TablePlace) -> NftTable | None:
         """The content of the table; None means that the table does not exist.
 
         Raises:
             KernelError: the table could not be read at this time.
         """
-        if self.fingerprint(place) == NO_SUBSYSTEM:
-            return None
-        with _channel() as channel:
-            return _read(channel, place)[1]
+        if modules.may_have_nf_tables(self._root):
+            with Tolerated(errno.EINVAL), _channel() as channel:
+                return _read(channel, place)[1]
+            modules.note_no_nf_tables()
+        return None
 
     def remove(self, place: TablePlace, is_left: Callable[[NftTable], bool]) -> None:
         """Remove the table and its contents if ``is_left`` still returns true for the table.

@@ -94,11 +94,6 @@ _TUNNELS: Mapping[Family, int] = {Family.IPV4: 4, Family.IPV6: 41}  # IPPROTO_IP
 _LOCAL = struct.pack("=I", 2)  # RTN_LOCAL
 _NAME_SIZE = 16
 _ALL = 0xFFFFFFFF
-_VERDICTS: Mapping[Verdict, VerdictCode] = {
-    Verdict.ACCEPT: VerdictCode.ACCEPT,
-    Verdict.DROP: VerdictCode.DROP,
-    Verdict.RETURN: VerdictCode.RETURN,
-}
 
 
 def chain_name(family: Family, table: str, chain: str) -> str:
@@ -283,7 +278,7 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
                 "nat", integer(1, 1), integer(2, family), integer(3, _register())
             )  # the address is in the first registers
         case Verdict():
-            yield verdict(_VERDICTS[target])
+            yield verdict(VerdictCode[target.name])
         case JumpTo(chain):
             yield verdict(VerdictCode.JUMP, chain_name(family, table, chain))
         case Masquerade(fully_random):

@@ -289,15 +289,6 @@ async def test_kube_proxys_tables_of_a_family_are_removed_and_logged_once_our_ru
 
 
 @in_virtual_time
-async def test_if_no_nftables_table_changes_no_audit_reads_kube_proxys_tables() -> None:
-    async with scene() as node:
-        await node.sync()
-        assert node.of_kube_proxy.reads == [IPV4, IPV6]
-        await node.audits(300)
-        assert node.of_kube_proxy.reads == [IPV4, IPV6]
-
-
-@in_virtual_time
 async def test_a_table_with_kube_proxys_name_and_other_contents_is_kept_and_reported_once() -> None:
     async with scene() as node:
         foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
