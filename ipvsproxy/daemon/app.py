@@ -136,14 +136,10 @@ class _Node(Watcher):
         lifecycle.set_oom_score(config.oom_score_adj)
         for warning in config.warnings(self.programs):
             log.warning("configuration_notice", notice=warning)
-        log.info(
-            "starting",
-            version=importlib.metadata.version("ipvsproxy"),
-            node=config.node_name,
-            scheduler=engine.translation.scheduler,
-            families=[family.label for family in self.programs],
-            iptables=sorted({program.variant for program in self.programs.values()}),
-        )
+        families, variants = [family.label for family in self.programs], {program.variant for program in self.programs.values()}
+        version, scheduler = importlib.metadata.version("ipvsproxy"), engine.translation.scheduler
+        about = {"version": version, "node": config.node_name, "scheduler": scheduler, "families": families}
+        log.info("starting", **about, iptables=sorted(variants))
         work = (
             # Notifications about interfaces and rules are enabled before the first reading, so that no change is missed.
             follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),

@@ -31,11 +31,6 @@ from ipvsproxy.translate.services.refusal import WAYS_OUT
 
 CONTROLLER = "kube-proxy"
 """The controller of all events: operators and their tools know this name. The instance has the name of the node."""
-API_VERSIONS: Mapping[ObjectKind, str] = {
-    ObjectKind.SERVICE: "v1",
-    ObjectKind.NODE: "v1",
-    ObjectKind.ENDPOINT_SLICE: "discovery.k8s.io/v1",
-}
 LONGEST_NOTE = 1024
 """In bytes; the API server refuses longer notes (pkg/apis/core/validation in kubernetes/kubernetes)."""
 LONGEST_NAME = 253
@@ -174,7 +169,7 @@ class Recorder:
             "action": event.action,
             "reason": event.reason,
             "regarding": {
-                "apiVersion": API_VERSIONS[regarding.kind],
+                "apiVersion": "discovery.k8s.io/v1" if regarding.kind is ObjectKind.ENDPOINT_SLICE else "v1",
                 "kind": regarding.kind.value,
                 "name": regarding.name,
                 **({"namespace": regarding.namespace} if regarding.namespace else {}),

@@ -176,30 +176,18 @@ class Journal:
         new = present - self._conflicts
         for conflict in new:
             if self._is_allowed(conflict.key):
-                waiting = [str(owner) for owner in conflict.waiting]
-                self._lines.log(
-                    log.warning,
-                    "address_conflict",
-                    key=str(conflict.key),
-                    served=str(conflict.winner),
-                    waiting=waiting,
-                    why=conflict.reasons,
-                )
+                who = {"served": str(conflict.winner), "waiting": [str(owner) for owner in conflict.waiting]}
+                self._lines.log(log.warning, "address_conflict", key=str(conflict.key), **who, why=conflict.reasons)
         self._conflicts = present
         return new
 
     def log_without_scope(self, ports: Iterable[MarkedPort]) -> None:
         """Log the Service ports that have begun to wait for a free mark."""
+        hint = "all packet marks are in use, so the port is served as by kube-proxy; widen --ipvs-scope-mark-bits"
         for port in ports:
             if self._is_allowed(port):
-                self._lines.log(
-                    log.warning,
-                    "scope_without_mark",
-                    service=str(port.service),
-                    port=port.port,
-                    protocol=port.protocol.name,
-                    hint="all packet marks are in use, so the port is served as by kube-proxy; widen --ipvs-scope-mark-bits",
-                )
+                about = {"service": str(port.service), "port": port.port, "protocol": port.protocol.name}
+                self._lines.log(log.warning, "scope_without_mark", **about, hint=hint)
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
         """Log the lists that are doubted, and the end of each doubt."""
@@ -211,13 +199,8 @@ class Journal:
                 hint = f"an API server has {known} at least; nothing is removed from the kernel {confirmed}"
                 log.error("first_list_not_believed", kind=kind.value, hint=hint)
             else:
-                log.error(
-                    "list_not_believed",
-                    kind=kind.value,
-                    missing=doubt.missing,
-                    known=doubt.known,
-                    hint=f"nothing that the list lacks is removed {confirmed}",
-                )
+                hint = f"nothing that the list lacks is removed {confirmed}"
+                log.error("list_not_believed", kind=kind.value, missing=doubt.missing, known=doubt.known, hint=hint)
         for kind in self._doubted - doubts.keys():
             log.warning("list_believed_again", kind=kind.value)
         self._doubted = frozenset(doubts)
@@ -226,14 +209,9 @@ class Journal:
         """Log drift. Also log drift that is not repaired for a while because it keeps returning."""
         if news.drifted:
             log.warning("drift_found", **news.drifted)
+        hint = "another program undoes the repair repeatedly, so repairs become rarer"
         for place, times in itertools.islice(news.left_alone.items(), PLACES_SHOWN):
-            log.warning(
-                "drift_returns",
-                kind=place.kind,
-                name=str(place),
-                times=times,
-                hint="another program undoes the repair repeatedly, so repairs become rarer",
-            )
+            log.warning("drift_returns", kind=place.kind, name=str(place), times=times, hint=hint)
 
     def log_settings(self, given_up: Mapping[str, str]) -> None:
         """Log which sysctls, by path, cannot be written, and why.

@@ -11,7 +11,6 @@ Rule 2: a Service is translated after a change of the Service, of its endpoints 
 import dataclasses
 from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
 import structlog
 
@@ -21,9 +20,7 @@ from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node, ObjectKind, Service, ServiceName, Skipped
-from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Complaint, Store
 from ipvsproxy.translate import skeleton, view
@@ -32,18 +29,6 @@ from ipvsproxy.translate.translation_settings import LocalMode
 from ipvsproxy.translate.view import Lingering
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class _SkeletonInputs(NamedTuple):
-    """The values, besides the settings, that determine the rules of an IP family.
-
-    The fields are arguments of ``build_skeleton``.
-    """
-
-    view: view.NodeView
-    occupied: frozenset[SetKind]
-    refused: frozenset[VirtualServerKey]
-    routed: frozenset[VirtualServerKey]
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -75,7 +60,8 @@ class Translator:
         self._lingering = Lingering()
         self._shared_tunnel = ""
         """The tunnel device that another program has."""
-        self._skeleton_inputs: dict[Family, _SkeletonInputs] = {}
+        self._skeleton_inputs: dict[Family, tuple[object, ...]] = {}
+        """The values, besides the settings, that determine the rules of an IP family."""
 
     @property
     def unknown_schedulers(self) -> AbstractSet[str]:
@@ -188,13 +174,9 @@ class Translator:
         unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, node_view.pod_networks)
         before, self._unknown_pods = self._unknown_pods, unknown
         if unknown and unknown != before:
-            by_node = self.settings.detect_local is LocalMode.NODE_CIDR
-            log.warning(
-                "local_pods_unknown",
-                field="spec.podCIDRs of the Node" if by_node else "clusterCIDR",
-                families=sorted(family.label for family in unknown),
-                hint="add ranges of these families, or their traffic is masqueraded as without local detection",
-            )
+            field = "spec.podCIDRs of the Node" if self.settings.detect_local is LocalMode.NODE_CIDR else "clusterCIDR"
+            hint = "add ranges of these families, or their traffic is masqueraded as without local detection"
+            log.warning("local_pods_unknown", field=field, families=sorted(family.label for family in unknown), hint=hint)
 
     def _endpoints_of_api_servers(self) -> Iterator[RealServerKey]:
         """The API servers, taken from the endpoints of the Service ``kubernetes``."""
@@ -243,7 +225,9 @@ class Translator:
         refused = survey.refused(settled=settled)
         routed = survey.routed(refused, settled=settled)
         for family in self.settings.families:
-            inputs = _SkeletonInputs(self._view, survey.occupied(family, settled=settled), refused, routed)
+            occupied = survey.occupied(family, settled=settled)
+            inputs = (self._view, occupied, refused, routed)
             if self._skeleton_inputs.get(family) != inputs:
                 self._skeleton_inputs[family] = inputs
-                self.reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, **inputs._asdict()))
+                rules = skeleton.build_skeleton(family, self.settings, self._view, occupied, refused, routed=routed)
+                self.reconciler.put_skeleton(rules)

@@ -254,15 +254,13 @@ class Metrics:
         self._value(series.APPLY_DURATION, driver).observe(duration_s)
         if driver in series.NETLINK_DRIVERS:
             self._value(series.NETLINK_BATCHES, driver).inc()
-            for outcome in outcomes:
-                if outcome.error:
-                    self._value(series.NETLINK_ERRORS, driver, errno.errorcode.get(outcome.errno, "other")).inc()
-        for outcome in outcomes:
-            if outcome.error and isinstance(outcome.operation.item, Skeleton):
-                self._value(series.RESTORE_FAILURES, outcome.operation.item.family.label).inc()
         cleaned = set()
-        for outcome in outcomes if driver is DriverName.CONNTRACK else ():
+        for outcome in outcomes:
             item = outcome.operation.item
+            if outcome.error and driver in series.NETLINK_DRIVERS:
+                self._value(series.NETLINK_ERRORS, driver, errno.errorcode.get(outcome.errno, "other")).inc()
+            if outcome.error and isinstance(item, Skeleton):
+                self._value(series.RESTORE_FAILURES, item.family.label).inc()
             if isinstance(item, FlowCleaning):
                 self._value(series.DELETED_FLOWS, item.flow.family.label).inc(outcome.removed)
                 cleaned.add(item.flow.family)

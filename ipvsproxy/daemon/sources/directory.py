@@ -42,17 +42,14 @@ NOT_OURS: Mapping[str, str] = {
 }
 
 
-class ObjectIdentity(NamedTuple):
-    """The identity of an object among the objects of all kinds."""
-
-    kind: ObjectKind
-    key: ObjectKey
+Identity = tuple[ObjectKind, ObjectKey]
+"""The identity of an object among the objects of all kinds."""
 
 
 class FileContent(NamedTuple):
     """The objects in a file, and the parts of the file that could not be read."""
 
-    objects: Mapping[ObjectIdentity, Put]
+    objects: Mapping[Identity, Put]
     rejected: tuple[Rejected, ...]
 
 
@@ -97,7 +94,7 @@ def read_file(path: pathlib.Path) -> FileContent:
     Raises:
         OSError: the file could not be read at the moment.
     """
-    objects: dict[ObjectIdentity, Put] = {}
+    objects: dict[Identity, Put] = {}
     rejected: list[Rejected] = []
     try:
         for where, document in _documents(path):
@@ -106,10 +103,10 @@ def read_file(path: pathlib.Path) -> FileContent:
             event = decode.decode_document(document, where)
             if isinstance(event, Rejected):
                 rejected.append(event)
-            elif event and ObjectIdentity(event.kind, event.key) in objects:
+            elif event and (event.kind, event.key) in objects:
                 rejected.append(Rejected(event.kind, event.key, where, "is in this file twice; the first one is used"))
             elif event:
-                objects[ObjectIdentity(event.kind, event.key)] = event
+                objects[(event.kind, event.key)] = event
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         rejected.append(_unread(path, f"{line}{error.problem or error.context}"))
@@ -157,7 +154,7 @@ class Manifests:
 
     def __init__(self) -> None:
         self._files: dict[str, FileContent] = {}
-        self._delivered: dict[ObjectIdentity, Put] = {}
+        self._delivered: dict[Identity, Put] = {}
         self._conflicts: set[Rejected] = set()
 
     def update(self, read: Mapping[str, FileContent], present: Collection[str]) -> list[Event]:
@@ -171,12 +168,12 @@ class Manifests:
         merged, source, conflicts = self._merge()
         for name, content in sorted(read.items()):
             for event in content.rejected:
-                other = source.get(ObjectIdentity(event.kind, event.key), name) if event.key else name
+                other = source.get((event.kind, event.key), name) if event.key else name
                 reason = event.reason if other == name else f"{event.reason}; the {event.kind} in {other} is used"
                 events.append(event._replace(reason=reason))
         events += sorted(conflicts - self._conflicts)
         events += [put for identity, put in merged.items() if self._delivered.get(identity) != put]
-        events += [Gone(identity.kind, identity.key) for identity in self._delivered.keys() - merged.keys()]
+        events += [Gone(*identity) for identity in self._delivered.keys() - merged.keys()]
         self._delivered, self._conflicts = merged, conflicts
         return events
 
@@ -186,23 +183,23 @@ class Manifests:
 
     def listed(self) -> list[Event]:
         """The events that end all lists; empty if there is an unreadable part that may contain any object."""
-        rejected = {ObjectIdentity(event.kind, event.key) for event in self._rejected() if event.key}
+        rejected = {(event.kind, event.key) for event in self._rejected() if event.key}
         present = self._delivered.keys() | rejected
-        return [Listed(kind, frozenset(one.key for one in present if one.kind is kind)) for kind in ObjectKind]
+        return [Listed(kind, frozenset(key for one, key in present if one is kind)) for kind in ObjectKind]
 
     def _rejected(self) -> Iterator[Rejected]:
         return (event for content in self._files.values() for event in content.rejected)
 
-    def _merge(self) -> tuple[dict[ObjectIdentity, Put], dict[ObjectIdentity, str], set[Rejected]]:
+    def _merge(self) -> tuple[dict[Identity, Put], dict[Identity, str], set[Rejected]]:
         """The objects of all files, the file that each object is taken from, and the objects that another file has, too."""
-        merged: dict[ObjectIdentity, Put] = {}
-        source: dict[ObjectIdentity, str] = {}
+        merged: dict[Identity, Put] = {}
+        source: dict[Identity, str] = {}
         conflicts: set[Rejected] = set()
         for name, content in sorted(self._files.items()):
             for identity, put in content.objects.items():
                 if identity in merged:
                     reason = f"is also in {source[identity]}, which comes first and is used"
-                    conflicts.add(Rejected(identity.kind, identity.key, name, reason))
+                    conflicts.add(Rejected(*identity, name, reason))
                 else:
                     merged[identity], source[identity] = put, name
         return merged, source, conflicts
