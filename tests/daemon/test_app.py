@@ -132,6 +132,20 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return kernel
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[health.Status]:
+    """The health of each program that has started."""
+    made: list[health.Status] = []
+
+    class RememberedStatus(health.Status):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            made.append(self)
+
+    monkeypatch.setattr(app, "Status", RememberedStatus)
+    return made
+
+
 def configured(*flags: str) -> Config:
     """A configuration made of these flags and of defaults for tests; it has no HTTP servers."""
     config = loading.from_flags("--hostname-override=node-a", *flags)
@@ -184,15 +198,8 @@ def test_a_program_that_is_stopped_while_it_waits_ends_with_success(kernel: Kern
 
 @pytest.mark.parametrize("configured_scheduler", ["wlc", "nosuch"])
 def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, configured_scheduler: str
+    kernel: Kernel, tmp_path: pathlib.Path, made: list[health.Status], configured_scheduler: str
 ) -> None:
-    class RememberedStatus(health.Status):
-        def __init__(self, **arguments: Any) -> None:
-            super().__init__(**arguments)
-            made.append(self)
-
-    made: list[health.Status] = []
-    monkeypatch.setattr(app, "Status", RememberedStatus)
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with structlog.testing.capture_logs() as logged:
@@ -221,7 +228,7 @@ def test_a_tunnel_device_that_a_former_process_may_have_left_up_is_guarded_by_ru
 
 @pytest.mark.usefixtures("kernel")
 def test_host_ports_that_take_packets_before_services_are_logged_once_until_an_audit_finds_none(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, made: list[health.Status]
 ) -> None:
     place = ("legacy IPv4",)
     told: list[list[str]] = []
@@ -238,13 +245,6 @@ def test_host_ports_that_take_packets_before_services_are_logged_once_until_an_a
             raise answer
         return answer
 
-    class RememberedStatus(health.Status):
-        def __init__(self, **arguments: Any) -> None:
-            super().__init__(**arguments)
-            made.append(self)
-
-    made: list[health.Status] = []
-    monkeypatch.setattr(app, "Status", RememberedStatus)
     monkeypatch.setattr(iptables_tables, "host_ports_before_services", host_ports)
     (tmp_path / "web.yaml").write_text(MANIFEST)
     with structlog.testing.capture_logs() as logged:
@@ -452,22 +452,14 @@ MISSING = (host.Missing("it is not there", "get it"),)
 
 
 @pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types", "missing_settings"])
-def test_a_missing_requirement_is_reported_with_its_remedy(
+def test_a_missing_requirement_is_reported_with_its_remedy_and_a_feature_with_the_message_of_modprobe(
     bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    modprobe = "modprobe says: it finds no module ip_vs"
     bare.setattr(host, what, lambda **_: MISSING)
-    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["it is not there: get it"]
-
-
-def test_a_missing_kernel_feature_is_reported_with_the_message_of_modprobe(
-    bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bare.setattr(host, "load_modules", lambda *_: "modprobe says: it finds no module ip_vs")
-    bare.setattr(host, "missing_features", lambda: MISSING)
-    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == [
-        "it is not there: get it",
-        "modprobe says: it finds no module ip_vs",
-    ]
+    bare.setattr(host, "load_modules", lambda *_: modprobe)
+    reported = ["it is not there: get it", *[modprobe] * (what == "missing_features")]
+    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == reported
 
 
 def test_a_kernel_that_cannot_be_opened_is_reported_with_the_reason(
@@ -509,20 +501,24 @@ class Iptables:
 NO_TABLE, NOT_INSTALLED = (Refusal(reason, is_certain=True) for reason in ("refuses rules", "is not installed"))
 
 
+def kernel_with(refusals: Mapping[Family, Refusal]) -> Any:
+    kernel: Any = Kernel()
+    kernel.rules = Iptables(refusals)
+    return kernel
+
+
 @pytest.mark.parametrize("unserved", [None, *Family])
-def test_the_program_starts_if_iptables_works_for_one_family(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
-    kernel = Kernel()
-    bare.setattr(kernel, "rules", Iptables({unserved: NO_TABLE} if unserved else {}), raising=False)
+def test_the_program_starts_if_iptables_works_for_one_family(unserved: Family | None) -> None:
+    kernel = kernel_with({unserved: NO_TABLE} if unserved else {})
     served = [family for family in Family if family is not unserved]
-    assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
+    assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)
 
 
-def test_on_a_kernel_whose_ipvs_has_no_ipv6_the_program_serves_ipv4_and_logs_the_reason(bare: pytest.MonkeyPatch) -> None:
-    kernel = Kernel()
-    bare.setattr(kernel, "rules", Iptables({}), raising=False)
-    bare.setattr(kernel, "has_ipv6", lambda: False)
+def test_on_a_kernel_whose_ipvs_has_no_ipv6_the_program_serves_ipv4_and_logs_the_reason() -> None:
+    kernel = kernel_with({})
+    kernel.has_ipv6 = lambda: False
     with structlog.testing.capture_logs() as logs:
-        assert requirements.usable_programs(kernel) == {Family.IPV4: PROGRAM}  # type: ignore[arg-type]  # a double
+        assert requirements.usable_programs(kernel) == {Family.IPV4: PROGRAM}
     assert [(line["event"], line["family"], line["reason"]) for line in logs] == [
         ("family_not_served", "IPv6", "IPVS in this kernel has no IPv6: use a kernel with CONFIG_IP_VS_IPV6")
     ]
@@ -552,30 +548,16 @@ async def test_missing_kernel_features_are_logged_once_at_the_start(
     assert [line["features"] for line in logs if line["event"] == "kernel_lacks"] == [lacking]
 
 
-def test_if_no_family_can_be_served_the_reason_of_each_family_is_reported(bare: pytest.MonkeyPatch) -> None:
-    kernel = Kernel()
-    bare.setattr(
-        kernel,
-        "rules",
-        Iptables(
-            {Family.IPV4: Refusal("is not installed", is_certain=True), Family.IPV6: Refusal("refuses rules", is_certain=True)}
-        ),
-        raising=False,
-    )
+def test_if_no_family_can_be_served_the_reason_of_each_family_is_reported() -> None:
     with pytest.raises(CannotStartError) as raised:
-        requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
-    assert raised.value.reasons == (
-        "IPv4 cannot be served: is not installed",
-        "IPv6 cannot be served: refuses rules",
-    )
+        requirements.usable_programs(kernel_with({Family.IPV4: NOT_INSTALLED, Family.IPV6: NO_TABLE}))
+    assert raised.value.reasons == ("IPv4 cannot be served: is not installed", "IPv6 cannot be served: refuses rules")
 
 
-def test_a_family_whose_rules_cannot_be_written_at_the_start_is_still_served(bare: pytest.MonkeyPatch) -> None:
-    kernel = Kernel()
+def test_a_family_whose_rules_cannot_be_written_at_the_start_is_still_served() -> None:
     held = Refusal("Another app is currently holding the xtables lock", is_certain=False)
-    bare.setattr(kernel, "rules", Iptables(dict.fromkeys(Family, held)), raising=False)
     with structlog.testing.capture_logs() as logs:
-        served = requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
+        served = requirements.usable_programs(kernel_with(dict.fromkeys(Family, held)))
     assert served == dict.fromkeys(Family, PROGRAM)
     assert [(line["event"], line["family"], line["reason"]) for line in logs] == [
         ("rules_not_writable_yet", family.label, held.reason) for family in Family
@@ -606,47 +588,20 @@ async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_the_
 
 @pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
 def test_a_family_whose_iptables_program_does_not_work_is_not_served_unless_the_program_only_hangs(
-    bare: pytest.MonkeyPatch, number: int, *, is_given_up: bool
+    number: int, *, is_given_up: bool
 ) -> None:
-    kernel, iptables = Kernel(), Iptables({})
-
     def program(family: Family) -> Program:
         if family is Family.IPV6:
             raise KernelError(action="ip6tables", errno=number, detail="not on this machine")
         return PROGRAM
 
-    bare.setattr(kernel, "rules", iptables, raising=False)
-    bare.setattr(iptables, "program", program)
+    kernel = kernel_with({})
+    kernel.rules.program = program
     if is_given_up:
-        assert requirements.usable_programs(kernel) == {Family.IPV4: PROGRAM}  # type: ignore[arg-type]  # a double
+        assert requirements.usable_programs(kernel) == {Family.IPV4: PROGRAM}
     else:
         with pytest.raises(KernelError, match="not on this machine"):
-            requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
-
-
-def _reloaded(kernel: Kernel, directory: pathlib.Path, section: str) -> list[Any]:
-    """Run the program until a signal; once everything is programmed, write this section into its configuration file.
-
-    Returns the log.
-    """
-    path, fresh = directory / "config.conf", directory / "fresh"
-    (directory / "web.yaml").write_text(MANIFEST)
-    path.write_text(FILE)
-    fresh.write_text(f"{FILE}ipvsproxy: {{{section}}}\n")
-
-    def change() -> None:
-        if fresh.exists() and kernel.virtual_servers:
-            fresh.rename(path)
-
-    def read() -> Config:
-        arguments = [f"--config={path}", f"--manifests={directory}"]
-        config = load.load(arguments, hostname="node-a", read_file=lambda _: path.read_bytes())
-        return dataclasses.replace(config, servers=Servers(health=None, metrics=None))
-
-    kernel.on_apply = change
-    with structlog.testing.capture_logs() as logged:
-        assert app.run(read(), read) == 0
-    return logged
+            requirements.usable_programs(kernel)
 
 
 def test_health_shows_objects_of_the_other_backend_that_cannot_be_removed(
@@ -666,6 +621,7 @@ def test_health_shows_objects_of_the_other_backend_that_cannot_be_removed(
 
     kernel.on_other_removed = resist
     monkeypatch.setattr(app, "Status", Status)
-    _reloaded(kernel, tmp_path, "drainDeadline: 7s")
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    assert run(configured(f"--manifests={tmp_path}")) == 0
     assert told[-1] == ["our objects in the other backend stay: remove the table: busy"]
     assert told[0] == []

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import pathlib
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected
+from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 
@@ -102,16 +104,24 @@ async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[No
 
 
 @contextlib.asynccontextmanager
-async def following(server: ApiServer, kubeconfig: str, *, idle_s: float = 600) -> AsyncIterator[Setup]:
+async def following(
+    server: ApiServer, kubeconfig: str | pathlib.Path, *, idle_s: float = 600, **user: Any
+) -> AsyncIterator[Setup]:
+    """Follow a server with this kubeconfig, or with one that ``write_kubeconfig`` writes into this directory."""
+    if isinstance(kubeconfig, pathlib.Path):
+        kubeconfig = api_server.write_kubeconfig(kubeconfig / "kubeconfig", server.url, **user)
     sleeps: list[float] = []
-    source = watch.KubernetesSource(
-        node_name="n1",
-        kubeconfig=kubeconfig,
-        pace=pace(sleeps, idle_s=idle_s),
-    )
+    source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig, pace=pace(sleeps, idle_s=idle_s))
     sink = Sink()
     async with running_task(source.run(sink.deliver)):
         yield Setup(server, source, sink, sleeps)
+
+
+async def web_arrives(server: ApiServer, directory: pathlib.Path, **user: Any) -> None:
+    """Follow a server that has the Service web until it has arrived."""
+    server.put(SERVICES, service("web"))
+    async with following(server, directory, **user) as running:
+        await running.sink.until(running.sink.has("web"))
 
 
 async def wait_for_trouble(running: Setup, trouble: Trouble) -> None:

@@ -13,24 +13,16 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint
 from tests.reconcile import examples
-from tests.support import builders
+from tests.support import builders, summaries
+from tests.support.summaries import Clock
 
 KEY = builders.frontend("10.96.0.10", 80)
 OLD, YOUNG, YOUNGEST = (Owner(age, ServiceName("default", name)) for age, name in ((1, "old"), (2, "young"), (3, "youngest")))
 
 
 def summary(report: Report, *services: str) -> SyncSummary:
-    return SyncSummary(
-        report=report,
-        changes=Changes(services={ServiceName("default", name): 0 for name in services}),
-        lacking=(),
-        states={},
-        view=builders.node_view(),
-        waited_s=0,
-        observed_s=0.1,
-        translated_s=0.02,
-        applied_s=0.003,
-    )
+    changes = Changes(services={ServiceName("default", name): 0 for name in services})
+    return summaries.summary(changes, report=report, applied_s=0.123)
 
 
 def report(*, done: int = 0, errors: tuple[Outcome, ...] = ()) -> Report:
@@ -133,43 +125,36 @@ def test_settings_that_cannot_be_written_are_logged_once_as_one_warning() -> Non
     ]
 
 
-class _Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def _broken(name: str, reason: str, parts: int = 1) -> Complaint:
     return Complaint(ObjectKind.SERVICE, name, tuple(Skipped(f"spec.ports[{part}]", reason) for part in range(parts)))
 
 
 def test_an_object_whose_faults_change_a_thousand_times_a_second_does_not_fill_the_log() -> None:
-    clock = _Clock()
+    clock = Clock()
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
         for change in range(60_000):
-            clock.now_s = change / 1000
+            clock.now = change / 1000
             journal.log_complaints([_broken("default/web", f"wrong in way {change % 7}", parts=3)])
             if change == 30_000:
                 journal.log_complaints([_broken("default/other", "wrong")])
     assert len(logs) == 3 * journals.SUBJECT_BURST + 1
     assert logs[-1]["name"] == "default/other", "other objects are logged"
     assert logs[-1]["untold"] == 3 * (30_001 - journals.SUBJECT_BURST)
-    clock.now_s += journals.SUBJECT_REFILL_S
+    clock.now += journals.SUBJECT_REFILL_S
     with structlog.testing.capture_logs() as later:
         journal.log_complaints([_broken("default/web", "still wrong")])
     assert [line["untold"] for line in later] == [3 * 29_999]
 
 
 def test_many_broken_objects_do_not_fill_the_log() -> None:
-    clock = _Clock()
+    clock = Clock()
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
         for number in range(3_000):
             journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
     assert len(logs) == journals.BURST
-    clock.now_s = 10
+    clock.now = 10
     with structlog.testing.capture_logs() as logs:
         for number in range(3_000):
             journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
@@ -177,7 +162,7 @@ def test_many_broken_objects_do_not_fill_the_log() -> None:
 
 
 def test_an_object_with_a_thousand_faults_does_not_fill_the_log() -> None:
-    journal = Journal(_Clock())
+    journal = Journal(Clock())
     with structlog.testing.capture_logs() as logs:
         journal.log_complaints([_broken("default/web", "wrong", parts=1000), _broken("default/other", "wrong")])
     assert len(logs) == journals.PARTS_SHOWN + 1
@@ -185,7 +170,7 @@ def test_an_object_with_a_thousand_faults_does_not_fill_the_log() -> None:
 
 
 def test_a_recurring_conflict_does_not_fill_the_log_but_is_still_returned() -> None:
-    journal = Journal(_Clock())
+    journal = Journal(Clock())
     returned = 0
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
@@ -196,11 +181,11 @@ def test_a_recurring_conflict_does_not_fill_the_log_but_is_still_returned() -> N
 
 
 def test_syncs_in_quick_succession_are_logged_together() -> None:
-    clock = _Clock()
+    clock = Clock()
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
         for number in range(10_000):
-            clock.now_s = number / 100
+            clock.now = number / 100
             journal.log_sync(summary(report(done=1), "web"), draining=0)
     allowed = journals.SYNCS_BURST + 100 / journals.SYNCS_REFILL_S
     assert allowed - 2 <= len(logs) <= allowed

@@ -124,8 +124,7 @@ async def test_a_plugin_that_fails_at_the_start_is_retried_and_logged(tmp_path: 
     user = {"exec": {"apiVersion": VERSION, "command": str(plugin), "args": None, "env": None}}
     async with ApiServer(token="from-plugin") as server:
         server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
-        async with following(server, kubeconfig) as running:
+        async with following(server, tmp_path, user=user) as running:
             await running.source.check()
             await wait_for_trouble(running, Trouble.CREDENTIALS)
             assert f"credential plugin {plugin} cannot be run: No such file" in running.source.describe()

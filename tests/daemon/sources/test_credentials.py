@@ -20,25 +20,23 @@ from tests.daemon.sources.test_rotation import Mutual
 from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import SERVICES, Object
-from tests.support.following import Sink, following, running_task, service, wait_for_trouble
+from tests.support.following import Sink, following, running_task, service, wait_for_trouble, web_arrives
 
 
 async def test_a_rotated_token_is_read_again_after_status_401(tmp_path: pathlib.Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
-    async with ApiServer(token="old") as server:
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, token_file=str(token))
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(lambda: running.sink.lists() == 1)
-            await server.watched(SERVICES)
-            server.token = "new"
-            server.cut_watches(SERVICES)
-            await server.asked(SERVICES, watch=False, times=2)
-            token.write_text("new\n")
-            server.put(SERVICES, service("web"))
-            await running.sink.until(running.sink.has("web"))
-            assert Trouble.UNAUTHORIZED in running.troubles()
-            assert running.sink.lists() == 1
+    async with ApiServer(token="old") as server, following(server, tmp_path, token_file=str(token)) as running:
+        await running.sink.until(lambda: running.sink.lists() == 1)
+        await server.watched(SERVICES)
+        server.token = "new"
+        server.cut_watches(SERVICES)
+        await server.asked(SERVICES, watch=False, times=2)
+        token.write_text("new\n")
+        server.put(SERVICES, service("web"))
+        await running.sink.until(running.sink.has("web"))
+        assert Trouble.UNAUTHORIZED in running.troubles()
+        assert running.sink.lists() == 1
 
 
 async def test_a_credential_plugin_is_run_to_get_a_token(tmp_path: pathlib.Path) -> None:
@@ -48,27 +46,22 @@ async def test_a_credential_plugin_is_run_to_get_a_token(tmp_path: pathlib.Path)
     plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
     user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin)}}
     async with ApiServer(token="from-plugin") as server:
-        server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(running.sink.has("web"))
+        await web_arrives(server, tmp_path, user=user)
 
 
 async def test_tls_certificates_are_verified_with_the_certificate_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
     certificates = api_server.Certificates(tmp_path)
     async with ApiServer(tls=certificates) as server:
         server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=str(certificates.authority))
-        async with following(server, kubeconfig) as running:
+        async with following(server, tmp_path, authority=str(certificates.authority)) as running:
             await running.sink.until(running.sink.has("web"))
             assert running.restarts == 0
 
 
 async def test_a_server_whose_certificate_has_another_authority_receives_no_request(tmp_path: pathlib.Path) -> None:
     async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
         with structlog.testing.capture_logs() as logs:
-            async with following(server, kubeconfig) as running:
+            async with following(server, tmp_path) as running:
                 await wait_for_trouble(running, Trouble.UNREACHABLE)
         assert server.requests == []
         assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
@@ -102,9 +95,8 @@ async def test_the_master_flag_overrides_the_server_of_the_kubeconfig(tmp_path: 
 async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
     async with ApiServer(token="good") as server:
         user = {"token": "very-secret-token"}
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
         with structlog.testing.capture_logs() as logs:
-            async with following(server, kubeconfig) as running:
+            async with following(server, tmp_path, user=user) as running:
                 await wait_for_trouble(running, Trouble.UNAUTHORIZED)
     assert logs
     assert "very-secret-token" not in str(logs)
@@ -301,12 +293,7 @@ async def test_a_client_certificate_from_the_kubeconfig_or_from_a_plugin_is_used
     if by_plugin:
         user = {"exec": {"apiVersion": version, "command": "cat", "args": [str(plugin)]}}
     async with ApiServer(tls=certificates) as server:
-        server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(
-            tmp_path / "kubeconfig", server.url, authority=str(certificates.authority), user=user
-        )
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(running.sink.has("web"))
+        await web_arrives(server, tmp_path, authority=str(certificates.authority), user=user)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from aiohttp, as the library calls it
@@ -324,7 +311,4 @@ async def test_a_token_from_an_oidc_issuer_is_refreshed(tmp_path: pathlib.Path) 
     async with test_utils.TestServer(issuer) as issuing, ApiServer(token="fresh") as server:
         config = {"client-id": "us", "client-secret": "x", "idp-issuer-url": str(issuing.make_url("/")), "refresh-token": "old"}
         user = {"auth-provider": {"name": "oidc", "config": config}}
-        server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user=user)
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(running.sink.has("web"))
+        await web_arrives(server, tmp_path, user=user)

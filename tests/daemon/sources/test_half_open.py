@@ -12,7 +12,7 @@ import pytest
 
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.source import Trouble
-from tests.support import api_server, patience
+from tests.support import patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import RESOURCES, SERVICES
 from tests.support.following import following, service, wait_for_trouble
@@ -35,8 +35,7 @@ async def test_a_half_open_watch_is_abandoned_and_missed_changes_arrive(
     async with ApiServer() as server:
         port = urllib.parse.urlsplit(server.url).port
         assert port is not None
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
-        async with following(server, kubeconfig) as running:
+        async with following(server, tmp_path) as running:
             await server.watched(SERVICES)
             drop("-I", port)
             server.put(SERVICES, service("web"))

@@ -48,8 +48,7 @@ async def test_rotated_certificates_of_server_and_client_are_read_again_from_the
     async with ApiServer(tls=old) as server:
         user = {"client-certificate": str(ours / "server.crt"), "client-key": str(ours / "server.key")}
         authority = str(ours / "ca.crt")
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=authority, user=user)
-        async with following(server, kubeconfig) as running:
+        async with following(server, tmp_path, authority=authority, user=user) as running:
             server.put(SERVICES, service("web"))
             await running.sink.until(running.sink.has("web"))
             await server.watched(SERVICES)
@@ -81,7 +80,6 @@ async def test_a_server_refuses_a_client_whose_certificate_is_unknown(tmp_path: 
             "client-key": str(stranger.directory / "server.key"),
         }
         authority = str(server_side.authority)
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, authority=authority, user=user)
-        async with following(server, kubeconfig) as running:
+        async with following(server, tmp_path, authority=authority, user=user) as running:
             await wait_for_trouble(running, Trouble.UNREACHABLE)
         assert server.requests == []

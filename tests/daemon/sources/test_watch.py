@@ -41,8 +41,7 @@ from tests.support.following import (
 async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
     async with ApiServer() as server:
         server.put(SERVICES, service("web"))
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
-        async with following(server, kubeconfig) as running:
+        async with following(server, tmp_path) as running:
             await running.sink.until(lambda: all(running.sink.lists(kind) for kind in ObjectKind))
             for resource in KIND_OF.values():
                 await server.watched(resource)
@@ -121,11 +120,9 @@ async def test_the_address_of_an_open_connection_is_delivered_even_if_the_host_n
         return ()
 
     monkeypatch.setattr(watch, "_addresses_of", no_addresses)
-    async with ApiServer() as server:
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
-        async with following(server, kubeconfig) as running:
-            await running.sink.until(lambda: bool(servers_of(running.sink.events)))
-            assert servers_of(running.sink.events) == {server.url.rpartition("/")[2]}
+    async with ApiServer() as server, following(server, tmp_path) as running:
+        await running.sink.until(lambda: bool(servers_of(running.sink.events)))
+        assert servers_of(running.sink.events) == {server.url.rpartition("/")[2]}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +211,7 @@ async def test_a_server_without_a_watch_cache_sends_a_long_list_in_pages(
         server.has_cache = has_cache
         for number in range(1201):
             server.put(SERVICES, service(f"s{number}"))
-        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
+        async with following(server, tmp_path) as running:
             await running.sink.until(lambda: running.sink.lists() == 1)
             assert len(running.sink.objects[ObjectKind.SERVICE]) == 1201
             assert len(server.queries(SERVICES, watch=False)) == pages
@@ -226,7 +223,7 @@ async def test_a_watch_updates_a_first_list_that_was_outdated(tmp_path: pathlib.
         server.cache = copy.deepcopy(server.store)
         server.put(SERVICES, service("late"))
         server.delete(SERVICES, "web")
-        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
+        async with following(server, tmp_path) as running:
             await running.sink.until(lambda: running.sink.lists() == 1)
             await running.sink.until(running.sink.has("late"))
             assert (running.sink.lists(), running.restarts) == (1, 0)
@@ -288,16 +285,14 @@ async def test_a_server_restored_to_an_older_revision_is_listed_again(setup: Set
 
 
 async def test_a_silent_watch_stream_is_abandoned_and_opened_again(tmp_path: pathlib.Path) -> None:
-    async with ApiServer() as server:
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
-        async with following(server, kubeconfig, idle_s=0.1) as running:
-            await server.watched(SERVICES)
-            server.stall()
-            server.put(SERVICES, service("web"))
-            await server.asked(SERVICES, watch=True, times=2)
-            assert Trouble.SILENT in running.troubles()
-            server.resume()
-            await running.sink.until(running.sink.has("web"))
+    async with ApiServer() as server, following(server, tmp_path, idle_s=0.1) as running:
+        await server.watched(SERVICES)
+        server.stall()
+        server.put(SERVICES, service("web"))
+        await server.asked(SERVICES, watch=True, times=2)
+        assert Trouble.SILENT in running.troubles()
+        server.resume()
+        await running.sink.until(running.sink.has("web"))
 
 
 async def test_a_throttling_server_receives_no_request_for_as_long_as_it_demands(setup: Setup) -> None:
