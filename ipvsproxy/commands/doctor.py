@@ -116,8 +116,7 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
 
 def _few(names: Sequence[str], noun: str) -> str:
     """The number of these names, and the first few names."""
-    more = ", …" if len(names) > FEW else ""
-    return f"{counted(len(names), noun)} ({', '.join(names[:FEW])}{more})"
+    return f"{counted(len(names), noun)} ({_some(names, ', ')})"
 
 
 def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
@@ -137,8 +136,7 @@ def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
             "run goes on without; a module that is not loaded may have it, or a newer kernel",
         )
     if differing and facts.sysctls_writable:
-        more = f"; and {len(differing) - FEW} more" if len(differing) > FEW else ""
-        yield note("sysctl", f"{'; '.join(differing[:FEW])}{more}", "run sets this; plan names all" if more else "run sets this")
+        yield note("sysctl", _some(differing), "run sets this" + ("; plan names all" if differing[FEW:] else ""))
     elif differing:
         remedy = "mount /proc/sys writable (privileged: true), or set them on the host"
         yield fail("sysctl", f"{'; '.join(differing)}; this process cannot write them", remedy)
@@ -253,7 +251,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
         yield warn("ipvs", text, remedy)
     names = list(map(str, foreign))
     if names or observed.foreign_virtual_servers:
-        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - five are enough
+        named = f": {_some(names, ', ')}" if names else ""
         count = len(names) + observed.foreign_virtual_servers
         remedy = "they are left alone; make sure that no Service has their addresses, or name them with --ipvs-exclude-cidrs"
         yield warn("ipvs", f"{counted(count, 'virtual server')} of other programs (keepalived, docker swarm, ...){named}", remedy)
@@ -299,9 +297,9 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
         yield ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
 
 
-def _some(rules: Sequence[str], most: int = 3) -> str:
-    """The first few of these rules, and the number of remaining rules: Calico has several rules for each pod."""
-    return "; ".join([*rules[:most], *([f"{len(rules) - most} more"] if rules[most:] else [])])
+def _some(texts: Sequence[str], separator: str = "; ") -> str:
+    """The first few of these texts, and the number of remaining ones."""
+    return separator.join([*texts[:FEW], *([f"{len(texts) - FEW} more"] if texts[FEW:] else [])])
 
 
 def _ports(facts: Facts, config: Config) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """``ipvsproxy list``: prints the table that ``ipvsadm -Ln`` prints, with the names of Services and pods next to the addresses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
@@ -11,8 +11,6 @@ from ipvsproxy.daemon.ui.board import Query, parse_query
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs.rows import MASQUERADED, TUNNEL, IpvsTable, RealServerRow, VirtualServerRow
-from ipvsproxy.kernel.node_kernel import NodeKernel
-from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.virtual_servers import PERSISTENT, FirewallMark, VirtualServerKey
@@ -237,22 +235,15 @@ async def _read(config: Config) -> CommandAnswer:
     """
     async with inspection.readable_kernel(config) as kernel:
         try:
-            return await _read_with_names(config, kernel)
+            source = await sources.make(config)
+            node = await inspection.inspect(config, kernel, source)
+            async with inspection.following(source, node.store):
+                targets, problems = await node.targets()
+                rows = await kernel.call(lambda _: ipvs_rows.read())
+                document = await describe(node, rows, targets, config.top.filter)
         except (CannotStartError, KernelError) as error:
             problems = inspection.reasons_of(error)
-        rows = await kernel.call(lambda _: ipvs_rows.read())
-        return _unnamed(table(config.node_name, rows), problems)
-
-
-async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> CommandAnswer:
-    source = await sources.make(config)
-    node = await inspection.inspect(config, kernel, source)
-    async with inspection.following(source, node.store):
-        targets, problems = await node.targets()
-        rows = await kernel.call(lambda _: ipvs_rows.read())
-        document = await describe(node, rows, targets, config.top.filter)
-    return _unnamed(document, problems) if problems else CommandAnswer(document)
-
-
-def _unnamed(document: Document, problems: Sequence[str]) -> CommandAnswer:
+            document = table(config.node_name, await kernel.call(lambda _: ipvs_rows.read()))
+    if not problems:
+        return CommandAnswer(document)
     return CommandAnswer(document, inspection.CANNOT_TELL, (*problems, "names are missing above; the kernel's table is complete"))

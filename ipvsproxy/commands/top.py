@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 
 from ipvsproxy.commands import inspection, top_data
-from ipvsproxy.commands.top_data import Details, Picture, Question
+from ipvsproxy.commands.top_data import Picture, Question
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.base.cannot_start import complain
 from ipvsproxy.model.net import host_port, parse_address
@@ -25,8 +25,6 @@ RATES_TRIED = 10
 """How often, and after which pause, a single picture is requested again until it has rates, which need two readings."""
 NEVER_S = 1e12
 """A time that is later than every point of the node's history."""
-NODE_WIDTH = 120
-"""The longest line about the node in plain text."""
 NO_TEXTUAL = (
     "the screen needs Textual, which the image has: pip install 'ipvsproxy[top]'; --once and --output=json work without it"
 )
@@ -122,7 +120,7 @@ class Daemon:
         with _reading(self.url):
             return top_data.picture(*documents)
 
-    async def details(self, name: str) -> Details | None:
+    async def details(self, name: str) -> Picture | None:
         """One Service; None means that there is no Service of this name.
 
         Raises:
@@ -178,11 +176,11 @@ def _reading(url: str) -> Iterator[None]:
 
 def render(picture: Picture) -> Iterator[str]:
     """The data of ``top`` as plain text, not limited to any width."""
-    yield from top_data.node_lines(picture, NODE_WIDTH)
+    yield from picture.lines
     yield ""
-    yield from top_data.table_lines(top_data.SERVICE_COLUMNS, picture.services)
-    if len(picture.services) < picture.matching:
-        yield f"and {picture.matching - len(picture.services)} more; --filter chooses others"
+    yield from top_data.table_lines(top_data.SERVICE_COLUMNS, picture.rows)
+    if len(picture.rows) < picture.matching:
+        yield f"and {picture.matching - len(picture.rows)} more; --filter chooses others"
 
 
 def run(config: Config) -> int:

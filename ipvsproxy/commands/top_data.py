@@ -52,21 +52,13 @@ class Row(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The node, and one page of the Services that match the filter. ``facts`` are the parts of a single line."""
-
-    verdict: str
-    facts: tuple[str, ...]
-    services: Sequence[Row]
-    matching: int
-    page: int = 1
-    pages: int = 1
-
-
-class Details(NamedTuple):
-    """One Service in a few lines, and its endpoints."""
+    """The lines above a table, and its rows: the node with one page of the Services that match the filter, or one Service."""
 
     lines: tuple[str, ...]
-    endpoints: Sequence[Row]
+    rows: Sequence[Row]
+    matching: int = 0
+    page: int = 1
+    pages: int = 1
 
 
 class Column(NamedTuple):
@@ -180,18 +172,6 @@ def _first(texts: Sequence[str]) -> str:
     return f"{texts[0]} +{len(texts) - 1}" if len(texts) > 1 else "".join(texts)
 
 
-def node_lines(picture: Picture, width: int) -> Iterator[str]:
-    """The node in a few lines of this width: whether all changes are programmed, how many are pending, and its traffic."""
-    yield picture.verdict
-    line = ""
-    for part in picture.facts:
-        if line and len(line) + 2 + len(part) > width:
-            yield line
-            line = ""
-        line += f"  {part}" if line else part
-    yield line
-
-
 def table_lines(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[str]:
     """A table as plain text, not limited to any width."""
     table = [[one.title for one in columns], *(row.texts for row in rows)]
@@ -221,8 +201,7 @@ def picture(node: Document, services: Document) -> Picture:
         f"synced {seconds(synced_ago_s)} ago in {seconds(last['durationSeconds'] if last else None)}",
     )
     return Picture(
-        f"{node['node']}: {verdict}" + (f": {'; '.join(node['reasons'])}" if node["reasons"] else ""),
-        facts,
+        (f"{node['node']}: {verdict}" + (f": {'; '.join(node['reasons'])}" if node["reasons"] else ""), "  ".join(facts)),
         [Row(row["name"], _texts(SERVICE_COLUMNS, row)) for row in services["services"]],
         services["matching"],
         services["page"],
@@ -249,11 +228,11 @@ def _port(one: Document) -> str:
     return f"{one['port']}{node_port}/{one['protocol']}"
 
 
-def details(document: Document) -> Details:
+def details(document: Document) -> Picture:
     """One Service, made from ``service.json``."""
     row, explained = document["row"], document["service"]
     endpoints = [endpoint for port in explained["ports"] for endpoint in _endpoints(port)]
-    return Details(
+    return Picture(
         (*_service_lines(row), *_notes(explained)),
         [Row(f"{one['port']} {one['address']} {number}", _texts(ENDPOINT_COLUMNS, one)) for number, one in enumerate(endpoints)],
     )

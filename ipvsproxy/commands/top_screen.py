@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Literal
 
 from rich.text import Text
 from textual import events
@@ -21,7 +21,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from ipvsproxy.commands import top_data
 from ipvsproxy.commands.top import NoAnswerError
-from ipvsproxy.commands.top_data import Column, Details, Picture, Question, Row
+from ipvsproxy.commands.top_data import Column, Picture, Question, Row
 from ipvsproxy.config.settings import Sort
 from ipvsproxy.daemon.base.log import printable
 
@@ -40,7 +40,7 @@ Conn/s Pkt/s B/s
 
 Fetch = Callable[[Question], Awaitable[Picture]]
 """Reads a picture; raises NoAnswerError."""
-FetchDetails = Callable[[str], Awaitable[Details | None]]
+FetchDetails = Callable[[str], Awaitable[Picture | None]]
 """Reads one Service by its name, None if there is none; raises NoAnswerError."""
 
 
@@ -48,8 +48,6 @@ ONLY_PROBLEMS = "problems:only"
 """The word of a filter that leaves only Services with a problem."""
 LONGEST_FILTER = 200
 """The daemon accepts no longer filter."""
-
-T = TypeVar("T")
 
 
 class Rows(DataTable[Text]):
@@ -77,29 +75,19 @@ class Rows(DataTable[Text]):
             self.scroll_to(offset.x, offset.y, animate=False)
 
 
-class FollowingScreen(Screen[None], Generic[T]):
+class FollowingScreen(Screen[None]):
     """Shows data that is read repeatedly: lines above a table, and a warning, for example if the daemon does not answer."""
 
-    def __init__(
-        self,
-        interval_s: float,
-        columns: Sequence[Column],
-        read: Callable[[], Awaitable[T | None]],
-        describe: Callable[[T], tuple[Iterable[str], Sequence[Row]]],
-    ) -> None:
-        """``read`` returns None if the shown object no longer exists.
-
-        ``describe`` returns the lines above the table, and the table's rows.
-        """
+    def __init__(self, interval_s: float, columns: Sequence[Column], read: Callable[[], Awaitable[Picture | None]]) -> None:
+        """``read`` returns None if the shown object no longer exists."""
         super().__init__()
-        self.shown: T | None = None
+        self.shown: Picture | None = None
         self.interval_s = interval_s
         self.read_now = asyncio.Event()
         self._lost_since_s: float | None = None
         self._is_held = False
         self._columns = columns
         self._read = read
-        self._describe = describe
 
     def on_mount(self) -> None:
         """Begin to follow."""
@@ -124,7 +112,7 @@ class FollowingScreen(Screen[None], Generic[T]):
                 async with asyncio.timeout(self.interval_s):
                     await self.read_now.wait()
 
-    def show(self, result: T | None, problem: str) -> None:
+    def show(self, result: Picture | None, problem: str) -> None:
         """Show a new reading, or the reason why there is no reading."""
         self.shown = result or self.shown
         self.say(self._message(problem))
@@ -156,9 +144,12 @@ class FollowingScreen(Screen[None], Generic[T]):
     def draw(self) -> None:
         """Draw the data of the last reading."""
         if self.shown is not None:
-            lines, rows = self._describe(self.shown)
-            self.query_one("#about", Static).update(Content("\n".join(map(printable, lines))))
-            self.query_one(Rows).fill(self._columns, rows, self.size.width)
+            self.query_one("#about", Static).update(Content("\n".join(map(printable, self.lines(self.shown)))))
+            self.query_one(Rows).fill(self._columns, self.shown.rows, self.size.width)
+
+    def lines(self, shown: Picture) -> Iterable[str]:
+        """The lines above the table."""
+        return shown.lines
 
 
 class HelpScreen(Screen[None]):
@@ -175,7 +166,7 @@ class HelpScreen(Screen[None]):
         yield Footer()
 
 
-class ServiceScreen(FollowingScreen[Details]):
+class ServiceScreen(FollowingScreen):
     """One Service with its endpoints, updated continuously."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -184,7 +175,7 @@ class ServiceScreen(FollowingScreen[Details]):
     ]
 
     def __init__(self, name: str, fetch: FetchDetails, interval_s: float) -> None:
-        super().__init__(interval_s, top_data.ENDPOINT_COLUMNS, lambda: fetch(name), lambda shown: (shown.lines, shown.endpoints))
+        super().__init__(interval_s, top_data.ENDPOINT_COLUMNS, lambda: fetch(name))
         self._service = name
 
     def compose(self) -> ComposeResult:
@@ -194,7 +185,7 @@ class ServiceScreen(FollowingScreen[Details]):
         yield Rows()
         yield Footer()
 
-    def show(self, result: Details | None, problem: str) -> None:
+    def show(self, result: Picture | None, problem: str) -> None:
         """Show a new reading, or the reason why there is no reading."""
         if result or problem:
             super().show(result, problem)
@@ -202,7 +193,7 @@ class ServiceScreen(FollowingScreen[Details]):
             self.say(f"there is no Service {self._service} any more")
 
 
-class MainScreen(FollowingScreen[Picture]):
+class MainScreen(FollowingScreen):
     """The node and its Services, updated continuously."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -225,7 +216,7 @@ class MainScreen(FollowingScreen[Picture]):
     ]
 
     def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
-        super().__init__(interval_s, top_data.SERVICE_COLUMNS, lambda: fetch(self._question), self._in_lines)
+        super().__init__(interval_s, top_data.SERVICE_COLUMNS, lambda: fetch(self._question))
         self._question = question
         self._fetch_details = fetch_details
         self._is_new_order = False
@@ -250,15 +241,11 @@ class MainScreen(FollowingScreen[Picture]):
             self.query_one(Rows).clear()
         super().show(result, problem)
 
-    def _in_lines(self, shown: Picture) -> tuple[Iterable[str], Sequence[Row]]:
-        """The lines about the node, and the rows of its Services."""
-        return (*top_data.node_lines(shown, self.size.width), self._order(shown)), shown.services
-
-    def _order(self, picture: Picture) -> str:
-        """Which Services are shown, and in which order."""
+    def lines(self, shown: Picture) -> Iterable[str]:
+        """The lines about the node, then which Services are shown, and in which order."""
         order = f"by {self._question.sort}" + (", reversed" if self._question.is_reversed else "")
-        page = f", page {picture.page} of {picture.pages}" if picture.pages > 1 else ""
-        return f"Services {order}: {picture.matching}{page}"
+        page = f", page {shown.page} of {shown.pages}" if shown.pages > 1 else ""
+        return *shown.lines, f"Services {order}: {shown.matching}{page}"
 
     def action_sort(self, by: str) -> None:
         """Sort by this figure, the largest first; if the table is already sorted by this figure, reverse the order."""

@@ -367,14 +367,14 @@ def test_doctor_prints_faults_with_remedies_then_notes_and_then_only_the_topics_
 
 def test_doctor_reports_many_unknown_modules_in_one_finding() -> None:
     (found,) = _judge(modules={f"ip_set_{number}": ModuleState.UNKNOWN for number in range(33)})
-    assert found.text == "it is unknown whether this kernel has 33 modules (ip_set_0, ip_set_1, ip_set_2, …)"
+    assert found.text == "it is unknown whether this kernel has 33 modules (ip_set_0, ip_set_1, ip_set_2, 30 more)"
 
 
 @pytest.mark.parametrize(
     ("count", "value", "facts", "text", "remedy"),
     [
         (2, "0", {}, "net/ipv4/vs/0 is 0, desired 1; net/ipv4/vs/1 is 0, desired 1", "run sets this"),
-        (8, "0", {}, "desired 1; net/ipv4/vs/2 is 0, desired 1; and 5 more", "run sets this; plan names all"),
+        (8, "0", {}, "desired 1; net/ipv4/vs/2 is 0, desired 1; 5 more", "run sets this; plan names all"),
         (2, "", {}, "there is no net/ipv4/vs/0, net/ipv4/vs/1", "run goes on without"),
         (2, "", {"features": (Missing("no IPVS", "modprobe ip_vs"),)}, "", ""),
     ],

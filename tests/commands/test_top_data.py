@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import top_data
-from ipvsproxy.commands.top_data import Details
+from ipvsproxy.commands.top_data import Picture
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import ConnectionCounts
 from ipvsproxy.translate.api.targets import Target
@@ -34,19 +34,14 @@ def test_endpoints_are_counted_by_whether_and_for_which_traffic_they_are_used() 
     assert list(map(column.text, rows)) == ["3+1d-2", "3-2", "3"]
 
 
-def test_the_summary_of_the_node_is_split_into_as_many_lines_as_the_width_requires() -> None:
-    parts = (
-        "pending 0  failed 0  drifted 0",
-        "draining 1",
-        "31 active, 64 inactive",
-        "812 conn/s  12.3k pkt/s  9.9M B/s",
-        "synced 2.5 s ago in 12 ms",
-    )
-    assert list(top_data.node_lines(top_pictures.picture(), 140)) == ["demo-node: in force", "  ".join(parts)]
-    assert list(top_data.node_lines(top_pictures.picture(), 33)) == ["demo-node: in force", *parts]
-    not_in_force = {**top_pictures.NODE, "inForce": False, "reasons": ["2 operations failed", "no API server"]}
-    lines = top_data.node_lines(top_pictures.picture(node=not_in_force), 80)
-    assert next(lines) == "demo-node: NOT IN FORCE: 2 operations failed; no API server"
+def test_the_lines_about_the_node_say_whether_all_is_in_force_and_what_is_pending() -> None:
+    traffic = "31 active, 64 inactive  812 conn/s  12.3k pkt/s  9.9M B/s"
+    facts = f"pending 0  failed 0  drifted 0  draining 1  {traffic}  synced 2.5 s ago in 12 ms"
+    assert top_pictures.picture().lines == ("demo-node: in force", facts)
+    not_in_force = {**top_pictures.NODE, "inForce": False, "reasons": ["2 operations failed", "no API server"], "syncs": []}
+    first, second = top_pictures.picture(node=not_in_force).lines
+    assert first == "demo-node: NOT IN FORCE: 2 operations failed; no API server"
+    assert second.endswith("synced - ago in -")
 
 
 def test_a_plain_text_table_is_as_wide_as_its_contents() -> None:
@@ -54,7 +49,7 @@ def test_a_plain_text_table_is_as_wide_as_its_contents() -> None:
         service("demo/web", problems=["a", "b"]),
         {**service("demo/much-longer", connections_s=None), "addresses": [], "addressCount": 0},
     ]
-    assert list(top_data.table_lines(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).services)) == [
+    assert list(top_data.table_lines(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).rows)) == [
         "Service           Problem  Type       Address        Ports   Ends    Active  Conn/s  Pkt/s    B/s",
         "demo/web          a +1     ClusterIP  10.96.0.80 +1  80/TCP  3+1d-2       7     1.5    100  12.3k",
         "demo/much-longer           ClusterIP                 80/TCP  3+1d-2       7       -    100  12.3k",
@@ -79,7 +74,7 @@ def _cells(width: int, *names: str) -> list[list[str]]:
 
 
 def _texts(width: int, *rows: dict[str, Any]) -> list[list[str]]:
-    return top_data.fitting(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).services, width)[1]
+    return top_data.fitting(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).rows, width)[1]
 
 
 def test_a_name_is_shortened_if_the_columns_after_it_would_not_fit() -> None:
@@ -146,32 +141,24 @@ async def node() -> AsyncIterator[PageNode]:
         yield one
 
 
-async def _details(node: PageNode, name: str = "default/web") -> Details:
+async def _details(node: PageNode, name: str = "default/web") -> Picture:
     return top_data.details(await node.ask("service", name=name))
 
 
-def _states(details: Details) -> dict[str, str]:
-    return {one.texts[2]: one.texts[-1] for one in details.endpoints}
+def _states(details: Picture) -> dict[str, str]:
+    return {one.texts[2]: one.texts[-1] for one in details.rows}
 
 
 async def test_a_picture_has_the_node_and_the_rows_in_the_requested_order(node: PageNode) -> None:
     services = await node.ask("services")
     picture = top_data.picture(await node.ask("node"), services)
-    assert picture.verdict == f"{builders.THIS_NODE}: in force"
-    assert picture.facts[:3] == ("pending 0  failed 0  drifted 0", "draining 0", "- active, - inactive")
-    assert "synced - ago" not in picture.facts[-1]
+    assert picture.lines[0] == f"{builders.THIS_NODE}: in force"
+    assert picture.lines[1].startswith("pending 0  failed 0  drifted 0  draining 0  - active, - inactive  ")
+    assert "synced - ago" not in picture.lines[1]
     assert (picture.matching, picture.page, picture.pages) == (1, 1, 1)
-    (web,) = picture.services
+    (web,) = picture.rows
     assert web.name == "default/web"
     assert web.texts[:6] == ["default/web", "", "NodePort", "10.96.0.10", "80:30080/TCP", "2-1"]
-
-
-async def test_a_node_that_never_synced_shows_no_last_sync(node: PageNode) -> None:
-    document = {**await node.ask("node"), "syncs": [], "inForce": False, "reasons": ["the first list of Service is not complete"]}
-    services = {"services": [], "matching": 0, "page": 1, "pages": 1}
-    shown = list(top_data.node_lines(top_data.picture(document, services), 200))
-    assert shown[0] == "node-a: NOT IN FORCE: the first list of Service is not complete"
-    assert shown[1].endswith("synced - ago in -")
 
 
 async def test_top_counts_the_addresses_and_ports_that_the_document_leaves_out() -> None:
@@ -186,7 +173,7 @@ async def test_the_figures_of_an_endpoint_are_sums_over_all_its_virtual_servers(
     node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = ConnectionCounts(1, 2)
     details = await _details(node)
     assert details.lines[0].startswith("default/web ")
-    assert "|".join(details.endpoints[0].texts) == "80:30080/TCP http|web-a|10.244.0.1:8080|node-a||1|8|5|-|in"
+    assert "|".join(details.rows[0].texts) == "80:30080/TCP http|web-a|10.244.0.1:8080|node-a||1|8|5|-|in"
     assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "OUT: it is not ready"}
 
 
@@ -205,8 +192,8 @@ async def test_top_shows_draining_and_missing_real_servers() -> None:
         "10.244.0.9:8080": "OUT: it is not ready",
         "10.244.9.9:8080": "draining",
     }
-    assert details.endpoints[-1].texts[1] == "web-z"
-    assert details.endpoints[-1].texts[5:7] == ["0", "2"]
+    assert details.rows[-1].texts[1] == "web-z"
+    assert details.rows[-1].texts[5:7] == ["0", "2"]
 
 
 async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str, Any]:

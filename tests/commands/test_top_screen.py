@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
 from ipvsproxy.commands.top import NoAnswerError
-from ipvsproxy.commands.top_data import Details, Picture, Question
+from ipvsproxy.commands.top_data import Picture, Question
 from ipvsproxy.commands.top_screen import HelpScreen, MainScreen, ServiceScreen, TopApp
 from ipvsproxy.config.settings import Sort
 from tests.support import top_pictures
@@ -29,7 +29,7 @@ class Daemon:
         self.services = [service(name, connections_s=number) for number, name in enumerate(services)]
         self.asked: list[Question] = []
         self.is_down = False
-        self.details: Details | None = Details(
+        self.details: Picture | None = Picture(
             (self.services[0]["name"], "a note"),
             (endpoint("10.244.0.1:8080"), endpoint("10.244.0.2:8080", reason="it is not ready")),
         )
@@ -40,7 +40,7 @@ class Daemon:
         found = [one for one in self.services if question.filter in one["name"]]
         return top_pictures.picture(*found, page=question.page, pages=3)
 
-    async def fetch_details(self, name: str) -> Details | None:
+    async def fetch_details(self, name: str) -> Picture | None:
         self._answer()
         return self.details
 
@@ -149,7 +149,7 @@ async def test_each_sort_key_requests_its_order_from_the_daemon(key: str, asked:
 @pytest.mark.parametrize("size", SIZES)
 async def test_the_screen_shows_hostile_names_as_plain_text(size: tuple[int, int]) -> None:
     daemon = Daemon(HOSTILE)
-    daemon.details = Details((HOSTILE, f"problem: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
+    daemon.details = Picture((HOSTILE, f"problem: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
     async with _app(daemon).run_test(size=size) as pilot:
         await _until(pilot, top_pictures.SHOWN[:15])
         await pilot.press("enter")

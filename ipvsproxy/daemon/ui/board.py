@@ -177,7 +177,8 @@ class Board:
             return True
         slices, state = self._store.slices_of(name), self._survey.states.get(name)
         endpoints = count_endpoints(slices, state, self._survey.draining_of, keys_of(self._survey, name, outside=False))
-        problems = problems_of(service, state, endpoints, self._troubles.of(name))
+        found = (*self._troubles.of(name), *_own_problems(service, state, endpoints))
+        problems = tuple(dict.fromkeys(found))[:PROBLEMS]
         known = self._rows.get(name)
         if known is None:
             self._names = revision
@@ -263,7 +264,19 @@ class Board:
         connections, traffic = self._counted.rates.line(name)
         active = self._counted.active.get(name)
         return {
-            **described(service, row),
+            "name": str(service.name),
+            "type": service.options.type.value,
+            "served": service.not_served is None,
+            "notServed": str(service.not_served) if service.not_served else "",
+            "addresses": [str(address) for address in service.addresses[:ADDRESSES]],
+            "addressCount": len(service.addresses),
+            "ports": [
+                {"name": one.name, "protocol": one.protocol.name, "port": one.port, "nodePort": one.node_port}
+                for one in service.ports[:PORTS]
+            ],
+            "portCount": len(service.ports),
+            "endpoints": row.endpoints._asdict(),
+            "problems": row.problems,
             **counters.described(self._counted.rates.of(name)),
             "activeConnections": active.active if active else None,
             "inactiveConnections": active.inactive if active else None,
@@ -380,11 +393,6 @@ def _weights(state: ServiceState | None) -> Collection[Weights]:
     return {id(weights): weights for weights in every}.values()
 
 
-def problems_of(service: Service, state: ServiceState | None, endpoints: Endpoints, others: Sequence[str]) -> tuple[str, ...]:
-    """The problems of a Service, with the most serious first. ``others`` are the problems that this node knows."""
-    return tuple(dict.fromkeys((*others, *_own_problems(service, state, endpoints))))[:PROBLEMS]
-
-
 def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpoints) -> Iterator[str]:
     for one in (*service.skipped, *(state.rare.skipped if state else ())):
         if one.invalid:
@@ -403,22 +411,3 @@ def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpo
                 yield f"none of its {several} endpoints is used"
     elif state and state.rare.without_local_internal:
         yield "its cluster IP has no endpoint on this node, where internalTrafficPolicy Local keeps the traffic"
-
-
-def described(service: Service, row: BoardRow) -> dict[str, Any]:
-    """The row as a document, without traffic rates."""
-    return {
-        "name": str(service.name),
-        "type": service.options.type.value,
-        "served": service.not_served is None,
-        "notServed": str(service.not_served) if service.not_served else "",
-        "addresses": [str(address) for address in service.addresses[:ADDRESSES]],
-        "addressCount": len(service.addresses),
-        "ports": [
-            {"name": one.name, "protocol": one.protocol.name, "port": one.port, "nodePort": one.node_port}
-            for one in service.ports[:PORTS]
-        ],
-        "portCount": len(service.ports),
-        "endpoints": row.endpoints._asdict(),
-        "problems": row.problems,
-    }

@@ -102,7 +102,6 @@ class Pages:
         self._names = Names(self.targets, sources.store, self._clock)
         self._turn = asyncio.Lock()
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
-        self._files: dict[str, Answer] = {}
         self._counters = CounterFollower(sources, self.sampler, self._viewers, self.node.history)
         self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
             "node": self._describe_node,
@@ -191,10 +190,8 @@ class Pages:
     def _file(self, name: str) -> Answer:
         if name not in FILES:
             raise RefusedError(404, "there is no such page; the first one is /ui/")
-        if name not in self._files:
-            body = importlib.resources.files(__package__).joinpath("static", name).read_bytes()
-            self._files[name] = Answer(200, body, {**HEADERS, "Content-Type": _TYPES[name.rpartition(".")[2]]})
-        return self._files[name]
+        body = importlib.resources.files(__package__).joinpath("static", name).read_bytes()
+        return Answer(200, body, {**HEADERS, "Content-Type": _TYPES[name.rpartition(".")[2]]})
 
     # The documents.
 
