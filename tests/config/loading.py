@@ -1,11 +1,12 @@
 """Builds configurations for tests from a command line and at most one in-memory file."""
 
+import json
 import textwrap
 
 import pytest
 
 from ipvsproxy.config import load
-from ipvsproxy.config.option import ConfigError, Kind, Value
+from ipvsproxy.config.option import ConfigError, Kind, Option, Value
 from ipvsproxy.config.settings import Config
 
 PATH = "/etc/kube-proxy.conf"
@@ -46,6 +47,14 @@ def from_flags(*arguments: str) -> Config:
 def from_file(text: str, *arguments: str) -> Config:
     """The configuration that results from a file, whose text is ``HEAD`` and these lines, and from flags."""
     return load_with(["--config", PATH, *arguments], (HEAD + textwrap.dedent(text)).encode())
+
+
+def file_line(option: Option, value: object) -> str:
+    """A line of a file that has this field."""
+    top, *names = option.field.split(".")
+    for name in reversed(names):
+        value = {name: value}
+    return f"{top}: {json.dumps(value)}"
 
 
 def problems_of_flags(*arguments: str, command: str = "run") -> list[str]:

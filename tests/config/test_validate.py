@@ -2,10 +2,11 @@
 
 import dataclasses
 import operator
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ipvsproxy.config import load
+from ipvsproxy.config import catalogue, file, load
 from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Drivers, EngineSettings, Format, ListenAddress, Logging, ServiceSource
 from ipvsproxy.model.annotations import Annotation
@@ -13,7 +14,7 @@ from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.translation_settings import Binding, ConntrackChoices, LocalMode, Settings
-from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
+from tests.config.loading import HEAD, PATH, file_line, from_file, from_flags, load_with, problems_of_file, problems_of_flags
 
 
 def listen(address: str, port: int) -> ListenAddress:
@@ -24,131 +25,82 @@ def networks(*texts: str) -> tuple[object, ...]:
     return tuple(parse_network(text) for text in texts)
 
 
-# attribute, value, flag and line of the file
-CASES = [
-    ("translation.scheduler", "mh", "--ipvs-scheduler=mh", "ipvs: {scheduler: mh}"),
-    ("engine.audit_interval_s", 60, "--ipvs-sync-period=1m", "ipvs: {syncPeriod: 1m}"),
-    ("engine.min_interval_s", 2.5, "--ipvs-min-sync-period=2.5s", "ipvs: {minSyncPeriod: 2.5s}"),
-    ("engine.min_interval_s", 30, "--ipvs-min-sync-period=30s", "ipvs: {minSyncPeriod: 30s}"),  # as long as the sync period
-    (
-        "policy.excluded",
-        networks("10.0.0.0/8", "fd00::/8"),
-        "--ipvs-exclude-cidrs=010.1.0.0/8,fd00::1/8",
-        "ipvs: {excludeCIDRs: [010.1.0.0/8, 'fd00::1/8']}",
-    ),
-    ("strict_arp", True, "--ipvs-strict-arp", "ipvs: {strictARP: true}"),
+# an attribute, its value, and the options that give it this value, each with its text as a flag
+CASES: Sequence[tuple[str, object, Mapping[str, str]]] = [
+    ("translation.scheduler", "mh", {"ipvs.scheduler": "mh"}),
+    ("engine.audit_interval_s", 60, {"ipvs.syncPeriod": "1m"}),
+    ("engine.min_interval_s", 2.5, {"ipvs.minSyncPeriod": "2.5s"}),
+    ("engine.min_interval_s", 30, {"ipvs.minSyncPeriod": "30s"}),
+    ("policy.excluded", networks("10.0.0.0/8", "fd00::/8"), {"ipvs.excludeCIDRs": "010.1.0.0/8,fd00::1/8"}),
+    ("strict_arp", True, {"ipvs.strictARP": "true"}),
     (
         "ipvs_sysctls",
         (Sysctl("net/ipv4/vs/sloppy_sctp", "1"), Sysctl("net/ipv4/vs/conn_lfactor", "-8")),
-        "--ipvs-sysctls=sloppy_sctp=1,conn_lfactor=-8",
-        "ipvsproxy: {ipvsSysctls: [sloppy_sctp=1, conn_lfactor=-8]}",
+        {"ipvsproxy.ipvsSysctls": "sloppy_sctp=1,conn_lfactor=-8"},
     ),
-    ("engine.timeouts", Timeouts(800, 0, 0), "--ipvs-tcp-timeout=800s", "ipvs: {tcpTimeout: 800s}"),
-    ("engine.timeouts", Timeouts(0, 100, 0), "--ipvs-tcpfin-timeout=100s", "ipvs: {tcpFinTimeout: 100s}"),
-    ("engine.timeouts", Timeouts(0, 0, 200), "--ipvs-udp-timeout=200s", "ipvs: {udpTimeout: 200s}"),
-    ("translation.masquerade_bit", 15, "--iptables-masquerade-bit=15", "iptables: {masqueradeBit: 15}"),
-    ("translation.scope_bits", 0x3FF7, "--iptables-masquerade-bit=3", "iptables: {masqueradeBit: 3}"),
-    ("translation.scope_bits", 0xFF, "--ipvs-scope-mark-bits=0xff", "ipvsproxy: {scopeMarkBits: '0xff'}"),
-    ("translation.binding", Binding.ROUTES, "--ipvs-vip-binding=routes", "ipvsproxy: {vipBinding: routes}"),
-    ("translation.masquerade_all", True, "--masquerade-all", "iptables: {masqueradeAll: true}"),
-    ("translation.detect_local", LocalMode.NODE_CIDR, "--detect-local-mode=NodeCIDR", "detectLocalMode: NodeCIDR"),
-    (
-        "translation.cluster_networks",
-        networks("10.0.0.0/8", "fd00::/8"),
-        "--cluster-cidr=10.0.0.0/8,fd00::/8",
-        "clusterCIDR: 10.0.0.0/8,fd00::/8",
-    ),
-    (
-        "translation.local_interface",
-        "br0",
-        "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0",
-        "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}",
-    ),
-    (
-        "translation.local_interface",
-        "en",
-        "--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=en",
-        "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: en}",
-    ),
-    (
-        "translation.node_port_networks",
-        networks("10.0.0.0/8"),
-        "--nodeport-addresses=10.0.0.0/8",
-        "nodePortAddresses: [10.0.0.0/8]",
-    ),
-    ("translation.node_port_primary", True, "--nodeport-addresses=primary", "nodePortAddresses: [primary]"),
-    (
-        "translation.node_port_networks",
-        networks("127.0.0.0/8", "::1/128"),
-        "--nodeport-addresses=localhost",
-        "nodePortAddresses: [localhost]",
-    ),
-    ("translation.node_port_networks", networks("0.0.0.0/0", "::/0"), "--nodeport-addresses=all", "nodePortAddresses: [all]"),
+    ("engine.timeouts", Timeouts(800, 0, 0), {"ipvs.tcpTimeout": "800s"}),
+    ("engine.timeouts", Timeouts(0, 100, 0), {"ipvs.tcpFinTimeout": "100s"}),
+    ("engine.timeouts", Timeouts(0, 0, 200), {"ipvs.udpTimeout": "200s"}),
+    ("translation.masquerade_bit", 15, {"iptables.masqueradeBit": "15"}),
+    ("translation.scope_bits", 0x3FF7, {"iptables.masqueradeBit": "3"}),
+    ("translation.scope_bits", 0xFF, {"ipvsproxy.scopeMarkBits": "0xff"}),
+    ("translation.binding", Binding.ROUTES, {"ipvsproxy.vipBinding": "routes"}),
+    ("translation.masquerade_all", True, {"iptables.masqueradeAll": "true"}),
+    ("translation.detect_local", LocalMode.NODE_CIDR, {"detectLocalMode": "NodeCIDR"}),
+    ("translation.cluster_networks", networks("10.0.0.0/8", "fd00::/8"), {"clusterCIDR": "10.0.0.0/8,fd00::/8"}),
+    ("translation.local_interface", "br0", {"detectLocalMode": "BridgeInterface", "detectLocal.bridgeInterface": "br0"}),
+    ("translation.local_interface", "en", {"detectLocalMode": "InterfaceNamePrefix", "detectLocal.interfaceNamePrefix": "en"}),
+    ("translation.node_port_networks", networks("10.0.0.0/8"), {"nodePortAddresses": "10.0.0.0/8"}),
+    ("translation.node_port_primary", True, {"nodePortAddresses": "primary"}),
+    ("translation.node_port_networks", networks("127.0.0.0/8", "::1/128"), {"nodePortAddresses": "localhost"}),
+    ("translation.node_port_networks", networks("0.0.0.0/0", "::/0"), {"nodePortAddresses": "all"}),
     (
         "translation.node_port_networks",
         networks("127.0.0.0/8", "::1/128", "10.0.0.0/8"),
-        "--nodeport-addresses=primary,localhost,10.0.0.0/8",
-        "nodePortAddresses: [primary, localhost, 10.0.0.0/8]",
+        {"nodePortAddresses": "primary,localhost,10.0.0.0/8"},
     ),
-    ("conntrack.max_per_core", 0, "--conntrack-max-per-core=0", "conntrack: {maxPerCore: 0}"),
-    ("conntrack.minimum", 7, "--conntrack-min=7", "conntrack: {min: 7}"),
-    (
-        "conntrack.tcp_established_timeout_s",
-        0,
-        "--conntrack-tcp-timeout-established=0",
-        "conntrack: {tcpEstablishedTimeout: '0'}",
-    ),
-    ("conntrack.tcp_close_wait_timeout_s", 5, "--conntrack-tcp-timeout-close-wait=5s", "conntrack: {tcpCloseWaitTimeout: 5s}"),
-    ("conntrack.tcp_be_liberal", True, "--conntrack-tcp-be-liberal", "conntrack: {tcpBeLiberal: true}"),
-    ("conntrack.udp_timeout_s", 5, "--conntrack-udp-timeout=5s", "conntrack: {udpTimeout: 5s}"),
-    ("conntrack.udp_stream_timeout_s", 6, "--conntrack-udp-timeout-stream=6s", "conntrack: {udpStreamTimeout: 6s}"),
-    ("oom_score_adj", -1000, "--oom-score-adj=-1000", "oomScoreAdj: -1000"),
-    ("translation.bind_address", parse_address("10.0.0.1"), "--bind-address=010.0.0.1", "bindAddress: 010.0.0.1"),
-    ("translation.bind_address", parse_address("10.0.0.1"), "--bind-address=::ffff:10.0.0.1", "bindAddress: '::ffff:10.0.0.1'"),
-    ("servers.health", listen("10.0.0.1", 80), "--healthz-bind-address=10.0.0.1:80", "healthzBindAddress: 10.0.0.1:80"),
-    ("servers.health", listen("fd00::1", 10256), "--healthz-bind-address=fd00::1", "healthzBindAddress: 'fd00::1'"),
-    ("servers.metrics", listen("::", 9), "--metrics-bind-address=[::]:9", "metricsBindAddress: '[::]:9'"),
-    ("servers.metrics", listen("0.0.0.0", 10249), "--metrics-bind-address=0.0.0.0", "metricsBindAddress: 0.0.0.0"),
-    ("servers.bind_hard_fail", True, "--bind-address-hard-fail", "bindAddressHardFail: true"),
-    ("logging", Logging(format=Format.JSON), "--logging-format=json", "logging: {format: json}"),
-    ("logging", Logging(verbosity=4), "-v=4", "logging: {verbosity: 4}"),
-    (
-        "translation.external_addresses",
-        False,
-        "--feature-gates=AllowServiceExternalIPs=false",
-        "featureGates: {AllowServiceExternalIPs: false}",
-    ),
-    ("source", ServiceSource(kubeconfig="/k"), "--kubeconfig=/k", "clientConnection: {kubeconfig: /k}"),
-    ("source", ServiceSource(manifests="/m"), "--manifests=/m", "ipvsproxy: {manifests: /m}"),
-    ("source.mass_deletion_percent", 0, "--mass-deletion-guard=0", "ipvsproxy: {massDeletionGuardPercent: 0}"),
-    (
-        "translation.allowed_addresses",
-        (parse_network("10.0.0.0/8"),),
-        "--ipvs-allow-service-addresses=10.0.0.0/8",
-        "ipvsproxy: {allowServiceAddresses: [10.0.0.0/8]}",
-    ),
-    ("policy.drain_deadline_s", 600, "--ipvs-drain-deadline=10m", "ipvsproxy: {drainDeadline: 10m}"),
-    ("translation.annotations", frozenset(), "--service-annotations=none", "ipvsproxy: {serviceAnnotations: none}"),
+    ("conntrack.max_per_core", 0, {"conntrack.maxPerCore": "0"}),
+    ("conntrack.minimum", 7, {"conntrack.min": "7"}),
+    ("conntrack.tcp_established_timeout_s", 0, {"conntrack.tcpEstablishedTimeout": "0"}),
+    ("conntrack.tcp_close_wait_timeout_s", 5, {"conntrack.tcpCloseWaitTimeout": "5s"}),
+    ("conntrack.tcp_be_liberal", True, {"conntrack.tcpBeLiberal": "true"}),
+    ("conntrack.udp_timeout_s", 5, {"conntrack.udpTimeout": "5s"}),
+    ("conntrack.udp_stream_timeout_s", 6, {"conntrack.udpStreamTimeout": "6s"}),
+    ("oom_score_adj", -1000, {"oomScoreAdj": "-1000"}),
+    ("translation.bind_address", parse_address("10.0.0.1"), {"bindAddress": "010.0.0.1"}),
+    ("translation.bind_address", parse_address("10.0.0.1"), {"bindAddress": "::ffff:10.0.0.1"}),
+    ("servers.health", listen("10.0.0.1", 80), {"healthzBindAddress": "10.0.0.1:80"}),
+    ("servers.health", listen("fd00::1", 10256), {"healthzBindAddress": "fd00::1"}),
+    ("servers.metrics", listen("::", 9), {"metricsBindAddress": "[::]:9"}),
+    ("servers.metrics", listen("0.0.0.0", 10249), {"metricsBindAddress": "0.0.0.0"}),
+    ("servers.bind_hard_fail", True, {"bindAddressHardFail": "true"}),
+    ("logging", Logging(format=Format.JSON), {"logging.format": "json"}),
+    ("logging", Logging(verbosity=4), {"logging.verbosity": "4"}),
+    ("translation.external_addresses", False, {"featureGates": "AllowServiceExternalIPs=false"}),
+    ("source", ServiceSource(kubeconfig="/k"), {"clientConnection.kubeconfig": "/k"}),
+    ("source", ServiceSource(manifests="/m"), {"ipvsproxy.manifests": "/m"}),
+    ("source.mass_deletion_percent", 0, {"ipvsproxy.massDeletionGuardPercent": "0"}),
+    ("translation.allowed_addresses", (parse_network("10.0.0.0/8"),), {"ipvsproxy.allowServiceAddresses": "10.0.0.0/8"}),
+    ("policy.drain_deadline_s", 600, {"ipvsproxy.drainDeadline": "10m"}),
+    ("translation.annotations", frozenset(), {"ipvsproxy.serviceAnnotations": "none"}),
     (
         "translation.annotations",
         frozenset({Annotation.SCHEDULER, Annotation.WEIGHTS}),
-        "--service-annotations=scheduler,ipvsproxy.io/weights",
-        "ipvsproxy: {serviceAnnotations: 'weights, scheduler'}",
+        {"ipvsproxy.serviceAnnotations": "scheduler,ipvsproxy.io/weights"},
     ),
-    ("engine.drift_check_interval_s", 30, "--ipvs-drift-check-interval=30s", "ipvsproxy: {driftCheckInterval: 30s}"),
-    ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
+    ("engine.drift_check_interval_s", 30, {"ipvsproxy.driftCheckInterval": "30s"}),
+    ("node_name", "other", {"hostnameOverride": " OTHER "}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value", "flag", "line"), CASES, ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES)]
-)
-def test_a_flag_and_its_field_give_the_same_setting(attribute: str, value: object, flag: str, line: str) -> None:
+@pytest.mark.parametrize(("attribute", "value", "texts"), CASES, ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES)])
+def test_a_flag_and_its_field_give_the_same_setting(attribute: str, value: object, texts: Mapping[str, str]) -> None:
     read = operator.attrgetter(attribute)
+    options = {catalogue.BY_KEY[key]: text for key, text in texts.items()}
     assert read(from_flags()) != value
-    flags = flag.split(" --")  # several flags, if one of them requires another
-    assert read(from_flags(flags[0], *(f"--{one}" for one in flags[1:]))) == value
-    assert read(from_file(line)) == value
+    assert read(from_flags(*(f"--{option.flag}={text}" for option, text in options.items()))) == value
+    lines = [file_line(option, file._plain(option, option.parse(text))) for option, text in options.items()]
+    assert read(from_file("\n".join(lines))) == value
 
 
 def test_an_annotation_that_does_not_exist_cannot_be_chosen() -> None:
