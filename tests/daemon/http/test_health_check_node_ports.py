@@ -107,41 +107,24 @@ async def test_a_single_family_service_answers_health_checks_on_node_addresses_o
     assert ports.answers == {}
 
 
-async def test_a_changed_endpoint_count_changes_the_answer_and_does_not_reopen_the_listener() -> None:
+async def test_a_changed_answer_reopens_no_listener_and_a_changed_or_removed_port_is_closed() -> None:
     ports = Ports()
-    ports.put(state(ports={30001: 1}))
+    ports.put(state("web", ports={30001: 1}), state("dns", ports={30003: 1}))
     await ports.checks.adjust()
-    ports.put(state(ports={30001: 0}))
+    ports.is_healthy = False
+    assert ports.ask("0.0.0.0:30001") == (503, "web", 1)
+    ports.is_healthy = True
+    ports.put(state("web", ports={30001: 0}))
     await ports.checks.adjust()
     assert ports.ask("0.0.0.0:30001") == (503, "web", 0)
-    assert ports.log == ["open 0.0.0.0:30001"]
-
-
-async def test_a_changed_port_number_closes_the_old_port_and_opens_the_new_port() -> None:
-    ports = Ports()
-    ports.put(state(ports={30001: 1}))
+    assert ports.log == ["open 0.0.0.0:30001", "open 0.0.0.0:30003"]
+    ports.put(state("web", ports={30002: 1}))
     await ports.checks.adjust()
-    ports.put(state(ports={30002: 1}))
-    await ports.checks.adjust()
-    assert ports.log == ["open 0.0.0.0:30001", "close 0.0.0.0:30001", "open 0.0.0.0:30002"]
-
-
-async def test_the_port_is_closed_if_its_service_is_deleted_or_no_longer_has_the_port() -> None:
-    ports = Ports()
-    ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
-    await ports.checks.adjust()
+    assert ports.log[2:] == ["close 0.0.0.0:30001", "open 0.0.0.0:30002"]
     ports.remove("web")
     ports.put(state("dns"))
     await ports.checks.adjust()
     assert ports.answers == {}
-
-
-async def test_health_checks_fail_on_a_node_that_is_not_healthy() -> None:
-    ports = Ports()
-    ports.put(state(ports={30001: 1}))
-    await ports.checks.adjust()
-    ports.is_healthy = False
-    assert ports.ask("0.0.0.0:30001") == (503, "web", 1)
 
 
 async def test_of_two_services_with_one_port_the_older_answers_and_the_younger_takes_over_after_its_deletion() -> None:
@@ -192,15 +175,11 @@ async def test_a_port_in_use_is_retried_with_growing_pauses_and_delays_no_other_
     ports.clock.now += delays[-1]
     assert await ports.checks.adjust() is None
     assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
-
-
-async def test_a_port_in_use_is_no_longer_retried_when_it_is_no_longer_desired() -> None:
-    ports = Ports()
-    ports.taken.add("0.0.0.0:30001")
-    ports.put(state(ports={30001: 1}))
+    ports.taken.add("0.0.0.0:30004")
+    ports.put(state("web", ports={30004: 1}))
     assert await ports.checks.adjust() is not None
     ports.remove("web")
-    assert await ports.checks.adjust() is None
+    assert await ports.checks.adjust() is None, "a port that is no longer desired is not tried again"
 
 
 async def test_run_adjusts_listeners_after_changes_and_closes_all_of_them_at_its_end() -> None:
