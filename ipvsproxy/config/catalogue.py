@@ -291,9 +291,9 @@ LOGGING = (
         empty_is_unset=True,
         overrides_file=True,
     ).explained("Log lines as text for people, or as JSON for programs."),
-    Option("v", "logging.verbosity", Kind.LEVEL, "0", to="logging.verbosity", overrides_file=True).explained(
-        "Verbosity of the log; also --v LEVEL."
-    ),
+    Option(
+        "v", "logging.verbosity", Kind.INTEGER, "0", "LEVEL", minimum=0, to="logging.verbosity", overrides_file=True
+    ).explained("Verbosity of the log; also --v LEVEL."),
 )
 
 WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {

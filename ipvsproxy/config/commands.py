@@ -199,12 +199,11 @@ _CLEANUP = _command(
     "remove everything that ipvsproxy or kube-proxy has left in the kernel",
     """\
 Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
-servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of both IP
-families. Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, as is a dry run.
-
-With --only=own, only second scopes are removed (virtual servers by mark, sets and chains KUBE-IPVSPROXY-*), the nftables
-table, the copy of a set, and local routes, whose addresses in use are added to kube-ipvs0 before. Connections through
-all other virtual servers continue.
+servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of
+both IP families. Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, as is
+a dry run. With --only=own, only second scopes go (virtual servers by mark, sets and chains KUBE-IPVSPROXY-*), the
+nftables table, the copy of a set, and local routes, whose addresses in use are added to kube-ipvs0 before.
+Connections through all other virtual servers continue.
 
 Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 """,
@@ -214,8 +213,8 @@ Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
     usage="[--only=own] [--dry-run] ",
     flags="""
 
-Of the flags of ipvsproxy run, only --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual servers in
-those ranges stay, and only local routes with that protocol number are removed.
+Of the flags of ipvsproxy run, only --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual
+servers in those ranges stay, and only local routes with that protocol number are removed.
 """,
     implied="--cleanup",
 )

@@ -198,7 +198,6 @@ def _read_patterns(node: yaml.Node) -> Value:
 _SCALARS: Mapping[Kind, tuple[tuple[str, ...], str]] = {
     Kind.TEXT: (_TEXTS, "a string"),
     Kind.INTEGER: ((_INTEGER,), "a whole number"),
-    Kind.LEVEL: ((_INTEGER,), "a whole number"),
     Kind.DURATION: ((_STRING,), "a duration such as 30s, 1m30s or 1h"),
     Kind.QUANTITY: ((_STRING, _INTEGER, _FLOAT), "a number of bytes such as 512, 1k or 2Ki"),
 }

@@ -36,7 +36,6 @@ def suggestion(text: str, known: Iterable[str], dashes: str = "") -> str:
 
 INT32 = range(-(2**31), 2**31)
 INT64_MAX = 2**63 - 1
-LEVEL_MAX = 2**31 - 1
 _HOUR_S = 3600
 _LONGEST = 200
 """Characters of a number or duration. Python converts longer texts slowly or not at all."""
@@ -78,14 +77,6 @@ def parse_integer(text: str) -> int:
         if number in INT32 and text.isascii() and text == text.strip():
             return number
     raise ValueError(f"a whole number in {INT32.start}..{INT32.stop - 1}")
-
-
-def parse_level(text: str) -> int:
-    """Read a verbosity."""
-    allowed = f"a whole number in 0..{LEVEL_MAX}"
-    if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST) or int(text) > LEVEL_MAX:
-        raise ValueError(allowed)
-    return int(text)
 
 
 def parse_number(text: str) -> float:
@@ -161,7 +152,7 @@ def parse_patterns(text: str) -> tuple[str, ...]:
     patterns = tuple(filter(None, text.split(",")))
     for pattern in patterns:
         match = _PATTERN.fullmatch(pattern)
-        if match is None or int(match[1]) > LEVEL_MAX:
+        if match is None or int(match[1]) not in INT32:
             raise ValueError("a list such as pattern=2,other=4")
     return patterns
 
@@ -183,7 +174,6 @@ class Kind(enum.Enum):
     BOOLEAN = ("BOOL", parse_boolean)
     INTEGER = ("INT", parse_integer)
     NUMBER = ("NUMBER", parse_number)
-    LEVEL = ("LEVEL", parse_level)
     DURATION = ("DURATION", parse_duration)
     LIST = ("ITEM,...", parse_list)
     GATES = ("NAME=BOOL,...", parse_gates)

@@ -12,7 +12,7 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from ipvsproxy.config import catalogue, settings
 from ipvsproxy.config.option import ConfigError, Given, Likeness, Problem, Value, ValuePlace, quoted, render_duration, suggestion
@@ -56,9 +56,6 @@ All other settings of IPVS are left unchanged, or chosen by ipvsproxy.
 _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAllocator"))
 
 
-_Value = TypeVar("_Value")
-
-
 @dataclasses.dataclass(eq=False)
 class Values:
     """What has been read of a command line or a file: values by ``Option.key``, problems, and notices for the operator.
@@ -73,19 +70,12 @@ class Values:
     notices: list[str] = dataclasses.field(default_factory=list)
     words: list[str] = dataclasses.field(default_factory=list)
 
-    def value(self, key: str) -> Value:
-        """The value of any option."""
+    def get(self, key: str) -> Any:
+        """The value of an option, or its default."""
         if key in self.given and self.known(key):
             return self.given[key].value
         option = catalogue.BY_KEY[key]
         return option.parse(option.default_in(file=bool(self.config_file)))
-
-    def get(self, key: str, kind: type[_Value]) -> _Value:
-        """The value of an option, checked to be of this type."""
-        value = self.value(key)
-        if not isinstance(value, kind):
-            raise TypeError(f"{key} is not of type {kind.__name__}")
-        return value
 
     def source(self, key: str) -> ValuePlace:
         """The place where the value was given, or where the user could give it."""
@@ -167,7 +157,7 @@ def _fields(values: Values) -> dict[str, dict[str, Any]]:
     for key, option in catalogue.BY_KEY.items():
         section, _, name = option.to.rpartition(".")
         if name:
-            value = values.value(key)
+            value = values.get(key)
             choice = next(iter(option.choices), None)
             fields[section][name] = type(choice)(value or option.default) if isinstance(choice, enum.Enum) else value
     return fields
@@ -184,15 +174,15 @@ def _check_bounds(values: Values) -> None:
             values.refuse(key, f"{given} must be {option.allowed}{hint}")
         if option.deprecated:
             values.notices.append(f"{values.source(key)}: deprecated; {option.deprecated}")
-    version = values.get("showHiddenMetricsForVersion", str)
+    version = values.get("showHiddenMetricsForVersion")
     if version and not _VERSION.fullmatch(version):
         values.refuse("showHiddenMetricsForVersion", f"{quoted(version)} must be MAJOR.MINOR, such as 1.35")
 
 
 def _check_mode(values: Values) -> None:
-    mode = values.get("mode", str)
+    mode = values.get("mode")
     known = not mode or mode in _OTHER_MODES
-    cleans = values.get("cleanup", bool) and not values.get("write-config-to", str)
+    cleans = values.get("cleanup") and not values.get("write-config-to")
     if mode == "ipvs" or not values.known("mode") or (cleans and known):
         return
     reason = f"{quoted(mode)} is " + ("a mode that ipvsproxy does not support" if known else "no mode")
@@ -202,12 +192,12 @@ def _check_mode(values: Values) -> None:
 
 
 def _bind_address(values: Values) -> Address:
-    text = values.get("bindAddress", str)
+    text = values.get("bindAddress")
     try:
         return parse_address(text)
     except ValueError:
         values.refuse("bindAddress", f"{quoted(text)} must be an IP address")
-        return parse_address(values.get("bindAddress", str))
+        return parse_address(values.get("bindAddress"))
 
 
 def _listen(
@@ -219,12 +209,12 @@ def _listen(
     """
     port_key = "healthz-port" if default_port == HEALTH_PORT else "metrics-port"
     port_given = port_key in values.given and values.known(port_key)
-    port = values.get(port_key, int)
+    port = values.get(port_key)
     if port_given and not port:
         return None
     if key not in values.given and values.config_file:
         return ListenAddress(parse_address(default_hosts[bind_address.family is Family.IPV6]), default_port)
-    text = values.get(key, str)
+    text = values.get(key)
     try:
         listen = _parse_listen(text, port)
     except ValueError as error:
@@ -246,14 +236,14 @@ def _parse_listen(text: str, default_port: int) -> ListenAddress:
 
 
 def _check_writable(values: Values, servers: settings.Servers) -> None:
-    if values.get("write-config-to", str):
+    if values.get("write-config-to"):
         for key, server in (("healthz-port", servers.health), ("metrics-port", servers.metrics)):
             if server is None and key in values.given:
                 values.refuse(key, "0 cannot be written to a file: v1alpha1 has no way to say that a server is off")
 
 
 def _node_name(values: Values, hostname: str) -> str:
-    override = values.get("hostnameOverride", str)
+    override = values.get("hostnameOverride")
     name = (override or hostname).strip().lower()
     if not name:
         values.refuse("hostnameOverride", "must not be blank" if override else "must be set, because this host has no name")
@@ -262,20 +252,20 @@ def _node_name(values: Values, hostname: str) -> str:
 
 def _check_source(values: Values) -> None:
     for key in ("clientConnection.kubeconfig", "master"):
-        if values.get("ipvsproxy.manifests", str) and values.get(key, str):
-            reason = f"{quoted(values.get(key, str))} and {values.source('ipvsproxy.manifests')} exclude each other; remove one"
+        if values.get("ipvsproxy.manifests") and values.get(key):
+            reason = f"{quoted(values.get(key))} and {values.source('ipvsproxy.manifests')} exclude each other; remove one"
             values.refuse(key, reason)
 
 
 def _check_periods(values: Values) -> None:
-    period_s, least_s = values.get("ipvs.syncPeriod", float), values.get("ipvs.minSyncPeriod", float)
+    period_s, least_s = values.get("ipvs.syncPeriod"), values.get("ipvs.minSyncPeriod")
     if least_s > period_s and values.known("ipvs.syncPeriod", "ipvs.minSyncPeriod"):
         period = f"{values.source('ipvs.syncPeriod').name} ({render_duration(period_s)})"
         values.refuse("ipvs.minSyncPeriod", f"{render_duration(least_s)} must not be longer than {period}")
 
 
 def _top_server(values: Values) -> str:
-    text = values.get("server", str)
+    text: str = values.get("server")
     try:
         url = urllib.parse.urlsplit(text)
         is_url = url.scheme == "http" and bool(url.hostname) and (url.port or 1) > 0 and url.path in ("", "/")
@@ -287,7 +277,7 @@ def _top_server(values: Values) -> str:
 
 
 def _scheduler(values: Values) -> str:
-    scheduler = values.get("ipvs.scheduler", str) or "rr"
+    scheduler = values.get("ipvs.scheduler") or "rr"
     if not _SCHEDULER.fullmatch(scheduler):
         values.refuse("ipvs.scheduler", f"{quoted(scheduler)} must be the name of an IPVS scheduler, such as rr, lc, sh or mh")
     return scheduler
@@ -296,7 +286,7 @@ def _scheduler(values: Values) -> str:
 def _annotations(values: Values) -> frozenset[Annotation]:
     """The annotations that this node obeys: all, none, or the named ones (with or without their prefix)."""
     key = "ipvsproxy.serviceAnnotations"
-    names = [name.strip().removeprefix(PREFIX) for name in (values.get(key, str) or "all").split(",")]
+    names = [name.strip().removeprefix(PREFIX) for name in (values.get(key) or "all").split(",")]
     if names == ["all"]:
         return ALL_ANNOTATIONS
     if names == ["none"]:
@@ -310,12 +300,12 @@ def _annotations(values: Values) -> frozenset[Annotation]:
 
 def _scope_bits(values: Values) -> int:
     key = "ipvsproxy.scopeMarkBits"
-    text = values.get(key, str)
+    text = values.get(key)
     try:
         bits = int(text, 0)
     except ValueError:
         bits = 0
-    taken = _MARK_DROP | 1 << values.get("iptables.masqueradeBit", int)
+    taken = _MARK_DROP | 1 << values.get("iptables.masqueradeBit")
     if not 0 < bits < 1 << 32 or bits.bit_count() > _MOST_SCOPE_BITS:
         values.refuse(key, f"{quoted(text)} must be a number such as 0x3fff, with 1 to {_MOST_SCOPE_BITS} of 32 bits set")
     elif text == catalogue.BY_KEY[key].default:
@@ -335,7 +325,7 @@ def _networks(
     """
     networks: list[Network] = []
     source = values.source(key)
-    for index, text in enumerate(values.get(key, tuple) if texts is None else texts):
+    for index, text in enumerate(values.get(key) if texts is None else texts):
         try:
             networks += map(parse_network, words.get(text, (text,)))
         except ValueError as error:
@@ -344,13 +334,13 @@ def _networks(
 
 
 def _detect_local(values: Values) -> dict[str, object]:
-    mode = LocalMode(values.get("detectLocalMode", str) or LocalMode.CLUSTER_CIDR)
-    text = values.get("clusterCIDR", str) if mode is LocalMode.CLUSTER_CIDR else ""
+    mode = LocalMode(values.get("detectLocalMode") or LocalMode.CLUSTER_CIDR)
+    text = values.get("clusterCIDR") if mode is LocalMode.CLUSTER_CIDR else ""
     networks = _networks(values, "clusterCIDR", texts=text.split(",") if text else ())
     if len(networks) != len({network.family for network in networks}) and values.known("clusterCIDR"):
         values.refuse("clusterCIDR", f"{quoted(text)} must be one CIDR range, or one IPv4 and one IPv6 range")
     key, longest = _INTERFACE_NAMES.get(mode, ("", 0))
-    name = values.get(key, str) if key else ""
+    name = values.get(key) if key else ""
     if key and not name:
         values.refuse(key, f"is required with {values.source('detectLocalMode').name} {mode}")
     elif key and not (name.isprintable() and len(name.encode()) <= longest and _INTERFACE.fullmatch(name)):
@@ -359,7 +349,7 @@ def _detect_local(values: Values) -> dict[str, object]:
 
 
 def _node_ports(values: Values) -> dict[str, object]:
-    texts = values.get("nodePortAddresses", tuple)
+    texts = values.get("nodePortAddresses")
     networks = _networks(values, "nodePortAddresses", _NODE_PORT_RANGES | {_PRIMARY: ()})
     return {"node_port_networks": networks, "node_port_primary": _PRIMARY in texts and _ALL not in texts}
 
@@ -367,7 +357,7 @@ def _node_ports(values: Values) -> dict[str, object]:
 def _ipvs_sysctls(values: Values) -> tuple[Sysctl, ...]:
     key = "ipvsproxy.ipvsSysctls"
     chosen: dict[str, Sysctl] = {}
-    for index, text in enumerate(values.get(key, tuple)):
+    for index, text in enumerate(values.get(key)):
         name, _, value = text.partition("=")
         if value not in map(str, IPVS_SYSCTLS.get(name, ())):
             allowed = ", ".join(f"{one}={numbers[0]}..{numbers[-1]}" for one, numbers in IPVS_SYSCTLS.items())
@@ -377,7 +367,7 @@ def _ipvs_sysctls(values: Values) -> tuple[Sysctl, ...]:
 
 
 def _gates(values: Values) -> bool:
-    gates = values.get("featureGates", dict)
+    gates = values.get("featureGates")
     for name in _LOCKED_GATES:
         if gates.get(name, True) is False:
             values.refuse("featureGates", f"{name} must be true; it can no longer be turned off")
@@ -398,9 +388,9 @@ def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
 
 
 def _file_values(values: Values, bind_address: Address, servers: settings.Servers) -> Mapping[str, Value]:
-    written = {key: values.value(key) for key, option in catalogue.BY_KEY.items() if option.field}
+    written = {key: values.get(key) for key, option in catalogue.BY_KEY.items() if option.field}
     written["bindAddress"] = str(bind_address)
     written["healthzBindAddress"] = str(servers.health or "")
     written["metricsBindAddress"] = str(servers.metrics or "")
-    written["hostnameOverride"] = values.get("hostnameOverride", str).strip().lower()
+    written["hostnameOverride"] = values.get("hostnameOverride").strip().lower()
     return written

@@ -18,7 +18,6 @@ EXAMPLES: dict[Kind, Value] = {
     Kind.BOOLEAN: True,
     Kind.INTEGER: 12,
     Kind.NUMBER: 2.5,
-    Kind.LEVEL: 4,
     Kind.DURATION: 90.0,
     Kind.LIST: ("10.0.0.0/8", "fd00::/8"),
     Kind.GATES: {"A": True, "B": False},

@@ -24,7 +24,6 @@ _WRONG: dict[Kind, str] = {
     Kind.BOOLEAN: "'true'",
     Kind.INTEGER: "'12'",
     Kind.NUMBER: "'2.5'",
-    Kind.LEVEL: "-1",
     Kind.DURATION: "30",
     Kind.LIST: "10.0.0.0/8",
     Kind.GATES: "[A]",

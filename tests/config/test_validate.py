@@ -167,6 +167,7 @@ def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_one(mode: str) -> N
     [
         ("--iptables-masquerade-bit=32", "32 must be 0..31"),
         ("--iptables-masquerade-bit=-1", "-1 must be 0..31"),
+        ("--v=-1", "-1 must be at least 0"),
         ("--oom-score-adj=1001", "1001 must be -1000..1000"),
         ("--conntrack-max-per-core=-1", "-1 must be at least 0"),
         ("--conntrack-min=-1", "-1 must be at least 0"),

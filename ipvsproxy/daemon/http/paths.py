@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 import structlog
 
 from ipvsproxy.config import file
-from ipvsproxy.config.option import parse_level
+from ipvsproxy.config.option import parse_integer
 from ipvsproxy.config.settings import Config, Format, Servers
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import server
@@ -156,8 +156,10 @@ class MetricsPaths:
         if request.method != "PUT":
             return METHOD_PAGE
         try:
-            level = parse_level(request.body.decode("ascii", errors="replace").strip())
+            level = parse_integer(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
+            level = -1
+        if level < 0:
             return Answer(BAD_REQUEST, b"the body of a PUT must be a level of -v, a whole number\n", TEXT)
         logs.set_up(json=self.config().logging.format is Format.JSON, verbosity=level)
         log.warning("verbosity_changed", verbosity=level)
