@@ -52,6 +52,9 @@ _NODE = _EVERYWHERE | {
     "net/bridge/bridge-nf-call-ip6tables": "1",
 }
 
+_AGENT = "import sys; sys.path.append(sys.argv.pop(1)); import asyncio, lab_agent; asyncio.run(lab_agent.main())"
+"""Imports the agent, because Python would compile a script anew each time."""
+
 
 class LabError(Exception):
     """The lab could not carry out a request."""
@@ -141,7 +144,7 @@ class Lab:
 
     def __enter__(self) -> Self:
         agent = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("lab_agent.py")), str(Lab._clients)],
+            [sys.executable, "-I", "-S", "-c", _AGENT, str(Path(__file__).parent), str(Lab._clients)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -429,7 +429,3 @@ async def main() -> None:
         task = asyncio.create_task(handle(request["id"], request["operation"], request["arguments"]))
         running.add(task)
         task.add_done_callback(running.discard)
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
