@@ -1,4 +1,7 @@
-"""The commands of docs/runbook.md, migration.md and running.md run as printed on a real kernel, and none of them fails.
+"""The commands of docs/runbook.md, migration.md and running.md run as printed, and none of them fails.
+
+Those of the runbook run on a real kernel. Those of the other pages change a cluster, whose kubectl is a stand-in;
+``tests/packets/test_over_and_back.py`` runs those of the migration on a node.
 
 Lines that inspect iptables and ipset run with the iptables backend, and lines that inspect nftables with the nftables backend.
 kubectl is a stand-in: "exec" runs the command on this machine; applied files must exist, and a folder for -k must have a
@@ -12,16 +15,18 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 import yaml
 
 from ipvsproxy.model.rules import Backend
+from scripts.kernels import control
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support.program import STARTER, Program
 
 ROOT = pathlib.Path(__file__).parents[1]
+DEMO = ROOT / "manifests/demo"
 KUBECTL = """\
 #!/bin/bash
 echo "kubectl $*" >>"${0%/*}/calls"
@@ -68,8 +73,6 @@ IN_THE_REPORT = {
     Backend.NFTABLES: ("set KUBE-CLUSTER-IP {", "chain IPv4-nat-KUBE-SERVICES {"),
 }
 
-Surroundings = Mapping[str, str]
-
 
 def blocks(document: str, backend: Backend = Backend.IPTABLES) -> list[str]:
     """The shell commands of a document for one backend, as one string for each heading."""
@@ -97,33 +100,35 @@ def backend() -> Backend:
 
 
 @pytest.fixture
-def surroundings(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, network_namespace: None, backend: Backend
-) -> Iterator[Surroundings]:
-    """A node that runs ipvsproxy with the demo's Services, and whose PATH has the stand-ins."""
+def tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: Backend) -> pathlib.Path:
+    """A folder in PATH with the stand-ins, and with the configuration of ipvsproxy with the demo's Services."""
     tools = tmp_path / "tools"
     tools.mkdir()
     kubectl = KUBECTL.replace("@KUBECTL@", shutil.which("kubectl") or "false")
     for name, text in (("kubectl", kubectl), ("ipvsproxy", IPVSPROXY), ("sleep", SLEEP)):
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
-    folder = ROOT / "manifests/demo"
-    (tools / "config.conf").write_text(CONFIGURATION + f"ipvsproxy: {{manifests: {folder}, rulesBackend: {backend}}}\n")
+        control.write_program(tools / name, text)
+    (tools / "config.conf").write_text(CONFIGURATION + f"ipvsproxy: {{manifests: {DEMO}, rulesBackend: {backend}}}\n")
     monkeypatch.setenv("PATH", f"{tools}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    return tools
+
+
+@pytest.fixture
+def running(tools: pathlib.Path, tmp_path: pathlib.Path, network_namespace: None) -> Iterator[None]:
+    """A node that runs ipvsproxy."""
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         subprocess.run(("ip", *command.split()), check=True)
     pathlib.Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
     (tmp_path / "log").touch()
     with Program(
-        folder, tmp_path / "log", f"--config={tools / 'config.conf'}", "--hostname-override=demo-node", starter=STARTER
+        DEMO, tmp_path / "log", f"--config={tools / 'config.conf'}", "--hostname-override=demo-node", starter=STARTER
     ) as program:
         program.wait_until_synced()
-        yield {"folder": str(tmp_path), "calls": str(tools / "calls")}
+        yield
 
 
-def type_in(commands: str, folder: str) -> str:
+def type_in(commands: str, folder: pathlib.Path) -> str:
     """Run lines in one shell, in a folder that has the files that the lines name; returns the output, or fails with the error."""
-    (pathlib.Path(folder) / "manifests").symlink_to(ROOT / "manifests")
+    (folder / "manifests").symlink_to(ROOT / "manifests")
     done = subprocess.run(
         ("bash", "-eEu", "-o", "pipefail", "-c", f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"),
         cwd=folder,
@@ -136,28 +141,31 @@ def type_in(commands: str, folder: str) -> str:
 
 
 @pytest.mark.kernel
+@pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_command_of_the_runbook_works_as_printed(surroundings: Surroundings, backend: Backend) -> None:
-    said = type_in("".join(blocks("runbook.md", backend)), surroundings["folder"])
+def test_every_command_of_the_runbook_works_as_printed(tmp_path: pathlib.Path, backend: Backend) -> None:
+    said = type_in("".join(blocks("runbook.md", backend)), tmp_path)
     assert "\n200\n" in said.replace("}200", "}\n200")
     assert "Service demo/web (ClusterIP)" in said
     assert "TCP 10.96.0.80:80 (cluster IP), rr" in said
     assert "0 differences" in said or "equal" in said
     assert re.search(r"^demo-node: 0 failures, \d+ warnings?, \d+ notes?", said, re.MULTILINE)
-    report = (pathlib.Path(surroundings["folder"]) / "report.txt").read_text()
+    report = (tmp_path / "report.txt").read_text()
     for part in ('"command": "explain"', "demo/web:http", *IN_THE_REPORT[backend], "kube-ipvs0"):
         assert part in report
 
 
-@pytest.mark.kernel
-def test_every_command_of_the_pages_about_migration_and_updates_works_as_printed(surroundings: Surroundings) -> None:
-    said = type_in("".join(blocks("migration.md") + blocks("running.md")), surroundings["folder"])
-    assert "mode: ipvs" in said
-    assert "\n200\n" in said.replace("}200", "}\n200")
-    assert "10.96.0.80:80" in said
-    calls = pathlib.Path(surroundings["calls"]).read_text()
+@NEEDS_KUBECTL
+def test_every_command_of_the_pages_about_migration_and_updates_works_as_printed(
+    tmp_path: pathlib.Path, tools: pathlib.Path
+) -> None:
+    for name in ("curl", "ipvsadm"):
+        control.write_program(tools / name, f'#!/bin/sh\necho {name} "$*" >>{tools}/calls\n')
+    assert "mode: ipvs" in type_in("".join(blocks("migration.md") + blocks("running.md")), tmp_path)
+    calls = (tools / "calls").read_text()
     for folder in ("beside-kube-proxy", "replace-kube-proxy", "cleanup-on-all-nodes", "own-configuration"):
         assert f"apply -k manifests/overlays/{folder}" in calls
+    assert "localhost:10256/healthz\nipvsadm -Ln\n" in calls
     assert "get nodes -l kubernetes.io/os=linux,!service-proxy " in calls, "no pod would ever come to any other node"
     over, back = "app.kubernetes.io/component=proxy", "k8s-app=kube-proxy"
     for node in ("worker-1", "worker-2"):
@@ -178,28 +186,28 @@ def test_the_printed_wait_for_a_pod_gives_up_after_sixty_attempts(tmp_path: path
     assert done.stdout.splitlines() == [*["slept"] * 60, "gave up"]
 
 
-@pytest.mark.kernel
 @NEEDS_KUBECTL
-def test_the_cleanup_jobs_of_the_migration_run_on_the_named_node_and_first_only_list(surroundings: Surroundings) -> None:
+def test_the_cleanup_jobs_of_the_migration_run_on_the_named_node_and_first_only_list(
+    tmp_path: pathlib.Path, tools: pathlib.Path
+) -> None:
     (clean,) = (part for part in blocks("migration.md") if "kubectl drain $NODE" in part and "manifests/cleanup" in part)
-    type_in(clean, surroundings["folder"])
-    jobs = list(yaml.safe_load_all((pathlib.Path(surroundings["calls"]).parent / "applied").read_text()))
+    type_in(clean, tmp_path)
+    jobs = list(yaml.safe_load_all((tools / "applied").read_text()))
     pods = [job["spec"]["template"]["spec"] for job in jobs]
     assert {(job["kind"], job["metadata"]["name"]) for job in jobs} == {("Job", "ipvsproxy-cleanup")}
     assert [pod["nodeName"] for pod in pods] == ["worker-1"] * 2
     assert [pod["containers"][0]["args"] for pod in pods] == [[CONFIG, "--dry-run=true"], [CONFIG, "--dry-run=false"]]
 
 
-@pytest.mark.kernel
 @NEEDS_KUBECTL
 def test_the_cleanup_jobs_for_returning_to_kube_proxy_remove_only_what_kube_proxy_does_not_know(
-    surroundings: Surroundings,
+    tmp_path: pathlib.Path, tools: pathlib.Path
 ) -> None:
     parts = blocks("migration.md")
     (ready,) = (part for part in parts if "ready() {" in part)
     (back,) = (part for part in parts if "--only=own" in part)
-    type_in(ready.partition("NODE=")[0] + back, surroundings["folder"])
-    applied = list(yaml.safe_load_all((pathlib.Path(surroundings["calls"]).parent / "applied").read_text()))
+    type_in(ready.partition("NODE=")[0] + back, tmp_path)
+    applied = list(yaml.safe_load_all((tools / "applied").read_text()))
     pods = [one["spec"]["template"]["spec"] for one in filter(None, applied)]
     assert [pod.get("nodeName") for pod in pods] == ["worker-1", "worker-2", None]
     cleaning = [

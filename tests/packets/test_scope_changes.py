@@ -41,17 +41,17 @@ def traces(running: cluster.Cluster) -> list[str]:
     return [line for line in (*rules, *sets, *marks) if "IPVSPROXY" in line or line.startswith("FWM")]
 
 
+BRIDGE = ("--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")
+PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni")
+
+
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node"),
-        pytest.param(("--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"), id="bridge"),
-        pytest.param(
-            ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni"),
-            id="prefix of interfaces",
-            marks=patience.THOROUGH,  # the rule of an interface prefix differs from that of a bridge in its wildcard
-        ),
-        pytest.param(("--masquerade-all",), id="masquerade all"),
+        pytest.param((*BRIDGE, "--masquerade-all"), id="bridge, masquerade all"),
+        # The rules are those of test_scopes.py, and that of a bridge with a wildcard.
+        pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node", marks=patience.THOROUGH),
+        pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
 )
 def test_second_scopes_work_with_every_method_to_recognise_local_pods(
