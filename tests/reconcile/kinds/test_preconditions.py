@@ -287,6 +287,14 @@ def test_endpoints_of_another_service_do_not_wait_for_a_change_of_traffic_policy
     assert not given_traffic & local_entries(Protocol.TCP).keys()
 
 
+def test_new_endpoints_do_not_wait_for_the_removal_of_source_ranges() -> None:
+    node = simulation.SimulatedNode()
+    node.put(web(("10.1.0.0/16", "10.2.0.0/16")), builders.endpoint_slice())
+    node.sync()
+    node.put(web(("10.1.0.0/16",)), endpoints())
+    assert VIRTUAL_SERVER in {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServers)}
+
+
 def test_a_removed_endpoint_gets_weight_zero_at_once_even_if_the_traffic_policy_changes_too() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))

@@ -25,6 +25,7 @@ from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import own_objects
 from ipvsproxy.reconcile.tables.scopes import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
+from ipvsproxy.reconcile.virtual_servers.ownership import firewall_entry
 from ipvsproxy.translate.translation_settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -206,6 +207,7 @@ def test_the_survey_finds_the_second_scope_of_a_service_port() -> None:
     assert survey.witness(mark) == mark_entry(mark)
     assert survey.witness(FirewallMark.of(Family.IPV4, SECOND)) is None
     assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
+    assert survey.scope(port, Family.IPV6) is None
 
 
 def test_a_family_does_not_count_as_lacking_if_only_the_sets_of_scopes_are_missing() -> None:
@@ -601,9 +603,11 @@ def test_source_ranges_are_applied_even_if_the_kernel_refuses_rules_that_mark_pa
     tables = node.reconciler._tables
     assert Family.IPV4 in tables.skeletons.pending
     assert not tables.of_rules.lacks(Family.IPV4)
+    assert Circumstances(tables).has_ranges(firewall_entry(builders.frontend(BALANCER, 80)))
     assert node.reconciler.survey.lacking([Family.IPV4]) == frozenset()
     node.observe(skeletons={Family.IPV4: skeleton.without("filter")})
     assert tables.of_rules.lacks(Family.IPV4)
+    assert not Circumstances(tables).has_ranges(firewall_entry(builders.frontend(BALANCER, 80)))
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4}
 
 

@@ -273,6 +273,14 @@ def test_a_change_to_the_desired_value_does_not_count_as_drift() -> None:
     assert numbers.drifted == 0
 
 
+def test_our_own_change_to_a_value_that_is_no_longer_desired_does_not_count_as_drift() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.notice("key", 1)
+    numbers.confirm("key", 2)
+    assert (numbers.drifted, pending(numbers)) == (0, ["key"])
+
+
 def test_drift_of_a_single_key_that_is_noticed_counts_as_drift_too() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
