@@ -90,7 +90,6 @@ class ApiServer:
     """Start the server with ``async with``; ``url`` is its address.
 
     ``token``: the required bearer token; an empty string means that none is required.
-    ``gone_by_event``: a watch from a revision that is too old gets status 200 and an ERROR event instead of HTTP 410.
     ``waits_for_revision``: a watch from a future revision waits silently for that revision instead of getting HTTP 504.
     ``cache``: the contents of a watch cache that is behind; lists that permit older data are answered from it. ``has_cache``: if
     false, each list comes from etcd, in pages. ``knows_drop``: the server leaves managed fields out on request (KEP-5958).
@@ -101,7 +100,6 @@ class ApiServer:
     def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
         self.store = api_store.Store()
         self.token = token
-        self.gone_by_event = False
         self.waits_for_revision = True
         self.cache: api_store.Store | None = None
         self.has_cache = True
@@ -352,17 +350,12 @@ class ApiServer:
 
     def _first_lines(
         self, resource: Resource, matches: api_store.Matches, revision: int, form: Callable[[Object], Object]
-    ) -> Iterator[bytes | _End]:
+    ) -> Iterator[bytes]:
         """The first lines of a watch: the current state if no revision is given, otherwise the changes since that revision."""
         if not revision:
             objects = [item for item in self.store.objects(resource) if matches(item)]
             return iter([line(form({"type": "ADDED", "object": item})) for item in objects])
-        try:
-            events = [change.event(matches) for change in self.store.changes_since(resource, revision)]
-        except StatusError as error:
-            if not self.gone_by_event:
-                raise
-            return iter([line({"type": "ERROR", "object": error.body}), _End.NORMAL])
+        events = [change.event(matches) for change in self.store.changes_since(resource, revision)]
         return iter([line(form(event)) for event in events if event])
 
     @contextlib.asynccontextmanager

@@ -32,7 +32,7 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, without_method
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, Rule, Skeleton
-from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetType
+from ipvsproxy.model.sets import IP_SETS, IpSet, SetCopy, SetEntries, SetType
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
     ConnectionCounts,
@@ -85,9 +85,8 @@ class FakeKernel:
     number of tracked flows of each real server.
     """
 
-    def __init__(self, *, set_capacity: int = SET_CAPACITY, schedulers: Collection[str] = SCHEDULERS) -> None:
+    def __init__(self, *, schedulers: Collection[str] = SCHEDULERS) -> None:
         self.rules = FakePrograms()
-        self.set_capacity = set_capacity
         self.schedulers = frozenset(schedulers)
         self.asked_schedulers: list[str] = []
         self.virtual_servers: dict[VirtualServerKey, KernelVirtualServer] = {}
@@ -288,7 +287,7 @@ class FakeKernel:
             case IpSet() | SetCopy():
                 surprise = self._change_set(verb, item)
             case SetEntries():
-                surprise = fake_sets.change_entry(self.sets, verb, item.key, self.set_capacity)
+                surprise = fake_sets.change_entry(self.sets, verb, item.key)
             case Device() | BoundAddresses() | LocalRoutes():
                 surprise = self._change_local(verb, item)
             case Skeleton():

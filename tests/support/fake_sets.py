@@ -12,8 +12,6 @@ SET_BUSY = 4100
 """IPSET_ERR_BUSY: a rule uses the set."""
 INVALID_PREFIX = 4104
 """IPSET_ERR_INVALID_CIDR: a range of /0."""
-HASH_FULL = 4352
-"""IPSET_ERR_HASH_FULL."""
 
 
 class Refusal(Exception):  # noqa: N818 - an answer of the kernel, not an error of a test
@@ -55,7 +53,7 @@ def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, reference
     return there is not None
 
 
-def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry, capacity: int) -> bool:
+def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry) -> bool:
     """Add or remove an entry; returns whether the whole set does not exist. Raises Refusal.
 
     Entries are sent to the kernel in bulk, and the kernel does not report which entries already existed.
@@ -71,8 +69,6 @@ def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry, capacit
     if held is None:
         raise Refusal(errno.ENOENT, "the set does not exist")
     _check_entry(item, held)
-    if item not in held.entries and held.type is not SetType.PORT and len(held.entries) >= capacity:
-        raise Refusal(HASH_FULL, "the set is full")
     held.entries.add(item)
     return False
 

@@ -14,13 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.model.sets import SetType
 from tests.support import fake_netlink
 
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12
-_NO_SUCH_TYPE = 4098  # IPSET_ERR_FIND_TYPE
 _IPSET, _CONNECTIONS, _NF_TABLES = 6 << 8, 1 << 8, 10 << 8
-_PROTOCOL, _CREATE, _TYPE = _IPSET | 1, _IPSET | 2, _IPSET | 13
+_PROTOCOL = _IPSET | 1
 _LIST_CONNECTIONS = _CONNECTIONS | 1
 _FILTER = 25  # CTA_FILTER
 _NEW_CHAIN, _NEW_RULE = _NF_TABLES | 3, _NF_TABLES | 6
@@ -33,28 +31,19 @@ _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 class OldKernel(NamedTuple):
     """The answers of one version of Linux.
 
-    ``protocols`` are the numbers in the answer of ipset about its protocol, by attribute. ``newest_revisions`` are the newest
-    revisions of the set types. The other fields say whether the kernel version has a feature that docs/compatibility.md lists.
+    ``protocols`` are the numbers in the answer of ipset about its protocol, by attribute. The other fields say whether the kernel
+    version has a feature that docs/compatibility.md lists. Revisions of ipset are those of the test kernel: the driver asks for
+    the lowest that it can use, whatever the newest is.
     """
 
     version: str
     protocols: Mapping[int, int]
-    newest_revisions: Mapping[SetType, int]
     filters_routes: bool
     filters_connections: bool
     has_nat_in_inet: bool
     has_arrival_behind_ipvs: bool
 
 
-# IPSET_TYPE_REV_MAX in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c of Linux 5.10. That of hash:ip,port is the
-# same in 4.4: revisions only ever grow, so it is in between.
-_REVISIONS: Mapping[SetType, int] = {
-    SetType.ADDRESS: 4,
-    SetType.ADDRESS_PORT: 5,
-    SetType.ADDRESS_PORT_ADDRESS: 5,
-    SetType.ADDRESS_PORT_NETWORK: 7,
-    SetType.PORT: 3,
-}
 OLD_KERNELS: Mapping[str, OldKernel] = {
     one.version: one
     for one in (
@@ -62,7 +51,6 @@ OLD_KERNELS: Mapping[str, OldKernel] = {
             "4.18",
             # ip_set_protocol in net/netfilter/ipset/ip_set_core.c: IPSET_ATTR_PROTOCOL_MIN came with protocol 7 (23c42a403a9c).
             protocols={1: 6},
-            newest_revisions=_REVISIONS,
             filters_routes=False,  # NETLINK_GET_STRICT_CHK: 89d35528d17d, Linux 4.20
             filters_connections=False,  # CTA_FILTER: cb8aa9a3affb, Linux 5.8
             has_nat_in_inet=False,  # d164385ec572, Linux 5.2
@@ -71,7 +59,6 @@ OLD_KERNELS: Mapping[str, OldKernel] = {
         OldKernel(
             "5.4",
             protocols={1: 7, 10: 6},
-            newest_revisions=_REVISIONS,
             filters_routes=True,
             filters_connections=False,
             has_nat_in_inet=True,
@@ -109,24 +96,16 @@ class OldSocket:
         if not self._kernel.has_nat_in_inet and any(map(_is_nat_in_inet, messages)):
             self._answers += _refused_transaction(messages)
             return len(data)
-        passed = [one for one in map(self._pass, messages) if one]
-        if passed:
-            self._inner.send(b"".join(passed))
+        self._inner.send(b"".join(map(self._pass, messages)))
         return len(data)
 
     def _pass(self, whole: bytes) -> bytes:
-        """The bytes of a message that the real kernel gets; empty if a recorded answer is used."""
-        _, kind, _, sequence, _ = _HEADER.unpack_from(whole)
+        """The bytes of a message that the real kernel gets."""
+        _, kind, _, _, _ = _HEADER.unpack_from(whole)
         if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
             return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know
         if kind == _NEW_RULE and not self._kernel.has_arrival_behind_ipvs:
             return whole.replace(_ARRIVAL, _NO_ARRIVAL)  # NF_HOOK without the interface of arrival in net/ipv4/ip_output.c
-        if kind == _CREATE:
-            parts = _attributes(whole)
-            newest = self._kernel.newest_revisions.get(_type(whole, parts[3]))
-            if newest is not None and whole[parts[4][0]] > newest:  # find_set_type_get in ip_set_core.c
-                self._answers.append(fake_netlink.error(sequence, _NO_SUCH_TYPE))
-                return b""
         return whole
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
@@ -148,11 +127,6 @@ class OldSocket:
             told = b"".join(fake_netlink.attribute(at, bytes([number])) for at, number in self._kernel.protocols.items())
             payload = whole[_HEADER.size :][:_NETFILTER_HEADER] + told
             return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, port) + payload
-        if kind == _TYPE:
-            parts = _attributes(whole)
-            changed, at = bytearray(whole), parts[4][0]
-            changed[at] = min(changed[at], self._kernel.newest_revisions.get(_type(whole, parts[3]), 255))
-            return bytes(changed)
         return whole
 
 
@@ -168,10 +142,6 @@ def _split(data: bytes) -> list[bytes]:
 
 def _attributes(whole: bytes) -> Mapping[int, tuple[int, int]]:
     return message.attributes(whole, _HEADER.size + _NETFILTER_HEADER, len(whole))
-
-
-def _type(whole: bytes, at: tuple[int, int]) -> SetType:
-    return SetType(message.text(whole, at))
 
 
 def _without(whole: bytes, number: int) -> bytes:
