@@ -308,11 +308,6 @@ def test_removing_a_virtual_server_removes_its_real_servers(kernel: Kernel) -> N
     assert refusal(kernel, Verb.SET, real_server(desired)) == errno.ESRCH
 
 
-def test_a_real_server_is_refused_if_its_virtual_server_does_not_exist(kernel: Kernel) -> None:
-    assert [refusal(kernel, verb, real_server(server())) for verb in (Verb.ADD, Verb.SET)] == [errno.ESRCH] * 2
-    assert virtual_servers(kernel) == {}
-
-
 def test_a_real_server_with_an_invalid_address_or_port_is_refused(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired)
@@ -540,14 +535,6 @@ def test_each_of_several_refused_real_servers_has_its_own_outcome(kernel: Kernel
     assert refused.operation == Operation(Verb.ADD, RealServers.of(desired.key, impossible))
     assert (refused.errno, bool(refused.error)) == (errno.EINVAL, True)
     assert virtual_servers(kernel)[desired.key].real_servers == dict.fromkeys(items.keys, 1)
-
-
-@FAMILIES
-def test_several_entries_of_a_set_are_added_together(kernel: Kernel, family: Family) -> None:
-    ip_set = IpSet(SetKind.IPVS_IPS, family)
-    items = ip_set, SetEntries(ip_set.name, (SetEntry(ip_set.name, SERVICE[family]), SetEntry(ip_set.name, POD[family])))
-    assert apply(kernel, Verb.ADD, *items) == [Outcome(Operation(Verb.ADD, item)) for item in items]
-    assert sets(kernel)[ip_set.name] == frozenset(items[1].entries)
 
 
 def test_if_one_of_several_entries_is_refused_each_entry_has_its_own_outcome(kernel: Kernel) -> None:

@@ -207,14 +207,6 @@ def operations(*items: Item) -> list[Operation]:
     return [Operation(Verb.ADD, item) for item in items]
 
 
-@pytest.mark.parametrize("name", ITEMS)
-def test_each_kind_of_object_is_handled_by_its_driver(kernel: Kernel, name: str) -> None:
-    asked = operations(*ITEMS[name])
-    outcomes = new_node().apply(asked)
-    assert kernel.applied == [(name, list(ITEMS[name]))]
-    assert [outcome.operation for outcome in outcomes] == asked
-
-
 def test_operations_are_applied_in_order_in_consecutive_runs_of_one_driver_each(kernel: Kernel) -> None:
     (server, real_server, _), (entry, ip_set, _) = ITEMS["ipvs"], ITEMS["ipset"]
     last = SetEntries.of(msgspec.structs.replace(ENTRY, port=81))

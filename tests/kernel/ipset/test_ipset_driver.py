@@ -74,24 +74,6 @@ def test_every_set_is_created_as_kube_proxy_creates_it_with_the_lowest_revision_
 
 
 @pytest.mark.kernel
-def test_ipset_prints_entries_as_the_model_prints_them(driver: ipset.IpsetDriver) -> None:
-    address, pod = parse_address("fd00:96::1"), parse_address("fd00:244::9")
-    desired = [
-        SetEntry("KUBE-6-CLUSTER-IP", address, Protocol.SCTP, 443),
-        SetEntry("KUBE-6-LOOP-BACK", pod, Protocol.TCP, 80, pod),
-        SetEntry("KUBE-6-LOAD-BALANCER-SOURCE-CID", address, Protocol.UDP, 53, parse_address("fd01::"), 64),
-        SetEntry("KUBE-6-LOAD-BALANCER-SOURCE-CID", address, Protocol.UDP, 53, pod, 128),
-        SetEntry("KUBE-6-IPVS-IPS", address),
-        SetEntry("KUBE-NODE-PORT-UDP", port=30053),
-        SetEntry("KUBE-LOAD-BALANCER-SOURCE-CIDR", parse_address("10.0.0.1"), Protocol.TCP, 80, parse_address("10.9.0.7"), 32),
-    ]
-    names = {one.set for one in desired}
-    apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), *desired)
-    for name in names:
-        assert members(name) == {str(one) for one in desired if one.set == name}
-
-
-@pytest.mark.kernel
 def test_entries_added_with_ipset_are_observed_except_entries_with_protocols_that_services_do_not_have(
     driver: ipset.IpsetDriver,
 ) -> None:
@@ -168,17 +150,6 @@ def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_that_rules_and_
     assert (outcome.error, outcome.surprise) == ("", True), "it counts as the set that was asked for"
     assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *map(entry, range(5000)))} == {("", 0, False, 0)}
     assert len(driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries) == SET_CAPACITY + 100 - 5000
-
-
-@pytest.mark.kernel
-def test_entries_beyond_the_capacity_of_a_set_are_reported_and_all_other_entries_are_added(driver: ipset.IpsetDriver) -> None:
-    tool("create", CLUSTER_IP.name, "hash:ip,port", "maxelem", "10", "hashsize", "64", "bucketsize", "12")
-    outcomes = apply(driver, Verb.ADD, *(entry(number) for number in range(14)))
-    failed = [outcome for outcome in outcomes if outcome.error]
-    assert len(failed) == 4
-    assert {outcome.errno for outcome in failed} == {4352}
-    assert "the set is full" in failed[0].error
-    assert members(CLUSTER_IP.name) == {str(outcome.operation.item.key) for outcome in outcomes if not outcome.error}
 
 
 @pytest.mark.kernel

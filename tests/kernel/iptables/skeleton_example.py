@@ -1,4 +1,4 @@
-"""A small skeleton of rules, and its listings when none of the rules has been written and when all have been written."""
+"""A small skeleton of rules, with the text of each rule."""
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family
@@ -20,5 +20,4 @@ SKELETON = Skeleton(
     jumps=(OUTPUT, PREROUTING, INPUT),
 )
 NOTHING = iptables_syntax.Listing(chains={}, jumps={}, foreign_jumps={})
-TEXTS = {key: tuple(render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
-IN_FORCE = iptables_syntax.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, foreign_jumps={})
+CHAINS = {key: tuple(render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}

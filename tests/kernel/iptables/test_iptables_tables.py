@@ -132,16 +132,6 @@ def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not_change_it(
     changes.close()
 
 
-@pytest.mark.usefixtures("network_namespace")
-def test_the_fingerprint_depends_on_the_order_of_rules() -> None:
-    for target in ("ACCEPT", "RETURN"):
-        run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", target)
-    before = RuleChanges().fingerprint(Family.IPV4, "legacy")
-    run(Family.IPV4, "legacy", "nat", "-D", "OUTPUT", "1")
-    run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", "ACCEPT")
-    assert RuleChanges().fingerprint(Family.IPV4, "legacy") != before
-
-
 @pytest.mark.parametrize("family", Family)
 def test_if_no_socket_can_be_opened_that_is_a_kernel_error(family: Family) -> None:
     with every_descriptor_taken(), pytest.raises(KernelError, match=r"table nat: Too many open files") as caught:

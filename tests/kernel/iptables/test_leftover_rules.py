@@ -180,18 +180,6 @@ def test_nothing_is_read_or_removed_after_the_program_in_path_was_replaced_by_th
     assert not (programs / "removed").exists()
 
 
-def test_leftover_rules_are_removed_by_one_run_of_a_program_that_replaces_each_table_atomically(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
-    reference = Reference(ChainKey("filter", "INPUT"), '-m comment --comment "x y" -j KUBE-SERVICES', CHAIN)
-    kept, gone = ChainKey("nat", "KUBE-NODEPORTS"), ChainKey("nat", "KUBE-PROXY-CANARY")
-    rules(programs).remove(NFT, Removal(references=(reference,), emptied=(CHAIN, kept, gone), deleted=(CHAIN, gone)))
-    assert (programs / "arguments").read_text().strip() == "-w 5 --noflush"
-    assert (programs / "stdin").read_text() == (
-        '*filter\n:KUBE-SERVICES - [0:0]\n-D INPUT -m comment --comment "x y" -j KUBE-SERVICES\n-X KUBE-SERVICES\nCOMMIT\n'
-        "*nat\n:KUBE-NODEPORTS - [0:0]\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-CANARY\nCOMMIT\n"
-    )
-
-
 def test_a_failed_removal_is_an_error(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-restore", "echo 'Another app is currently holding the xtables lock.' >&2; exit 4")
     with pytest.raises(KernelError, match="holding the xtables lock"):
@@ -223,15 +211,6 @@ def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace
 def rules_beside(place: RulesPlace) -> LeftoverRules:
     """A node on which the other variant is in use."""
     return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
-
-
-def test_the_fingerprint_of_leftover_rules_changes_only_with_a_rule(place: RulesPlace) -> None:
-    subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
-    fingerprints = [subject.fingerprint(place), subject.fingerprint(place)]
-    run(program, "-A", "INPUT", "-j", "ACCEPT")
-    fingerprints.append(subject.fingerprint(place))
-    assert None not in fingerprints
-    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 def test_leftover_rules_are_removed_and_rules_of_other_programs_stay(place: RulesPlace) -> None:

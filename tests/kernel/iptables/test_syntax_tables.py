@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.rules import ChainKey, Jump
-from tests.kernel.iptables.skeleton_example import IN_FORCE, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
+from tests.kernel.iptables.skeleton_example import CHAINS, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/expected"
 
@@ -30,7 +30,7 @@ def test_chains_rules_and_jumps_are_written_to_empty_tables() -> None:
 
 
 def test_removal_deletes_all_our_jumps_and_chains_and_nothing_else() -> None:
-    listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
+    listing = iptables_syntax.Listing(chains=CHAINS, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
     assert iptables_syntax.render_removal(SKELETON, listing) == (
         "*nat\n"
         ":KUBE-SERVICES - [0:0]\n"

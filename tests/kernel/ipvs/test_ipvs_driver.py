@@ -37,26 +37,6 @@ from tests.support import patience
 
 
 @pytest.mark.kernel
-def test_ipvsadm_shows_the_same_virtual_servers_as_with_kube_proxy(driver: ipvs.IpvsDriver) -> None:
-    one = server("10.96.0.1", 443, flags=PERSISTENT, timeout_s=10800)
-    two = server("10.96.0.10", 53, protocol=Protocol.UDP, scheduler="wrr")
-    three = server("fd00:96::1", 80, scheduler="mh", flags=SCHEDULER_PORT)
-    four = server("10.96.0.10", 53, protocol=Protocol.SCTP)
-    items = (one, two, three, four, real(one, "192.168.0.1", 6443), real(two, "10.244.1.7", 53, 0), real(three, "fd00:244::7"))
-    assert clean(driver.apply(operations(Verb.ADD, *items)))
-    assert {line.rstrip() for line in ipvsadm("-Sn").splitlines()} == {
-        "-A -t 10.96.0.1:443 -s rr -p 10800",
-        "-a -t 10.96.0.1:443 -r 192.168.0.1:6443 -m -w 1",
-        "-A -u 10.96.0.10:53 -s wrr",
-        "-a -u 10.96.0.10:53 -r 10.244.1.7:53 -m -w 0",
-        "-A -t [fd00:96::1]:80 -s mh -b mh-port",
-        "-a -t [fd00:96::1]:80 -r [fd00:244::7]:8080 -m -w 1",
-        "-A --sctp-service 10.96.0.10:53 -s rr",
-    }
-    assert "0xffffffff" not in ipvsadm("-Sn")  # ipvsadm prints a netmask unless it covers a single address
-
-
-@pytest.mark.kernel
 def test_virtual_servers_added_by_ipvsadm_are_observed(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "mh", "-p", "600", "-b", "mh-port,mh-fallback")
     ipvsadm("-a", "-t", "10.96.0.1:80", "-r", "10.1.0.1:8080", "-m", "-w", "7")

@@ -51,25 +51,6 @@ def bound(text: str) -> BoundAddresses:
 
 
 @pytest.mark.kernel
-def test_ip_shows_the_same_device_and_addresses_as_with_kube_proxy(driver: addresses.AddressDriver) -> None:
-    assert clean(apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("fd00:96::1")))
-    (link,) = ip("address", "show", DEVICE)
-    assert link["operstate"] == "DOWN"
-    assert set(link["flags"]) == {"BROADCAST", "NOARP"}
-    assert link["linkinfo"]["info_kind"] == "dummy"
-    forever = 0xFFFFFFFF
-    shown = [
-        {key: value for key, value in one.items() if key not in ("valid_life_time", "preferred_life_time", "label")}
-        for one in link["addr_info"]
-    ]
-    assert shown == [
-        {"family": "inet", "local": "10.96.0.1", "prefixlen": 32, "scope": "global"},
-        {"family": "inet6", "local": "fd00:96::1", "prefixlen": 128, "scope": "global"},
-    ]
-    assert {one["valid_life_time"] for one in link["addr_info"]} == {forever}
-
-
-@pytest.mark.kernel
 def test_addresses_added_with_ip_are_observed_together_with_addresses_of_other_interfaces(
     driver: addresses.AddressDriver,
 ) -> None:
@@ -95,6 +76,9 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
     apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
     assert driver.observe() == driver.observe_changed()
     assert driver.observe_changed() is None
+    for verb in (Verb.REMOVE, Verb.ADD):
+        apply(driver, verb, bound("10.96.0.1"))
+    assert driver.observe_changed() is not None, "our own write, although the addresses are the same as before"
     ip("address", "add", "172.18.0.9/16", "dev", "lo")
     observed = driver.observe_changed()
     assert observed is not None
@@ -109,19 +93,6 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
     observed = driver.observe_changed()
     assert observed is not None
     assert not observed.device
-
-
-@pytest.mark.kernel
-def test_the_poll_after_a_write_returns_the_addresses_even_if_they_are_the_same_as_before(
-    driver: addresses.AddressDriver,
-) -> None:
-    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
-    driver.observe_changed()
-    apply(driver, Verb.REMOVE, bound("10.96.0.1"))
-    apply(driver, Verb.ADD, bound("10.96.0.1"))
-    observed = driver.observe_changed()
-    assert observed is not None
-    assert observed.addresses == {parse_address("10.96.0.1")}
 
 
 @pytest.mark.kernel

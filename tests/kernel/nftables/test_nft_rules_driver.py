@@ -98,17 +98,6 @@ def test_no_rule_follows_an_equal_one_because_one_fingerprint_would_stand_for_bo
     assert not [one for rules in chains for one, other in itertools.pairwise(rules) if one == other]
 
 
-def test_nft_prints_the_text_of_a_rule_only_if_it_can_parse_it_as_a_comment(driver: NftRulesDriver) -> None:
-    wanted = every_rule(Family.IPV6)
-    apply(driver, Verb.SET, wanted)
-    assert driver.observe(Family.IPV6) == wanted.in_force
-    refusals = chain(Family.IPV6, "filter", "KUBE-IPVS-OUT-FILTER").splitlines()
-    (short,) = [line for line in refusals if "2001:db8::1" in line]
-    (long,) = [line for line in refusals if str(LONG.address) in line]
-    assert "--vaddr 2001:db8::1 --vport 80 -j DROP" in short
-    assert "comment" not in long
-
-
 def save_and_load() -> None:
     """Save the rule set in a file, and load it as at the next boot of the host."""
     saved = nft("list", "ruleset")
@@ -132,23 +121,6 @@ def test_a_saved_rule_set_can_be_loaded_and_differences_are_repaired(driver: Nft
         assert observed.chains.keys() == one.chains.keys()
         assert apply(driver, Verb.SET, one).error == ""
         assert driver.observe(family) == one.in_force
-
-
-def test_nft_prints_each_rule_readably_next_to_its_text(driver: NftRulesDriver) -> None:
-    apply(driver, Verb.SET, every_rule(Family.IPV4))
-    assert "meta nfproto ipv4 jump IPv4-nat-KUBE-SERVICES" in chain(Family.IPV4, "nat", "OUTPUT")
-    services = chain(Family.IPV4, "nat", "KUBE-SERVICES")
-    assert 'ip daddr . meta l4proto . th dport @KUBE-LOAD-BALANCER dnat ip to ip daddr comment "' in services
-    postrouting = chain(Family.IPV4, "nat", "KUBE-POSTROUTING")
-    original = "ct original ip daddr . meta l4proto . ct original proto-dst"
-    for protocol in ("tcp", "udp", "sctp"):
-        asked = f"meta l4proto {protocol} {original}"
-        assert f"{asked} @KUBE-LOAD-BALANCER jump IPv4-nat-KUBE-LOAD-BALANCER" in postrouting
-        assert f"ip saddr != 10.244.0.0/16 {asked} @KUBE-CLUSTER-IP masquerade fully-random" in postrouting
-    refusal = chain(Family.IPV4, "filter", "KUBE-IPVS-OUT-FILTER")
-    assert "ct original ip daddr 192.0.2.1 ct original proto-dst 80 ct direction original fib saddr type local drop" in refusal
-    ranges = chain(Family.IPV4, "filter", "KUBE-SOURCE-RANGES-FIREWALL").splitlines()
-    assert len([line for line in ranges if "@KUBE-LOAD-BALANCER-SOURCE-CIDR" in line]) == Family.IPV4.bits
 
 
 @pytest.mark.parametrize("family", [Family.IPV6])

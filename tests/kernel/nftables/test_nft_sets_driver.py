@@ -66,17 +66,6 @@ def test_a_set_of_another_type_does_not_count_as_one_of_our_sets(driver: NftSets
     assert driver.observe([CLUSTER])[CLUSTER].differs_from(IP_SETS[CLUSTER])
 
 
-def test_thousands_of_entries_are_added_read_and_removed(driver: NftSetsDriver) -> None:
-    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
-    entries = tuple(map(entry, range(MANY)))
-    (outcome,) = driver.apply([Operation(Verb.ADD, SetEntries(CLUSTER, entries))])
-    assert outcome.error == ""
-    assert set(driver.observe([CLUSTER])[CLUSTER].entries) == set(entries)
-    (outcome,) = driver.apply([Operation(Verb.REMOVE, SetEntries(CLUSTER, entries[1:]))])
-    assert outcome.error == ""
-    assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entries[0]}
-
-
 def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     wrong = SetEntry(CLUSTER, parse_address("fd00::1"), Protocol.TCP, 80)
@@ -84,13 +73,6 @@ def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: NftSe
     outcomes = driver.apply([Operation(Verb.ADD, SetEntries.of(entry(1), wrong, entry(2), without))])
     assert [bool(one.error) for one in outcomes] == [False, True, False, True]
     assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entry(1), entry(2)}
-
-
-def test_if_one_entry_is_absent_all_other_entries_are_still_removed(driver: NftSetsDriver) -> None:
-    apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1), entry(2))
-    outcomes = driver.apply([Operation(Verb.REMOVE, SetEntries.of(entry(1), entry(9), entry(2)))])
-    assert [one.error for one in outcomes] == ["", "", ""]
-    assert driver.observe([CLUSTER])[CLUSTER].entries == set()
 
 
 def test_entries_of_a_missing_set_fail_and_entries_of_other_sets_succeed(driver: NftSetsDriver) -> None:
