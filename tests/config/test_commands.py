@@ -77,22 +77,19 @@ def test_bash_offers_exactly_the_words_that_can_follow(words: tuple[str, ...], o
     assert _complete(*words) == offered
 
 
-def test_the_completion_command_prints_a_script_with_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "bash"]) == 0
-    assert "run plan verify" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])
-def test_other_arguments_of_completion_are_refused_with_the_names_of_the_shells(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["bash"], 0, "run plan verify"),
+        (["--help"], 0, "source <(ipvsproxy completion zsh)"),
+        *((arguments, 2, "ipvsproxy completion bash|zsh|fish") for arguments in ([], ["tcsh"], ["bash", "zsh"])),
+    ],
+)
+def test_completion_prints_a_script_for_a_shell_and_otherwise_the_names_of_the_shells(
+    arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["completion", *arguments]) == 2
-    assert "bash|zsh|fish" in capsys.readouterr().err
-
-
-def test_each_command_has_its_own_help_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "--help"]) == 0
-    assert "source <(ipvsproxy completion zsh)" in capsys.readouterr().out
+    assert cli.main(["completion", *arguments]) == status
+    assert text in (capsys.readouterr().err if status else capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

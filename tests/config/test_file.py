@@ -7,6 +7,7 @@ A configuration that is written to a file and read again is equal.
 
 import dataclasses
 import json
+from collections.abc import Mapping
 
 import pytest
 import yaml
@@ -243,38 +244,27 @@ def test_a_written_configuration_is_the_same_when_read_again(flags: list[str]) -
 
 
 _SECONDS = strategies.integers(0, 10**15).map(lambda nanoseconds: f"{nanoseconds}ns")
+_ADDRESSES = strategies.ip_addresses()
+_VALUES = {
+    "ipvs-tcp-timeout": _SECONDS,
+    "ipvs-udp-timeout": _SECONDS,
+    "conntrack-tcp-timeout-established": _SECONDS,
+    "iptables-masquerade-bit": strategies.integers(0, 31),
+    "oom-score-adj": strategies.integers(-1000, 1000),
+    "conntrack-max-per-core": strategies.integers(0, 2**31 - 1),
+    "healthz-bind-address": strategies.builds(
+        lambda address, port: str(address) if address.version == 6 else f"{address}:{port}",
+        _ADDRESSES,
+        strategies.integers(1, 65535),
+    ),
+    "ipvs-exclude-cidrs": strategies.lists(_ADDRESSES.map(lambda one: f"{one}/{104 if one.version == 6 else 7}")).map(",".join),
+    "kubeconfig": strategies.text(strategies.characters(exclude_categories=["Cs"])),
+}
 
 
-@given(
-    timeouts=strategies.tuples(_SECONDS, _SECONDS, _SECONDS),
-    bit=strategies.integers(0, 31),
-    score=strategies.integers(-1000, 1000),
-    cores=strategies.integers(0, 2**31 - 1),
-    health=strategies.tuples(strategies.ip_addresses(), strategies.integers(1, 65535)),
-    excluded=strategies.lists(strategies.ip_addresses().map(lambda address: f"{address}/{104 if address.version == 6 else 7}")),
-    path=strategies.text(strategies.characters(exclude_categories=["Cs"])),
-)
-def test_any_written_configuration_is_the_same_when_read_again(
-    *,
-    timeouts: tuple[str, str, str],
-    bit: int,
-    score: int,
-    cores: int,
-    health: tuple[object, int],
-    excluded: list[str],
-    path: str,
-) -> None:
-    config = from_flags(
-        f"--ipvs-tcp-timeout={timeouts[0]}",
-        f"--ipvs-udp-timeout={timeouts[1]}",
-        f"--conntrack-tcp-timeout-established={timeouts[2]}",
-        f"--iptables-masquerade-bit={bit}",
-        f"--oom-score-adj={score}",
-        f"--conntrack-max-per-core={cores}",
-        f"--healthz-bind-address={health[0]}" if ":" in str(health[0]) else f"--healthz-bind-address={health[0]}:{health[1]}",
-        f"--ipvs-exclude-cidrs={','.join(excluded)}",
-        f"--kubeconfig={path}",
-    )
+@given(strategies.fixed_dictionaries(_VALUES))
+def test_any_written_configuration_is_the_same_when_read_again(texts: Mapping[str, object]) -> None:
+    config = from_flags(*(f"--{flag}={text}" for flag, text in texts.items()))
     assert read_back(config) == config
 
 

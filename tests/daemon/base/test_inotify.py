@@ -1,11 +1,10 @@
 """Covers which changes of a directory wake a waiting task, with inotify and without it."""
 
 import asyncio
-import ctypes
-import errno
 import os
 import pathlib
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -116,12 +115,7 @@ async def test_a_symbolic_link_that_is_changed_to_another_directory_is_followed(
 
 
 async def test_without_inotify_the_waiting_task_wakes_up_to_poll(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Exhausted:
-        def inotify_init1(self, flags: int) -> int:
-            ctypes.set_errno(errno.EMFILE)
-            return -1
-
-    monkeypatch.setattr(inotify, "_libc", Exhausted())
+    monkeypatch.setattr(inotify, "_libc", Mock(inotify_init1=lambda _: -1))
     with inotify.DirectoryChanges(str(tmp_path), QUICK_S) as changes:
         assert not changes.is_notified
         async with asyncio.timeout(DEADLINE_S):

@@ -58,17 +58,18 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def _health(node: Node) -> AsyncIterator[int]:
-    listener = await server.listen(LOOPBACK, 0, node.answer_health)
+async def _listening(handler: server.Handler) -> AsyncIterator[int]:
+    listener = await server.listen(LOOPBACK, 0, handler)
     yield listener.port
     await listener.close()
 
 
-@contextlib.asynccontextmanager
-async def _metrics(node: Node) -> AsyncIterator[int]:
-    listener = await server.listen(LOOPBACK, 0, node.metrics_routes.answer)
-    yield listener.port
-    await listener.close()
+def _health(node: Node) -> contextlib.AbstractAsyncContextManager[int]:
+    return _listening(node.answer_health)
+
+
+def _metrics(node: Node) -> contextlib.AbstractAsyncContextManager[int]:
+    return _listening(node.metrics_routes.answer)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/livez", "/"])

@@ -21,10 +21,6 @@ HANGS_S = 60.0
 async def test_a_failing_task_stops_all_other_tasks_and_the_status_changes_before_the_servers_stop() -> None:
     order: list[str] = []
 
-    class Status:
-        def stop(self) -> None:
-            order.append("status")
-
     async def work(name: str) -> None:
         try:
             await asyncio.Event().wait()
@@ -34,22 +30,20 @@ async def test_a_failing_task_stops_all_other_tasks_and_the_status_changes_befor
     async def fail() -> None:
         raise ZeroDivisionError
 
+    status = Mock(stop=lambda: order.append("status"))
     with pytest.raises(ZeroDivisionError):
-        await lifecycle.until_stopped(asyncio.Event(), Status(), [work("work"), fail()], [work("server")])  # type: ignore[arg-type]  # a double
+        await lifecycle.until_stopped(asyncio.Event(), status, [work("work"), fail()], [work("server")])
     assert order == ["status", "work", "server"]
 
 
 async def test_a_task_that_returns_does_not_end_the_process() -> None:
     stopping = asyncio.Event()
 
-    class Status:
-        def stop(self) -> None:
-            assert stopping.is_set()
-
     async def end() -> None:
         asyncio.get_running_loop().call_later(0.01, stopping.set)
 
-    await lifecycle.until_stopped(stopping, Status(), [end()], [])  # type: ignore[arg-type]  # a double
+    await lifecycle.until_stopped(stopping, Mock(), [end()], [])
+    assert stopping.is_set()
 
 
 def test_a_hanging_thread_does_not_delay_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pathlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog.testing
@@ -80,16 +81,6 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 def logs() -> Any:
     with structlog.testing.capture_logs() as captured:
         yield captured
-
-
-class FileOf:
-    """A configuration file with this content."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def read_bytes(self) -> bytes:
-        return self._content
 
 
 def remove(path: pathlib.Path) -> None:
@@ -173,10 +164,10 @@ async def test_a_configuration_file_that_could_not_be_read_is_read_again_without
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
     process = Process(path)
     write(path, "ipvs: {scheduler: wrr}")
-    content = FileOf(await asyncio.to_thread(path.read_bytes))
+    content = Mock(read_bytes=Mock(return_value=await asyncio.to_thread(path.read_bytes)))  # a moment before
     remove(path)
     for _ in range(3):
-        await process.reloader.check(content)  # type: ignore[arg-type]  # its content a moment before
+        await process.reloader.check(content)
     write(path, "ipvs: {scheduler: wrr}")
     await process.reloader.check(path)
     assert [config.translation.scheduler for config in process.applied] == ["wrr"]
@@ -248,9 +239,8 @@ async def test_a_configuration_that_could_not_be_applied_is_retried_after_a_paus
 async def test_a_configuration_file_that_changes_while_it_is_read_is_logged_once(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
     process.failures = ["no memory"] * 3
-    content = HEAD.encode()
     write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(FileOf(content))  # type: ignore[arg-type]  # its content a moment before
+    await process.reloader.check(Mock(read_bytes=HEAD.encode))  # its content a moment before
     await process.reloader.check(path)
     assert process.outcomes == [False, False]
     assert [line["event"] for line in logs] == ["reload_failed"]

@@ -72,7 +72,7 @@ async def test_another_program_that_holds_the_lock_is_reported_and_does_not_prev
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1)
-    monkeypatch.setattr(instance, "_CREDENTIALS", FakeCredentials())
+    monkeypatch.setattr(instance, "_CREDENTIALS", Mock(size=12, unpack=lambda _: (4711, 1000, 1000)))  # of another user
     with (
         contextlib.closing(instance.Instance(name)),
         structlog.testing.capture_logs() as logs,
@@ -80,15 +80,6 @@ async def test_another_program_that_holds_the_lock_is_reported_and_does_not_prev
     ):
         (warning,) = logs
     assert (warning["log_level"], warning["held_by"]) == ("warning", "a process of user 1000")
-
-
-class FakeCredentials:
-    """Socket credentials of another user."""
-
-    size = 12
-
-    def unpack(self, _: bytes) -> tuple[int, int, int]:
-        return 4711, 1000, 1000
 
 
 @pytest.mark.usefixtures("host_with_everything")
