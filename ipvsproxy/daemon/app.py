@@ -97,13 +97,8 @@ class _Node(Watcher):
         self._node_trouble = ""
         guard = Guard(self.config.guard_percent, all_nodes=self.config.takes_direct_return)
         self._store = Store(started_s=time.time(), guard=guard, here=self.config.node_name)
-        self._engine = Engine(
-            choices=self.choices,
-            store=self._store,
-            kernel=self.kernel,
-            watcher=self,
-            prepare=functools.partial(_inherit_sets, self.kernel, tuple(self.programs)),
-        )
+        prepare = functools.partial(_inherit_sets, self.kernel, tuple(self.programs))
+        self._engine = Engine(choices=self.choices, store=self._store, kernel=self.kernel, watcher=self, prepare=prepare)
         self._staleness = Staleness(lambda: self.source.statuses, limit_s=self.config.servers.stale_watch_s)
         self._status = Status(
             families=self.programs,

@@ -113,8 +113,3 @@ async def test_from_verbosity_2_on_health_check_ports_are_logged(level: int, exp
         ports.remove("web")
         await ports.checks.adjust()
     assert [line["event"] for line in lines] == expected
-
-
-def test_the_verbosity_decides_which_lines_are_logged() -> None:
-    log._Process.verbosity = 3
-    assert (log.verbosity(), log.shows(3), log.shows(4)) == (3, True, False)

@@ -276,12 +276,8 @@ class _Loader(KubeConfigLoader):
 
 
 def _load_service_account(directory: pathlib.Path, configuration: Configuration) -> None:
-    loader = InClusterConfigLoader(
-        token_filename=str(directory / "token"),
-        cert_filename=str(directory / "ca.crt"),
-        try_refresh_token=False,
-        environ=os.environ,
-    )
+    token, authority = str(directory / "token"), str(directory / "ca.crt")
+    loader = InClusterConfigLoader(token_filename=token, cert_filename=authority, try_refresh_token=False, environ=os.environ)
     try:
         loader.load_and_set(configuration)
     except (ConfigException, OSError, ValueError) as error:

@@ -1,15 +1,12 @@
 """Covers failed operations, operations with an unexpected outcome, and a kernel that cannot be read."""
 
 import errno
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.loop import engine, reader
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
-from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import attempts
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
@@ -76,26 +73,6 @@ async def test_drift_in_readable_parts_of_the_kernel_is_repaired_within_seconds_
             await node.quiet(2 * reader.POLL_INTERVAL_S)
         assert WEB_KEY in node.kernel.virtual_servers
         assert len([line for line in logs if line["event"] == "kernel_unreadable"]) <= 1, "looks do not repeat it"
-
-
-@in_virtual_time
-async def test_a_notification_during_a_failing_reading_causes_another_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = MemoryNode(audit_interval_s=10_000)
-    look = node.kernel.poll
-    looks_s: list[float] = []
-
-    def look_and_tell(*arguments: Any, thorough: bool, whole: bool) -> Iterator[Observation]:
-        looks_s.append(loop().time())
-        if len(looks_s) == 1:
-            node.engine.kernel_changed()
-        yield from look(*arguments, thorough=thorough, whole=whole)
-
-    async with node.serving(WEB, SLICE, after_s=1):
-        node.kernel.unreadable = {"skeletons"}
-        monkeypatch.setattr(node.kernel, "poll", look_and_tell)
-        await node.quiet(reader.POLL_INTERVAL_S + 1)
-    assert len(looks_s) > 1
-    assert looks_s[1] - looks_s[0] < 1
 
 
 @in_virtual_time

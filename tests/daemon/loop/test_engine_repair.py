@@ -29,13 +29,18 @@ from tests.support.spoiling import (
 from tests.support.virtual_time import in_virtual_time, loop
 
 
+@pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [*DRIFTS, add_real_server])
 @in_virtual_time
-async def test_drift_is_observed_by_the_next_poll_and_repaired(spoil: Callable[[FakeKernel], None]) -> None:
+async def test_drift_is_repaired_at_once_after_a_notification_or_by_the_next_poll(
+    spoil: Callable[[FakeKernel], None], *, is_notified: bool
+) -> None:
     async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
         spoil(node.kernel)
         node.kernel.forget()
-        await node.quiet(reader.POLL_INTERVAL_S)
+        if is_notified:
+            node.engine.kernel_changed()
+        await node.quiet(0 if is_notified else reader.POLL_INTERVAL_S)
         assert node.done
         assert_from_scratch(node)
 
@@ -101,16 +106,6 @@ async def test_a_foreign_virtual_server_is_treated_as_ours_when_a_witness_appear
         assert len(node.kernel.virtual_servers) == 2, "it is foreign"
         node.kernel.sets[STRAY_PORT.set].entries.add(STRAY_PORT)
         await node.quiet(10)
-        assert_from_scratch(node)
-
-
-@pytest.mark.parametrize("spoil", DRIFTS)
-@in_virtual_time
-async def test_drift_is_repaired_at_once_after_a_notification_of_the_kernel(spoil: Callable[[FakeKernel], None]) -> None:
-    async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
-        spoil(node.kernel)
-        node.engine.kernel_changed()
-        await node.quiet()
         assert_from_scratch(node)
 
 

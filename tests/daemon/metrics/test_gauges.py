@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
-from ipvsproxy.daemon.metrics import metrics, series
+from ipvsproxy.daemon.metrics import metrics
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.sources.source import Trouble, WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
@@ -227,12 +227,3 @@ def test_counting_many_objects_for_a_scrape_lets_other_tasks_run_in_between() ->
     )
     sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status)
     assert sum(one is None for one in metrics.gauges(sources, BOTH)) == 3 + 3
-
-
-def test_the_buckets_have_the_same_bounds_as_in_kube_proxy() -> None:
-    assert [series.FAST_S[0], series.FAST_S[1], series.FAST_S[-1], len(series.FAST_S)] == [0.001, 0.002, 16.384, 15]
-    # 0.25, 0.5, 1 to 59 in steps of 1, 60 to 115 in steps of 5, 120 to 300 in steps of 30
-    assert list(series.SLOW_S[:4]) == [0.25, 0.5, 1, 2]
-    assert list(series.SLOW_S[59:64]) == [58, 59, 60, 65, 70]
-    assert list(series.SLOW_S[-8:]) == [115, 120, 150, 180, 210, 240, 270, 300]
-    assert len(series.SLOW_S) == 2 + 59 + 12 + 7

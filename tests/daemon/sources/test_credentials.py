@@ -3,7 +3,6 @@
 import base64
 import json
 import pathlib
-import stat
 import subprocess
 import sys
 from typing import Any
@@ -37,16 +36,6 @@ async def test_a_rotated_token_is_read_again_after_status_401(tmp_path: pathlib.
         await running.sink.until(running.sink.has("web"))
         assert Trouble.UNAUTHORIZED in running.troubles()
         assert running.sink.lists() == 1
-
-
-async def test_a_credential_plugin_is_run_to_get_a_token(tmp_path: pathlib.Path) -> None:
-    plugin = tmp_path / "plugin"
-    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "from-plugin"}}
-    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
-    plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
-    user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin)}}
-    async with ApiServer(token="from-plugin") as server:
-        await web_arrives(server, tmp_path, user=user)
 
 
 async def test_tls_certificates_are_verified_with_the_certificate_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:

@@ -289,6 +289,7 @@ async def test_unchanged_files_are_not_read_again(tmp_path: pathlib.Path) -> Non
 
 
 async def test_the_pods_behind_endpoints_are_read_from_the_readable_files(tmp_path: pathlib.Path) -> None:
+    assert await directory.DirectorySource(str(tmp_path / "absent")).targets() == {}
     (tmp_path / "web.yaml").write_text(manifest("web") + "---\n" + SLICE)
     (tmp_path / "broken.yaml").write_text("{")
     source = directory.DirectorySource(str(tmp_path))
@@ -297,7 +298,3 @@ async def test_the_pods_behind_endpoints_are_read_from_the_readable_files(tmp_pa
     assert [(str(service), str(key), *target) for (service, key), target in found.items()] == [
         ("demo/web", "10.244.0.1:8080", "demo/web-abc", "node-a")
     ]
-
-
-async def test_a_directory_that_cannot_be_read_provides_no_pods(tmp_path: pathlib.Path) -> None:
-    assert await directory.DirectorySource(str(tmp_path / "absent")).targets() == {}

@@ -188,14 +188,6 @@ def test_an_item_of_a_list_document_is_named_by_its_number(world: World) -> None
     assert event.where == "all.yaml, document 1, item 1"
 
 
-def test_a_service_without_a_cluster_ip_is_rejected_with_the_reason(world: World) -> None:
-    bare = service("bare")
-    del bare["spec"]["clusterIP"]
-    (event,) = world.write(all=text(bare))
-    assert isinstance(event, Rejected)
-    assert event.field == "spec.clusterIP"
-
-
 # Objects that stay
 
 
@@ -237,14 +229,12 @@ def test_if_two_files_define_an_object_the_file_with_the_first_name_is_used_and_
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_the_first_file_by_name_is_used_even_if_it_is_created_later(world: World) -> None:
+def test_the_first_file_by_name_is_used_even_if_created_later_and_the_second_when_the_first_is_removed(
+    world: World,
+) -> None:
     world.write(b=text(service("web", "10.0.0.2")))
     _, put = world.write(a=text(service("web", "10.0.0.1")))
     assert address(put) == "10.0.0.1"
-
-
-def test_the_second_file_is_used_when_the_first_file_is_removed(world: World) -> None:
-    world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
     (event,) = world.remove("a")
     assert address(event) == "10.0.0.2"
 

@@ -23,19 +23,6 @@ from tests.support.virtual_time import in_virtual_time
 # Requests
 
 
-def test_queries_have_the_selectors_of_kube_proxy() -> None:
-    resources = queries.watched("node-1")
-    assert resources[ObjectKind.SERVICE].list_query("", limit=500) == (
-        "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
-    )
-    assert resources[ObjectKind.ENDPOINT_SLICE].list_query("", limit=0) == (
-        "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless"
-    )
-    assert resources[ObjectKind.NODE].watch_query("7", 312.4) == (
-        "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&watch=1&allowWatchBookmarks=true&resourceVersion=7&timeoutSeconds=312"
-    )
-
-
 async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longer_than_that() -> None:
     world = World(page(), [600.0], [600.0], [600.0])
     await world.run()
@@ -229,17 +216,14 @@ def long_page(version: int) -> bytes:
     return page(*[service(f"s{number}", version) for number in range(queries.PAGE_ITEMS + 200)], version=version)
 
 
-async def test_after_a_later_list_that_broke_off_the_next_list_names_its_resource_version() -> None:
-    world = World(page(version=100), [GONE_LINE], long_page(200)[:-500], page(version=210), [])
+@pytest.mark.parametrize(("before", "asked"), [((), ["0"]), ((page(version=100), [GONE_LINE]), ["0", "100"])])
+async def test_after_a_list_that_broke_off_the_next_list_names_its_resource_version(
+    before: Sequence[Answer], asked: list[str]
+) -> None:
+    world = World(*before, long_page(200)[:-500], page(version=210), [])
     await world.run()
     assert "Put s0" in names(world.delivered)
-    assert versions(world) == ["0", "100", "200"]
-
-
-async def test_after_a_first_list_that_broke_off_the_next_list_names_its_resource_version() -> None:
-    world = World(long_page(200)[:-500], page(version=210), [])
-    await world.run()
-    assert versions(world) == ["0", "200"]
+    assert versions(world) == [*asked, "200"]
 
 
 async def test_on_a_restored_server_a_latest_list_that_broke_off_is_followed_by_another_latest_list() -> None:
