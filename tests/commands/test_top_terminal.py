@@ -6,7 +6,8 @@ The node has an in-memory kernel. ``test_top_screen.py`` tests each key and each
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.support.page_node import PageNode
 from tests.support.terminal import Terminal
 
 HOSTILE = "\x1b[31m[red]\n\x07[b]\u202e"
-SHOWN = "default/\\x1b[31m[red]\\n"
+SHOWN = "default/\\x1b[31m[red]"
 """The part of a text that a narrow terminal shows."""
 WEB = builders.service("web", builders.service_port(80, name="http"))
 DNS = builders.service("dns", cluster=["10.96.0.53"])
@@ -29,6 +30,7 @@ SLICE = builders.endpoint_slice(
     ports=[builders.endpoint_port(8080, name="http")],
 )
 CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -43,6 +45,12 @@ def node() -> PageNode:
 def _top(columns: int, lines: int, *arguments: str, environment: Mapping[str, str] | None = None) -> Terminal:
     command = (sys.executable, "-m", "ipvsproxy", "top", "--interval=500ms", *arguments)
     return Terminal(command, columns, lines, {"PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})})
+
+
+async def _at(node: PageNode, act: Callable[[int], T]) -> T:
+    """Act on a terminal, in a thread, while the node serves its page at a port."""
+    async with node.showing() as port:
+        return await asyncio.to_thread(act, port)
 
 
 async def test_a_person_can_sort_filter_open_and_quit_on_a_terminal(node: PageNode) -> None:
@@ -66,8 +74,7 @@ async def test_a_person_can_sort_filter_open_and_quit_on_a_terminal(node: PageNo
             assert terminal.end() == 0
         return [*first, *opened]
 
-    async with node.showing() as port:
-        seen = await asyncio.to_thread(act, port)
+    seen = await _at(node, act)
     assert all(len(line) <= 80 for line in seen)
     (row,) = (line for line in seen if "10.244.0.1:8080" in line)
     assert " 7 " in f"{row} ", "its active connections"
@@ -83,8 +90,7 @@ async def test_control_c_ends_top_and_restores_the_terminal(node: PageNode) -> N
             assert terminal.end() == 0
             assert terminal.settings == before
 
-    async with node.showing() as port:
-        await asyncio.to_thread(act, port)
+    await _at(node, act)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +110,7 @@ async def test_top_runs_on_a_terminal_without_colours(node: PageNode, environmen
             terminal.type("q")
             assert terminal.end() == 0
 
-    async with node.showing() as port:
-        await asyncio.to_thread(act, port)
+    await _at(node, act)
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(10, 3), (300, 4)])
@@ -116,8 +121,7 @@ async def test_top_does_not_fail_on_a_terminal_that_is_too_small(node: PageNode,
             terminal.type("nq")
             assert terminal.end() == 0
 
-    async with node.showing() as port:
-        await asyncio.to_thread(act, port)
+    await _at(node, act)
 
 
 async def test_top_refuses_a_terminal_that_cannot_show_a_screen(node: PageNode) -> None:
@@ -126,5 +130,4 @@ async def test_top_refuses_a_terminal_that_cannot_show_a_screen(node: PageNode) 
             assert terminal.end() == 2
             assert "is not a terminal for a screen" in terminal.text
 
-    async with node.showing() as port:
-        await asyncio.to_thread(act, port)
+    await _at(node, act)

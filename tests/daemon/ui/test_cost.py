@@ -31,6 +31,10 @@ def _node(count: int) -> PageNode:
     return node
 
 
+def _table(node: PageNode) -> Board:
+    return Board(node.store, node.engine.survey, node.pages._counters, Troubles(node.engine.survey))
+
+
 async def _asked(count: int, **query: str) -> int:
     """The steps of one more answer after one Service has changed, on a node with this many Services."""
     node = _node(count)
@@ -71,8 +75,7 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
     node = _node(MANY)
     async with node.reading():
         await node.quiet(1)
-        survey = node.engine.survey
-        table = Board(node.store, survey, node.pages._counters, Troubles(survey))
+        table = _table(node)
         assert len(list(table.refreshing())) >= MANY // ITEMS_AT_ONCE
         assert len(list(table.finding(Selection(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
         assert len(list(table.finding(Selection(query=board.parse_query("s12"))))) >= MANY // ITEMS_AT_ONCE
@@ -82,10 +85,8 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
         assert steps.here < 60
 
 
-def test_a_request_continues_the_table_that_an_earlier_request_has_not_finished() -> None:
-    node = _node(FEW)
-    survey = node.engine.survey
-    table = Board(node.store, survey, node.pages._counters, Troubles(survey))
+def test_a_request_continues_the_table_that_an_earlier_request_has_not_finished_and_few_results_are_kept() -> None:
+    table = _table(_node(FEW))
     unfinished = table.refreshing()
     while len(table) == 0:
         next(unfinished)
@@ -93,13 +94,6 @@ def test_a_request_continues_the_table_that_an_earlier_request_has_not_finished(
     assert len(table) < FEW
     list(table.refreshing())
     assert len(table) == FEW
-
-
-def test_only_a_bounded_number_of_search_results_is_kept() -> None:
-    node = _node(3)
-    survey = node.engine.survey
-    table = Board(node.store, survey, node.pages._counters, Troubles(survey))
-    list(table.refreshing())
     for number in range(3 * board.SEARCHES):
         list(table.finding(Selection(query=board.parse_query(f"s{number}"))))
     assert len(table._sorted) <= board.SEARCHES
