@@ -189,9 +189,7 @@ def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) 
     differences = golden_state.differences(desired, observed, sections)
     return [
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {value}"
-        for part, rows in differences.items()
-        for row, kind, recorded, value in rows
-        if not golden_fixtures.is_accepted(phase, part, row)
+        for part, row, kind, recorded, value in golden_fixtures.unaccepted(differences, phase)
     ]
 
 

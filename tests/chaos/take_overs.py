@@ -4,10 +4,11 @@ The kernel has kube-proxy's recorded state. Each take-over starts the program on
 programmed, and ends the program, which leaves the state as kube-proxy left it for the next take-over.
 """
 
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,34 @@ CLIENTS = (
 def add_second_address(node: lab.Lab) -> None:
     """Add the second address to the machine on which the outside clients run."""
     node.ip("client", f"address add {SECOND_ADDRESS}/16 dev lan")
+
+
+ANSWER_WITHIN_S = 60.0
+"""For each request, on a busy machine: a refused request fails at once, and UDP does not send a lost one again."""
+
+
+@contextlib.contextmanager
+def undisturbed(node: lab.Lab, held: Sequence[lab.Connection], *, interval_s: float) -> Iterator[Callable[[], None]]:
+    """Fail at the end of the block if a request of ``CLIENTS`` has failed.
+
+    The block gets a function that fails if one of the open connections is lost.
+    """
+
+    def check_held() -> None:
+        assert [one.ask(ANSWER_WITHIN_S) for one in held] == [one.backend for one in held]
+
+    with contextlib.ExitStack() as loads:
+        results = [
+            loads.enter_context(
+                node.load(*one[:4], src=one.src, interval_s=interval_s, timeout_s=patience.seconds(ANSWER_WITHIN_S))
+            )
+            for one in CLIENTS
+        ]
+        yield check_held
+    assert {client: load.failures for client, (load,) in zip(CLIENTS, results, strict=True) if load.failed} == {}
+    assert all(load.outcomes["ok"] > 3 for (load,) in results), "clients have sent requests throughout"
+    for one in held:
+        one.abort()
 
 
 class TakeOver(NamedTuple):

@@ -19,7 +19,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
-from tests.chaos.take_overs import CLIENTS, add_second_address
+from tests.chaos import take_overs
 from tests.packets import three_nodes
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program
 
@@ -63,12 +63,16 @@ def test_a_node_takes_over_from_kube_proxy_with_direct_return_and_leaves_nothing
         pytest.skip("with rules in nftables, the way back is a cleanup")
     with lab.Lab() as node, contextlib.ExitStack() as leaving:
         leaving.callback(cluster.clear)
-        add_second_address(node)
+        take_overs.add_second_address(node)
         for place in ("node", "remote"):  # an earlier test may have left direct return on the node
             _clean(node, place)
             node.call("sysctl", namespace=place, values=FORMER)
         golden_state.restore_state(RECORDED)
-        with _other_node(node, tmp_path, "on"), _undisturbed(node) as check_held:
+        with contextlib.ExitStack() as loaded:
+            loaded.enter_context(_other_node(node, tmp_path, "on"))
+            held = [node.open(*one, timeout_s=20.0) for one in HELD]
+            held += [node.open("client", "TCP", *DIRECT, src=CLIENT, timeout_s=20.0) for _ in range(4)]
+            check_held = loaded.enter_context(take_overs.undisturbed(node, held, interval_s=patience.seconds(0.5)))
             with program.Program(manifests, tmp_path / "log", *flags, "--ipvs-direct-return=on") as running:
                 running.wait_until(lambda: _tunnels_and_settings(node, "node") == UP, "tunnels", WITHIN_S)
                 running.wait_until(lambda: _sources(node) == (CLIENT,), "direct", WITHIN_S)
@@ -164,12 +168,7 @@ def _sources(node: lab.Lab) -> tuple[str, ...]:
 def _differing() -> list[tuple[str, str, str]]:
     """The rows that differ from those that kube-proxy left, except intended differences."""
     found = golden_state.differences(RECORDED, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
-    return [
-        (part, row, kind)
-        for part, rows in found.items()
-        for row, kind, *_ in rows
-        if not golden_fixtures.is_accepted("P0", part, row)
-    ]
+    return [(part, row, kind) for part, row, kind, *_ in golden_fixtures.unaccepted(found)]
 
 
 def _has_no_rules_of_iptables() -> bool:
@@ -180,26 +179,3 @@ def _objects(node: lab.Lab, place: str) -> str:
     """All rules, sets and virtual servers of a node."""
     rules = (("nft", "list", "ruleset"),) if cluster.BACKEND is Backend.NFTABLES else (("iptables-save",), ("ip6tables-save",))
     return "".join(node.run(place, *one) for one in (*rules, ("ipset", "save"), ("ipvsadm", "--save", "--numeric")))
-
-
-@contextlib.contextmanager
-def _undisturbed(node: lab.Lab) -> Iterator[Any]:
-    """Fail at the end of the block if a request to another Service has failed.
-
-    The block gets a function that fails if an open connection is lost.
-    """
-    held = [node.open(*one, timeout_s=20.0) for one in HELD]
-    held += [node.open("client", "TCP", *DIRECT, src=CLIENT, timeout_s=20.0) for _ in range(4)]
-
-    def check_held() -> None:
-        assert [one.ask(20.0) for one in held] == [one.backend for one in held]
-
-    with contextlib.ExitStack() as loads:
-        results = [
-            loads.enter_context(node.load(*one[:4], src=one.src, interval_s=patience.seconds(0.5), timeout_s=60.0))
-            for one in CLIENTS
-        ]
-        yield check_held
-    assert {client: load.failures for client, (load,) in zip(CLIENTS, results, strict=True) if load.failed} == {}
-    for one in held:
-        one.abort()

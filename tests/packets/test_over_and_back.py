@@ -25,7 +25,7 @@ from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.translation_settings import Binding
 from tests import test_runbook
-from tests.chaos.take_overs import CLIENTS, add_second_address
+from tests.chaos import take_overs
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program
 from tests.support.one_node import OneNode, Pod
@@ -33,8 +33,6 @@ from tests.support.one_node import OneNode, Pod
 pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(600.0)
-ANSWER_WITHIN_S = 60.0
-"""For each request, on a busy machine: a refused request fails at once, and UDP does not send a lost one again."""
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80))
 SERVERS = ("virtual_servers", "real_servers")
@@ -50,20 +48,14 @@ WAYS = [
 @pytest.fixture(name="node", scope="module")
 def _node() -> Iterator[lab.Lab]:
     with lab.Lab() as node:
-        add_second_address(node)
+        take_overs.add_second_address(node)
         yield node
         cluster.clear()
 
 
-def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[str, str, str]]:
+def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[Any, ...]]:
     """The rows that differ from the rows that kube-proxy left, except intended differences."""
-    found = golden_state.differences(RECORDED, state, sections)
-    return [
-        (part, row, kind)
-        for part, rows in found.items()
-        for row, kind, *_ in rows
-        if not golden_fixtures.is_accepted("P0", part, row)
-    ]
+    return golden_fixtures.unaccepted(golden_state.differences(RECORDED, state, sections))
 
 
 def own_objects() -> dict[str, bool]:
@@ -182,7 +174,8 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
     golden_state.restore_state(RECORDED)
     assert differing(golden_state.read_state(SECTIONS)) == []
     assert own_objects() == NOTHING
-    with _undisturbed(node) as check_held:
+    held = [node.open(*one, timeout_s=take_overs.ANSWER_WITHIN_S) for one in LONG_LIVED]
+    with take_overs.undisturbed(node, held, interval_s=patience.seconds(0.1)) as check_held:
         proxies = Proxies(tmp_path, backend, binding, check_held)
         written = ("--proxy-mode=ipvs", *golden_fixtures.profiles()["default"]["flags"].split())
         (done,) = program.run_in_turn((*written, f"--write-config-to={proxies.config_map}"), within_s=300)
@@ -249,26 +242,3 @@ def _check_shown_log(log: str) -> None:
 def _printed(step: str) -> list[str]:
     """The blocks of commands of one step of the page."""
     return test_runbook.blocks_of("migration.md", step)
-
-
-@contextlib.contextmanager
-def _undisturbed(node: lab.Lab) -> Iterator[Callable[[], None]]:
-    """Fail at the end of the block if a request has failed.
-
-    The block gets a function that fails if an open connection is lost.
-    """
-    held = [node.open(*one, timeout_s=ANSWER_WITHIN_S) for one in LONG_LIVED]
-
-    def check_held() -> None:
-        assert [one.ask(ANSWER_WITHIN_S) for one in held] == [one.backend for one in held]
-
-    interval_s, timeout_s = patience.seconds(0.1), patience.seconds(ANSWER_WITHIN_S)
-    with contextlib.ExitStack() as loads:
-        results = [
-            loads.enter_context(node.load(*one[:4], src=one.src, interval_s=interval_s, timeout_s=timeout_s)) for one in CLIENTS
-        ]
-        yield check_held
-    assert {client: load.failures for client, (load,) in zip(CLIENTS, results, strict=True) if load.failed} == {}
-    assert all(load.outcomes["ok"] > 10 for (load,) in results), "clients have sent requests throughout"
-    for one in held:
-        one.abort()

@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +182,8 @@ def is_accepted(file: str, section: str, row: str) -> bool:
         all(pattern == text or fnmatch.fnmatchcase(text, pattern) for pattern, text in zip(patterns, place, strict=True))
         for patterns in _accepted()
     )
+
+
+def unaccepted(differences: Mapping[str, Iterable[tuple[Any, ...]]], phase: str = INITIAL) -> list[tuple[Any, ...]]:
+    """The rows of ``golden_state.differences`` that may not differ: section, row, kind, recorded value, observed value."""
+    return [(part, *row) for part, rows in differences.items() for row in rows if not is_accepted(phase, part, row[0])]

@@ -137,8 +137,6 @@ def test_translation_equals_the_recording(directory: Path, profile: str, phase: 
     differences = golden_state.differences(recorded, _state(directory, profile, phase), [section])
     report = [
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {old}\n    wanted   {new}"
-        for part, rows in differences.items()
-        for row, kind, old, new in rows
-        if not golden_fixtures.is_accepted(phase, part, row)
+        for part, row, kind, old, new in golden_fixtures.unaccepted(differences, phase)
     ]
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
