@@ -34,8 +34,6 @@ SERVICES = 150
 CONNECTIONS = 300
 FLOWS = 200
 """Connections that are held open, of which the connection table has room for half."""
-MOST_STORMS = 10
-"""Each is 6,000 notifications, which take 4 MB. The socket has room for a few."""
 CONNECTION_TABLE_SIZE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 PORTS = (10256, 10249, 32001, 32002)
 NEAR_LIMIT = (
@@ -136,30 +134,6 @@ def _memory(running: Cluster, directory: Path) -> contextlib.AbstractContextMana
     return _control_group(running, directory, "memory.max", lambda _: 8 << 20)
 
 
-@contextlib.contextmanager
-def _lost_notifications(running: Cluster, _directory: Path) -> Iterator[None]:
-    """More notifications arrive than the socket can hold, because the program is stopped: ENOBUFS."""
-    os.kill(running.program.process_id, signal.SIGSTOP)
-    try:
-        for _ in range(MOST_STORMS):
-            for verb in ("add", "delete"):
-                places = (f"10.99.{number // 250}.{number % 250 + 1}/32 dev lo" for number in range(3000))
-                running.lab.ip("node", *(f"address {verb} {place}" for place in places))
-            if lost := _lost_by_routing_sockets(running.program.process_id):
-                break
-    finally:
-        os.kill(running.program.process_id, signal.SIGCONT)
-    assert lost, Path("/proc/net/netlink").read_text()
-    yield
-
-
-def _lost_by_routing_sockets(process_id: int) -> int:
-    """How many notifications the NETLINK_ROUTE sockets of a process have lost because their buffers were full."""
-    opened = [str(one.readlink()) for one in Path(f"/proc/{process_id}/fd").iterdir()]
-    rows = [line.split() for line in Path("/proc/net/netlink").read_text().splitlines()[1:]]
-    return sum(int(drops) for _, protocol, *_, drops, inode in rows if protocol == "0" and f"socket:[{inode}]" in opened)
-
-
 @pytest.fixture(scope="module", name="laboratory")
 def _laboratory() -> Iterator[lab.Lab]:
     with lab.Lab() as laboratory:
@@ -191,7 +165,6 @@ def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...]
         pytest.param((_descriptors, _connections), NEAR_LIMIT, id="descriptors"),
         pytest.param((_nothing,), FULL_PIPE, id="full pipe"),
         pytest.param((_full_disk, _processes, _memory), (), id="disk, processes and memory"),
-        pytest.param((_lost_notifications,), (), marks=patience.THOROUGH, id="lost notifications"),
     ],
 )
 def test_a_node_at_a_limit_still_serves_traffic_applies_changes_answers_requests_and_stops(

@@ -10,7 +10,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.bindings import by_ipv4, by_ipv6, with_addresses, with_routes
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
 
 pytestmark = [pytest.mark.kernel]
@@ -143,7 +143,7 @@ def test_only_the_tracked_flows_of_the_removed_endpoint_are_deleted(running: Clu
 
 
 @with_addresses
-@pytest.mark.parametrize("pod", ["p1", "r1"])
+@pytest.mark.parametrize("pod", [pytest.param("p1", marks=patience.THOROUGH), "r1"])
 def test_a_direct_connection_to_a_pod_times_out_while_the_same_client_port_is_connected_to_the_service(
     running: Cluster, pod: str
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
+from tests.packets.switching import configure
 from tests.packets.test_scope_changes import ask, backends, traces
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, golden_state, harm, lab
@@ -24,42 +25,28 @@ BESIDE = re.compile(r"sysctl|flow")
 """A network namespace may not change the size of the connection table; a host may. Each start reads the tracked flows."""
 
 
-def _configure(path: Path, scopes: str, drain_deadline: str = "0s") -> None:
-    document = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "mode": "ipvs",
-        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
-        "ipvs": {"minSyncPeriod": "0s"},
-        "ipvsproxy": {**cluster.IN_FILE, "trafficScopes": scopes, "drainDeadline": drain_deadline},
-    }
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(document))
-    draft.rename(path)
-
-
 def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    _configure(path, "api")
+    configure(path)
     with cluster.Cluster(laboratory, tmp_path, f"--config={path}") as running:
         running.have(SERVICES)
         process = running.program.process_id
         held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
         assert {one.backend for one in held} == set(backends("p1", "r1"))
         with laboratory.load("host", "TCP", cluster.address("balancer 1", Family.IPV4), 80, interval_s=0.05) as loads:
-            _configure(path, "kube-proxy")
+            configure(path, trafficScopes="kube-proxy")
             running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1"), "switched off")
             assert [one.ask() for one in held] == [one.backend for one in held]
             held[1].abort()
-            _configure(path, "api")
+            configure(path)
             running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1", "r1"), "switched on")
             assert held[0].ask() == held[0].backend
-            _configure(path, "kube-proxy")
+            configure(path, trafficScopes="kube-proxy")
             running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1"), "switched off again")
         (load,) = loads
         assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
         held[0].abort()
-        _configure(path, "kube-proxy", "1s")  # otherwise closed connections remain for two minutes
+        configure(path, trafficScopes="kube-proxy", drainDeadline="1s")  # otherwise closed connections remain for two minutes
         running.wait_until(lambda: traces(running) == [], "without a trace")
         assert running.program.process_id == process
         assert running.program.is_alive
@@ -108,9 +95,7 @@ def test_drift_of_scopes_is_repaired(laboratory: lab.Lab, tmp_path: Path) -> Non
             ("ipvsadm", "-D", "-f", str(int(mark, 16))),
             ("ipvsadm", "-E", "-f", str(int(mark, 16)), "-s", "wlc"),
             harm.flush_set("KUBE-IPVSPROXY-SCOPE"),
-            harm.flush_set("KUBE-IPVSPROXY-MARKS"),
             harm.flush_chain("mangle", "KUBE-IPVSPROXY-MARK"),
-            harm.flush_chain("nat", "KUBE-IPVSPROXY-MASQ"),
         ):
             state = _all_scopes()
             found = len(running.logged("event=drift_found"))
