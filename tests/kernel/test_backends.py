@@ -7,7 +7,6 @@ import errno
 import pathlib
 import subprocess
 from collections.abc import Sequence
-from typing import ClassVar
 
 import pytest
 
@@ -15,7 +14,6 @@ from ipvsproxy.kernel import backends
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.model.plan import Operation, Outcome
 
 
@@ -49,50 +47,23 @@ def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(
     assert Channel.asked == questions
 
 
-class FewSets:
-    """A fake program ipset: it fails to destroy three of our sets; for the last of the three, it returns the error ``number``."""
-
-    number = ipset.IN_USE
-    emptied: ClassVar[list[str]] = []
+class Refusing:
+    """A fake program ipset that may not destroy a set."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        numbers = (0, ipset.IN_USE, self.number)
-        return [
-            Outcome(one, error=f"{one}: no" if number else "", errno=number)
-            for one, number in zip(operations, numbers, strict=False)
-        ]
-
-    def empty(self, name: str) -> None:
-        self.emptied.append(name)
+        return [Outcome(one, error=f"{one}: no", errno=errno.EPERM) for one in operations]
 
     def close(self) -> None:
         pass
 
 
-@pytest.fixture
-def sys_folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A directory like ``/sys`` on a host where ipset is loaded."""
-    (tmp_path / "module/ip_set").mkdir(parents=True)
-    return tmp_path
-
-
-def test_sets_that_cannot_be_removed_because_a_rule_uses_them_are_reported(
-    sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backends, "IpsetDriver", FewSets)
-    monkeypatch.setattr(FewSets, "emptied", [])
-    second, third = backends.remove_ipsets(sys_folder)
-    assert FewSets.emptied == [second, third]
-
-
 def test_a_set_that_cannot_be_removed_for_another_reason_is_not_reported_as_in_use(
-    sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "IpsetDriver", FewSets)
-    monkeypatch.setattr(FewSets, "number", errno.EPERM)
-    with pytest.raises(KernelError) as raised:
-        backends.remove_ipsets(sys_folder)
-    assert "KUBE-" in str(raised.value)
+    (tmp_path / "module/ip_set").mkdir(parents=True)
+    monkeypatch.setattr(backends, "IpsetDriver", Refusing)
+    with pytest.raises(KernelError, match="KUBE-"):
+        backends.remove_ipsets(tmp_path)
 
 
 def test_if_ipset_is_not_loaded_no_set_is_removed(tmp_path: pathlib.Path) -> None:

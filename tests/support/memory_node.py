@@ -6,7 +6,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import dataclasses
+import copy
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any, Self
 
@@ -231,37 +231,18 @@ def new_kernel() -> FakeKernel:
     return kernel
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """All objects of a kernel that may belong to ipvsproxy."""
-
-    virtual_servers: Mapping[object, object]
-    sets: Mapping[str, object]
-    device: bool
-    addresses: frozenset[object]
-    routes: frozenset[object]
-    chains: Mapping[object, object]
-    jumps: Mapping[object, object]
-    sysctls: Mapping[str, str]
-    timeouts: Timeouts
+def contents(kernel: FakeKernel) -> Mapping[str, object]:
+    """A copy of all objects of a kernel that may belong to ipvsproxy."""
+    return {
+        "virtual_servers": {key: (one.settings, dict(one.real_servers)) for key, one in kernel.virtual_servers.items()},
+        "sets": {name: (present.type, present.family, frozenset(present.entries)) for name, present in kernel.sets.items()},
+        "chains": {family: dict(chains) for family, chains in kernel.chains.items()},
+        "jumps": {family: frozenset(jumps) for family, jumps in kernel.jumps.items()},
+        **{name: copy.copy(getattr(kernel, name)) for name in ("device", "addresses", "routes", "sysctls", "timeouts")},
+    }
 
 
-def contents(kernel: FakeKernel) -> Contents:
-    """A copy of the kernel's present contents."""
-    return Contents(
-        virtual_servers={key: (one.settings, dict(one.real_servers)) for key, one in kernel.virtual_servers.items()},
-        sets={name: (present.type, present.family, frozenset(present.entries)) for name, present in kernel.sets.items()},
-        device=kernel.device,
-        addresses=frozenset(kernel.addresses),
-        routes=frozenset(kernel.routes),
-        chains={family: dict(chains) for family, chains in kernel.chains.items()},
-        jumps={family: frozenset(jumps) for family, jumps in kernel.jumps.items()},
-        sysctls=dict(kernel.sysctls),
-        timeouts=kernel.timeouts,
-    )
-
-
-def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Contents:
+def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Mapping[str, object]:
     """The desired kernel contents for the objects of a store, on a node with the interfaces of another kernel."""
     kernel = new_kernel()
     kernel.host_addresses = list(like.host_addresses)

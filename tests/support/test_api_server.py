@@ -50,10 +50,6 @@ async def http(server: ApiServer) -> AsyncIterator[Client]:
         yield Client(session, closing)
 
 
-def names(page: Any) -> list[str]:
-    return [item["metadata"]["name"] for item in page["items"]]
-
-
 async def event(watch: aiohttp.StreamReader) -> tuple[str, Any]:
     sent = json.loads(await watch.readline())
     return sent["type"], sent["object"]
@@ -97,18 +93,6 @@ async def test_a_bookmark_has_only_kind_and_revision_and_is_sent_only_on_request
     metadata = {"resourceVersion": str(server.store.revision)}
     assert await event(asking) == ("BOOKMARK", {"kind": "Service", "apiVersion": "v1", "metadata": metadata})
     assert await silent.read() == b""
-
-
-async def test_all_pages_of_a_list_show_the_same_snapshot(server: ApiServer, http: Client) -> None:
-    for number in range(5):
-        server.put(SERVICES, service(f"s{number}"))
-    _, first = await http.list({"limit": "2"})
-    server.put(SERVICES, service("s3-later"))
-    server.delete(SERVICES, "s4")
-    _, second = await http.list({"limit": "2", "continue": first["metadata"]["continue"]})
-    _, third = await http.list({"limit": "2", "continue": second["metadata"]["continue"]})
-    assert names(first) + names(second) + names(third) == ["s0", "s1", "s2", "s3", "s4"]
-    assert {page["metadata"]["resourceVersion"] for page in (first, second, third)} == {first["metadata"]["resourceVersion"]}
 
 
 async def test_an_object_that_begins_or_ceases_to_match_a_selector_is_added_or_deleted_for_its_watchers(

@@ -92,18 +92,6 @@ def test_sctp_flows_are_deleted_too(driver: conntrack.ConntrackDriver, family: F
     assert clients(family) == {"3-6"}
 
 
-@pytest.mark.kernel
-def test_a_flow_is_deleted_even_if_the_pod_is_still_a_real_server_on_another_port(driver: conntrack.ConntrackDriver) -> None:
-    flow(Family.IPV4, 1, 5)
-    key = RealServerKey.of(parse_address(POD[Family.IPV4].format(5)), 5354)
-    desired = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address(SERVICE[Family.IPV4]), 53), frozenset({key}))
-    assert removed(driver.apply([Operation(Verb.REMOVE, desired)])) == [1]
-
-
-def ended(data: bytes) -> list[fake_netlink.Answer]:
-    return [fake_netlink.done(fake_netlink.sequences(data)[0])]
-
-
 def fake_flow(pod_number: int = 5, client_number: int = 1) -> bytes:
     def tuple_(source: bytes, target: bytes, ports: bytes) -> bytes:
         addresses = fake_netlink.attribute(1, source) + fake_netlink.attribute(2, target)
@@ -118,98 +106,91 @@ def fake_flow(pod_number: int = 5, client_number: int = 1) -> bytes:
     return bytes(4) + original + fake_netlink.attribute(0x8002, tuple_(pod, client, b"\x14\xe9\x03\xe8"))
 
 
+LISTING, DELETION = 0x100 | 1, 0x100 | 2
+Answers = Callable[[int], list[fake_netlink.Answer]]
+
+
+def done(number: int = 0) -> Answers:
+    return lambda sequence: [fake_netlink.error(sequence, number)]
+
+
+class Table:
+    """Fake sockets of a kernel that answers the listings and deletions so. They record queries, and deletions."""
+
+    def __init__(self, *attempts: Answers, deletion: Answers = done()) -> None:
+        self.queries: list[bytes] = []
+        self.families: list[int] = []
+        self.deleted: list[bytes] = []
+        self._attempts = list(attempts)
+        self._deletion = deletion
+
+    def connect(self, _protocol: int) -> fake_netlink.FakeSocket:
+        return fake_netlink.FakeSocket(self.answer)
+
+    def answer(self, data: bytes) -> list[fake_netlink.Answer]:
+        found = fake_netlink.split(data)
+        if found[0][1] == LISTING:
+            self.queries.append(found[0][4])
+            self.families.append(data[16])
+            return self._attempts.pop(0)(found[0][3])
+        self.deleted += [payload for *_, payload in found]
+        return self._deletion(found[-1][3])
+
+
+def listed(*flows: bytes, flags: int = 0) -> Answers:
+    return lambda sequence: [
+        *(fake_netlink.message(sequence, one, flags=flags) for one in flows),
+        fake_netlink.done(sequence, flags=flags),
+    ]
+
+
 def test_a_flow_is_deleted_by_the_tuple_and_the_zone_from_the_listing() -> None:
-    deleted: list[bytes] = []
     zone = fake_netlink.attribute(18, b"\0\x07")
-
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
-        if kind == 0x101:
-            listed = fake_flow() + fake_netlink.attribute(8, bytes(4)) + zone
-            return [fake_netlink.message(sequence, listed), fake_netlink.done(sequence)]
-        deleted.append(payload)
-        return [fake_netlink.error(sequence)]
-
-    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    assert removed(driver.apply([cleaning(Family.IPV4)])) == [1]
+    table = Table(listed(fake_flow() + fake_netlink.attribute(8, bytes(4)) + zone))
+    assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
     original = fake_flow()[4 : 4 + int.from_bytes(fake_flow()[4:6], "little")]
-    assert deleted == [bytes((Family.IPV4, 0, 0, 0)) + original + zone]
+    assert table.deleted == [bytes((Family.IPV4, 0, 0, 0)) + original + zone], "without a tuple, all flows would be deleted"
+
+
+@pytest.mark.parametrize(("port", "count"), [(5353, 0), (5354, 1)])
+def test_a_flow_is_deleted_even_if_the_pod_is_still_a_real_server_on_another_port(port: int, count: int) -> None:
+    desired = cleaning(Family.IPV4).item
+    assert isinstance(desired, FlowCleaning)
+    desired = desired._replace(keep=frozenset({RealServerKey.of(parse_address("10.244.0.5"), port)}))
+    table = Table(listed(fake_flow()))
+    assert removed(conntrack.ConntrackDriver(table.connect).apply([Operation(Verb.REMOVE, desired)])) == [count]
 
 
 @pytest.mark.parametrize(
-    ("number", "count", "text"),
-    [(0, 1, ""), (errno.ENOENT, 0, ""), (errno.EPERM, 0, "Operation not permitted"), (None, 0, "answer was lost")],
+    ("deletion", "count", "text"),
+    [
+        (done(), 1, ""),
+        (done(errno.ENOENT), 0, ""),
+        (done(errno.EPERM), 0, "Operation not permitted"),
+        (lambda _: [], 0, "answer was lost"),
+    ],
+    ids=["done", "ended before", "refused", "lost"],
 )
 def test_a_flow_that_ended_before_its_deletion_is_not_an_error_and_is_not_counted(
-    number: int | None, count: int, text: str
+    deletion: Answers, count: int, text: str
 ) -> None:
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
-        if kind == 0x101:
-            return [fake_netlink.message(sequence, fake_flow()), fake_netlink.done(sequence)]
-        assert kind == 0x102
-        assert len(payload) > 4, "a deletion without a tuple would delete all flows"
-        return [] if number is None else [fake_netlink.error(sequence, number)]
-
-    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    (outcome,) = driver.apply([cleaning(Family.IPV4)])
-    assert outcome.removed == count
+    table = Table(listed(fake_flow()), deletion=deletion)
+    (outcome,) = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])
+    assert (outcome.removed, bool(outcome.error)) == (count, bool(text))
     assert text in outcome.error
-    assert bool(outcome.error) is bool(text)
 
 
 def test_if_flows_of_one_family_cannot_be_listed_that_is_reported_and_the_other_family_is_cleaned() -> None:
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        family = data[16]
-        sequence = fake_netlink.sequences(data)[0]
-        return [fake_netlink.error(sequence, errno.EINVAL)] if family == Family.IPV4 else ended(data)
-
-    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    four, six = driver.apply([cleaning(Family.IPV4), cleaning(Family.IPV6)])
+    table = Table(done(errno.EINVAL), done(errno.EINVAL), listed())
+    four, six = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4), cleaning(Family.IPV6)])
     assert "the module nf_conntrack_netlink is missing or cannot be loaded" in four.error
     assert (six.error, six.removed) == ("", 0)
 
 
 def test_flows_are_listed_only_for_families_with_something_to_clean() -> None:
-    listed: list[int] = []
-
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        listed.append(data[16])
-        return ended(data)
-
-    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    driver.apply([cleaning(Family.IPV6), cleaning(Family.IPV6, port=54)])
-    assert listed == [Family.IPV6]
-
-
-LISTING, DELETION = 0x100 | 1, 0x100 | 2
-
-
-class Table:
-    """Fake sockets of a kernel with these flows, one datagram each. They record queries, and deletions with their position."""
-
-    def __init__(self, *attempts: Callable[[int], list[fake_netlink.Answer]]) -> None:
-        self.queries: list[bytes] = []
-        self.deleted: list[bytes] = []
-        self._attempts = list(attempts)
-
-    def connect(self, _protocol: int) -> fake_netlink.FakeSocket:
-        return fake_netlink.FakeSocket(self._answer)
-
-    def _answer(self, data: bytes) -> list[fake_netlink.Answer]:
-        found = fake_netlink.split(data)
-        if found[0][1] == LISTING:
-            self.queries.append(found[0][4])
-            return self._attempts.pop(0)(found[0][3])
-        self.deleted += [payload for *_, payload in found]
-        return [fake_netlink.error(found[-1][3])]
-
-
-def listed(*flows: bytes, flags: int = 0) -> Callable[[int], list[fake_netlink.Answer]]:
-    return lambda sequence: [
-        *(fake_netlink.message(sequence, one, flags=flags) for one in flows),
-        fake_netlink.done(sequence, flags=flags),
-    ]
+    table = Table(listed())
+    conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV6), cleaning(Family.IPV6, port=54)])
+    assert table.families == [Family.IPV6]
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
@@ -255,18 +236,18 @@ def test_a_stale_flow_is_deleted_before_the_next_datagram_of_the_listing_is_requ
             return super().send(data)
 
     table = Table(listed(fake_flow(5), fake_flow(6)))
-    driver = conntrack.ConntrackDriver(lambda _protocol: Ordered(table._answer))
+    driver = conntrack.ConntrackDriver(lambda _protocol: Ordered(table.answer))
     assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [1]
     assert order == ["list", "part", "delete", "end", "part", "end"]
 
 
-def lost(*flows: bytes) -> Callable[[int], list[fake_netlink.Answer]]:
+def lost(*flows: bytes) -> Answers:
     return lambda sequence: [*(fake_netlink.message(sequence, one) for one in flows), fake_netlink.OVERRUN]
 
 
 @pytest.mark.parametrize("first", [listed(fake_flow(5), flags=0x10), lost(fake_flow(5))], ids=["inconsistent", "lost"])
 def test_an_incomplete_listing_is_repeated_and_the_deletions_so_far_are_counted(
-    first: Callable[[int], list[fake_netlink.Answer]],
+    first: Answers,
 ) -> None:
     table = Table(first, listed(fake_flow(5, client_number=2), fake_flow(6)))
     driver = conntrack.ConntrackDriver(table.connect)
@@ -283,7 +264,7 @@ def test_a_listing_that_is_never_complete_is_an_error_with_the_number_of_deleted
 
 
 def test_if_the_kernel_refuses_the_filter_all_flows_are_listed() -> None:
-    table = Table(lambda sequence: [fake_netlink.error(sequence, errno.EOPNOTSUPP)], listed(fake_flow(5)))
+    table = Table(done(errno.EOPNOTSUPP), listed(fake_flow(5)))
     assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
     filtered, unfiltered = table.queries
     assert len(filtered) > len(unfiltered) == 4
