@@ -14,8 +14,8 @@ from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.iptables_driver import Refusal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ObservedSkeleton, render_jump
-from tests.kernel.iptables.skeleton_example import FILTER, NOTHING, SKELETON
+from ipvsproxy.model.rules import render_jump
+from tests.kernel.iptables.skeleton_example import NOTHING, SKELETON
 from tests.support.programs import make_program
 
 
@@ -66,9 +66,9 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     return tmp_path
 
 
-def new_driver(programs: pathlib.Path, *, save: str, restore: str) -> iptables.IptablesDriver:
+def new_driver(programs: pathlib.Path, *, save: str = "true", restore: str, version: str = "1.8.9") -> iptables.IptablesDriver:
     """A driver of these scripts."""
-    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables", f"echo iptables v{version}")
     make_program(programs, "iptables-save", save)
     make_program(programs, "iptables-restore", restore)
     return iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
@@ -78,10 +78,8 @@ def new_driver(programs: pathlib.Path, *, save: str, restore: str) -> iptables.I
 def test_iptables_restore_reads_its_rules_from_stdin_and_waits_for_the_lock_if_it_supports_that(
     programs: pathlib.Path, version: str, arguments: str
 ) -> None:
-    make_program(programs, "iptables", f"echo iptables v{version}")
-    make_program(programs, "iptables-save", "true")
-    make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    restore = f'echo "$@" > {programs}/arguments; cat > {programs}/stdin'
+    driver = new_driver(programs, restore=restore, version=version)
     operation = Operation(Verb.SET, SKELETON)
     assert [outcome.error for outcome in driver.apply([operation])] == [""]
     assert (programs / "arguments").read_text().strip() == arguments
@@ -97,33 +95,6 @@ def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib
     (programs / "written").unlink()
     driver.apply([Operation(Verb.SET, SKELETON)])
     assert "-I " not in (programs / "written").read_text(), "the jumps that it wrote itself are not written again"
-
-
-HIDDEN = "# Table `nat' is incompatible, use 'nft' tool.\n"
-
-
-def test_a_table_that_iptables_cannot_list_is_written_and_the_written_rules_count_as_observed(programs: pathlib.Path) -> None:
-    (programs / "saved").write_text(HIDDEN)
-    driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"cat >> {programs}/written")
-    assert driver.observe(Family.IPV4) == ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset())
-    assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
-    shown = "".join(
-        f"*filter\n:{FILTER.chain} - [0:0]\n-A {jump.source} {render_jump(jump)}\nCOMMIT\n"
-        for jump in SKELETON.jumps
-        if jump.table == "filter"
-    )
-    (programs / "saved").write_text(HIDDEN + shown)
-    observed = driver.observe(Family.IPV4)
-    assert observed == SKELETON.in_force
-    assert observed.hidden == {"nat"}
-
-
-def test_rules_in_a_table_that_iptables_cannot_list_do_not_count_as_removed(programs: pathlib.Path) -> None:
-    (programs / "saved").write_text(HIDDEN)
-    driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"touch {programs}/written")
-    (outcome,) = driver.apply([Operation(Verb.REMOVE, SKELETON)])
-    assert "table nat holds rules of nft that iptables cannot show" in outcome.error
-    assert not (programs / "written").exists()
 
 
 def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_jump_is_removed(programs: pathlib.Path) -> None:
@@ -213,15 +184,6 @@ def test_a_program_is_not_run_if_its_file_name_already_shows_the_variant(program
     assert not (programs / "log").exists()
 
 
-def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-restore", "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4")
-    driver = iptables.IptablesDriver(chains=(), jumps=())
-    assert driver.usable(Family.IPV4) is None
-    expected = Refusal("TABLE_ADD failed (Operation not supported): table nat", is_certain=True)
-    assert driver.try_writing(Family.IPV4) == expected
-
-
 @pytest.mark.parametrize(
     ("messages", "is_certain"),
     [
@@ -238,20 +200,17 @@ def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.
 def test_a_family_counts_as_certainly_unusable_only_if_the_kernel_does_not_support_it(
     programs: pathlib.Path, messages: str, *, is_certain: bool
 ) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
     (programs / "said").write_text(messages)
-    make_program(programs, "iptables-restore", f"cat {programs}/said >&2; exit 4")
-    refusal = iptables.IptablesDriver(chains=(), jumps=()).try_writing(Family.IPV4)
+    refusal = new_driver(programs, restore=f"cat {programs}/said >&2; exit 4").try_writing(Family.IPV4)
     assert refusal is not None
+    assert messages.rpartition(": ")[2] in refusal.reason
     assert refusal.is_certain is is_certain
 
 
 def test_if_a_program_hangs_its_family_does_not_count_as_certainly_unusable(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_program(programs, "iptables", "echo iptables v1.8.9")
-    make_program(programs, "iptables-restore", "exec sleep 600")
-    driver = iptables.IptablesDriver(chains=(), jumps=())
+    driver = new_driver(programs, restore="exec sleep 600")
     driver.program(Family.IPV4)
     monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
     assert driver.try_writing(Family.IPV4) == Refusal("it was killed because it did not end within 0.05 s", is_certain=False)

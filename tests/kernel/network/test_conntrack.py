@@ -114,10 +114,13 @@ def done(number: int = 0) -> Answers:
     return lambda sequence: [fake_netlink.error(sequence, number)]
 
 
+DONE = done()
+
+
 class Table:
     """Fake sockets of a kernel that answers the listings and deletions so. They record queries, and deletions."""
 
-    def __init__(self, *attempts: Answers, deletion: Answers = done()) -> None:
+    def __init__(self, *attempts: Answers, deletion: Answers = DONE) -> None:
         self.queries: list[bytes] = []
         self.families: list[int] = []
         self.deleted: list[bytes] = []
@@ -164,7 +167,7 @@ def test_a_flow_is_deleted_even_if_the_pod_is_still_a_real_server_on_another_por
 @pytest.mark.parametrize(
     ("deletion", "count", "text"),
     [
-        (done(), 1, ""),
+        (DONE, 1, ""),
         (done(errno.ENOENT), 0, ""),
         (done(errno.EPERM), 0, "Operation not permitted"),
         (lambda _: [], 0, "answer was lost"),
