@@ -245,7 +245,7 @@ def test_a_setting_that_cannot_be_written_is_retried_when_it_changes_and_delays_
     assert (node.reconciler.pending, set(node.reconciler._tables.of_sysctls.given_up)) == (0, {simulation.SYSCTL.path})
     assert node.reconciler.next_s() is None
     node.observe()
-    assert kinds(node.sync(after_s=600)) == []
+    assert kinds(node.sync()) == []
     kernel.sysctls[simulation.SYSCTL.path] = "2"
     node.observe()
     assert kinds(node.sync()) == [(Verb.SET, Sysctl)]

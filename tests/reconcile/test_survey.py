@@ -162,6 +162,10 @@ def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_ab
     for number in (11, 12, 13):
         node.put(builders.service(f"web-{number}", cluster=(f"10.96.0.{number}",)))
         node.sync()
+    for server in node.kernel.virtual_servers.values():
+        server.settings = server.settings._replace(scheduler="wlc")
+    node.observe()
+    assert unserved(tuple(Family)) == frozenset(), "a wrong scheduler is no absence"
     for number in (11, 12):
         del node.kernel.virtual_servers[builders.frontend(f"10.96.0.{number}", 80)]
     node.observe()

@@ -9,7 +9,10 @@ import pytest
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
-from ipvsproxy.model.plan import Verb
+from ipvsproxy.kernel.ipvs import operations as ipvs_operations
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Item, Operation, Verb
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
 from tests.kernel.ipvs.examples import clean, operations, real, refuse, server
 from tests.support import fake_netlink
 
@@ -91,3 +94,42 @@ def test_a_real_server_without_an_address_family_is_an_error_and_does_not_count_
     driver = ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(answer), ask=refuse)
     with pytest.raises(KernelError, match=r"lacks an attribute: use Linux 3\.18 or later"):
         driver.connections([one.key])
+
+
+WEB = server("10.96.0.1")
+BY_MARK = VirtualServer(FirewallMark.of(Family.IPV4, 8), WEB.settings)
+
+
+@pytest.mark.parametrize(
+    ("verb", "item", "number", "opposite"),
+    [
+        (Verb.ADD, WEB, errno.EEXIST, Verb.SET),
+        (Verb.ADD, BY_MARK, errno.EEXIST, None),
+        (Verb.ADD, real(WEB, "10.1.0.1"), errno.EEXIST, Verb.SET),
+        (Verb.ADD, real(WEB, "10.1.0.1"), errno.ENOENT, None),
+        (Verb.SET, WEB, errno.ESRCH, Verb.ADD),
+        (Verb.SET, WEB, errno.ENOENT, None),
+        (Verb.SET, real(WEB, "10.1.0.1"), errno.ENOENT, Verb.ADD),
+        (Verb.SET, real(WEB, "10.1.0.1"), errno.ESRCH, None),
+        (Verb.REMOVE, WEB, errno.ESRCH, None),
+    ],
+)
+def test_an_object_that_is_unexpectedly_there_is_changed_and_an_absent_one_is_added(
+    verb: Verb, item: Item, number: int, opposite: Verb | None
+) -> None:
+    assert ipvs_operations.opposite(Operation(verb, item), number) is opposite
+
+
+@pytest.mark.parametrize(
+    ("item", "number", "is_absent"),
+    [
+        (WEB, errno.ESRCH, True),
+        (WEB, errno.ENOENT, False),
+        (WEB, errno.EPERM, False),
+        (real(WEB, "10.1.0.1"), errno.ESRCH, True),
+        (real(WEB, "10.1.0.1"), errno.ENOENT, True),
+        (real(WEB, "10.1.0.1"), errno.EPERM, False),
+    ],
+)
+def test_only_an_error_that_means_absence_counts_as_a_removal(item: Item, number: int, *, is_absent: bool) -> None:
+    assert ipvs_operations.is_absent(Operation(Verb.REMOVE, item), number) is is_absent

@@ -9,11 +9,12 @@ from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.ipvs import ipvs_message
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, RealServerKey, Thresholds
-from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import PERSISTENT, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 
 FAMILY_NUMBER = 33
 ENCODER = ipvs_message.Encoder(FAMILY_NUMBER)
@@ -132,6 +133,20 @@ def test_several_real_servers_are_encoded_to_the_same_messages_as_each_one_alone
     several = RealServers(key, EvenWeights.of([item.key for item in items if item.key.address.family is key.address.family]))
     alone = [*one_by_one([Operation(Verb.ADD, several)]), Operation(Verb.ADD, last)]
     assert encode(Operation(Verb.ADD, several), Operation(Verb.ADD, last)) == encode(*alone)
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix_length", "packed"),
+    [(Family.IPV4, 24, b"\xff\xff\xff\0"), (Family.IPV6, 64, struct.pack("=I", 64)), (Family.IPV6, 127, struct.pack("=I", 127))],
+)
+def test_the_netmask_of_affinity_is_a_mask_for_ipv4_and_a_prefix_length_for_ipv6(
+    family: Family, prefix_length: int, packed: bytes
+) -> None:
+    key = VirtualServerKey(Protocol.TCP, Address(bytes(family.bits // 8)), 80)
+    settings = VirtualServerSettings("rr", PERSISTENT, 300, prefix_length)
+    (sent,) = encode(Operation(Verb.ADD, VirtualServer(key, settings)))
+    assert sent.endswith(packed)
+    assert ipvs_rows.settings_of(family, b"rr\0", PERSISTENT, 300, packed) == settings
 
 
 def test_a_timeout_of_zero_is_not_encoded() -> None:

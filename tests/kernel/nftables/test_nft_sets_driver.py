@@ -201,10 +201,10 @@ def test_a_mark_whose_comment_another_program_wrote_is_read_without_a_mask(drive
 
 def test_overlapping_source_ranges_are_separate_entries(driver: NftSetsDriver) -> None:
     address, other = parse_address("10.96.0.1"), parse_address("10.0.0.0")
-    ranges = [SetEntry(RANGES, address, Protocol.TCP, 80, other, length) for length in (8, 16, 9)]
+    ranges = [SetEntry(RANGES, address, Protocol.TCP, 80, other, length) for length in (8, 16, 9, 32)]
     apply(driver, Verb.ADD, IP_SETS[RANGES], *ranges)
     apply(driver, Verb.REMOVE, ranges[1])
-    assert set(driver.observe([RANGES])[RANGES].entries) == {ranges[0], ranges[2]}
+    assert set(driver.observe([RANGES])[RANGES].entries) == {ranges[0], ranges[2], ranges[3]}
 
 
 def test_a_poll_returns_only_changed_sets(driver: NftSetsDriver) -> None:

@@ -55,6 +55,16 @@ def test_a_table_without_a_header_is_an_answer_that_cannot_be_parsed() -> None:
         nft_tables.names(channel)
 
 
+@pytest.mark.parametrize(
+    ("chains", "sets", "has_others", "has_ours"),
+    [(["IPv4-nat"], [], True, True), ([], ["KUBE-LOOP-BACK"], True, True), ([], [], True, False), ([], [], False, True)],
+)
+def test_a_table_is_ours_by_its_chains_or_its_sets_or_if_it_is_empty(
+    chains: list[str], sets: list[str], *, has_others: bool, has_ours: bool
+) -> None:
+    assert nft_tables.TableContent(chains, sets, has_others=has_others).has_ours is has_ours
+
+
 @real
 @pytest.mark.usefixtures("fresh_namespace")
 def test_of_our_table_only_chains_of_other_programs_are_shown() -> None:

@@ -54,6 +54,15 @@ def test_clients_outside_and_packets_from_tunnels_have_different_marks() -> None
     assert kinds.isdisjoint({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 
+def test_tunnels_are_accepted_from_the_addresses_of_other_nodes_in_the_set_of_their_family() -> None:
+    node = SimulatedNode(tunnel_ends={builders.OTHER_NODE: builders.addresses(OTHER_ADDRESS, "fd00::3")}, families=Family)
+    sets = {family: node.reconciler._tables.entries[IpSet(SetKind.NODES, family).name] for family in Family}
+    found = [(family, str(entry.address)) for family, table in sets.items() for entry in table.desired]
+    assert found == [(Family.IPV4, OTHER_ADDRESS), (Family.IPV6, "fd00::3")]
+    node.reconciler.put_tunnel_sources(())
+    assert not any(table.desired for table in sets.values())
+
+
 def test_a_restart_keeps_both_marks_of_direct_return() -> None:
     node = node_with()
     node.put(*shop(HERE, ELSEWHERE))
