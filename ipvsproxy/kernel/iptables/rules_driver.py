@@ -1,7 +1,8 @@
 """Runs each family's iptables driver in its own thread, so that a program that hangs or waits for a lock blocks nothing else.
 
 Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer than that, the call waits only
-``SHORT_PATIENCE_S``.
+``SHORT_PATIENCE_S``. Only the first call for a reading waits ``patience_s`` in any case: readings need no lock, and the answer of a
+late one would be lost to a write that is tried again meanwhile, so that the rules would never be known while writes fail.
 Rule 2: a program that takes longer than its call waits continues to run, and its operation counts as failed (EINPROGRESS) until
 the program ends. The next attempt at the same operation returns the outcome of this program.
 Rule 3: only one program of each IP family runs at a time. The IP families do not wait for each other.
@@ -21,6 +22,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
 
 SHORT_PATIENCE_S = 0.1
+_READING = "observe"
 
 T = TypeVar("T")
 
@@ -105,7 +107,7 @@ class RulesDriver:
         Raises:
             KernelError: for the same reasons as in ``IptablesDriver``, or the program takes too long.
         """
-        return self._ask(family, "observe", self._drivers[family].observe, family)
+        return self._ask(family, _READING, self._drivers[family].observe, family)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As in ``IptablesDriver``.
@@ -152,7 +154,8 @@ class RulesDriver:
 
     def _wait(self, family: Family, under_way: _UnderWay) -> Any:
         patience_s = self._patience_s
-        if patience_s is not None and family in self._slow:
+        is_reading = under_way.question == _READING
+        if patience_s is not None and family in self._slow and not (is_reading and family not in self._under_way):
             patience_s = min(patience_s, SHORT_PATIENCE_S)
         try:
             answer = under_way.future.result(patience_s)
@@ -163,13 +166,13 @@ class RulesDriver:
                 under_way.future.add_done_callback(lambda _: self._on_late_end())
             raise _in_progress(family) from None
         except BaseException:
-            self._settle(family)
+            self._settle(family, is_reading=is_reading)
             raise
-        self._settle(family)
+        self._settle(family, is_reading=is_reading)
         return answer
 
-    def _settle(self, family: Family) -> None:
-        if self._under_way.pop(family, None) is None:
+    def _settle(self, family: Family, *, is_reading: bool) -> None:
+        if self._under_way.pop(family, None) is None and not is_reading:
             self._slow.discard(family)
 
 

@@ -159,6 +159,21 @@ def test_after_a_slow_program_the_driver_waits_only_briefly_until_a_program_is_f
     assert driver._slow == set()
 
 
+def test_the_rules_are_read_although_each_write_is_late_and_fails(
+    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading that is late itself would be lost, because a write that is tried again asks another question."""
+    make_program(programs, "iptables-save", "sleep 0.2")
+    make_program(programs, "iptables-restore", "sleep 0.2; echo 'no table mangle' >&2; exit 4")
+    driver = make(0.01)
+    monkeypatch.setattr(rules_driver, "SHORT_PATIENCE_S", 0.001)
+    assert "no table mangle" in apply_until_over(driver, PUT).error
+    driver._patience_s = LONG_S
+    assert driver.observe(Family.IPV4).jumps == frozenset(), "the programs of this test list nothing"
+    (outcome,) = driver.apply([PUT])
+    assert outcome.errno == errno.EINPROGRESS, "a call for a write still waits only briefly"
+
+
 def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_unusable(
     make: Callable[..., RulesDriver],
 ) -> None:
