@@ -1,8 +1,8 @@
 """Runs each family's iptables driver in its own thread, so that a program that hangs or waits for a lock blocks nothing else.
 
 Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer than that, the call waits only
-``SHORT_PATIENCE_S``. Only the first call for a reading waits ``patience_s`` in any case: readings need no lock, and the answer of a
-late one would be lost to a write that is tried again meanwhile, so that the rules would never be known while writes fail.
+``SHORT_PATIENCE_S``. Only the first call for a reading waits ``patience_s`` in any case: readings need no lock, and the late
+answer of a reading would be lost to the next attempt at a write, so that the rules would never be known while writes fail.
 Rule 2: a program that takes longer than its call waits continues to run, and its operation counts as failed (EINPROGRESS) until
 the program ends. The next attempt at the same operation returns the outcome of this program.
 Rule 3: only one program of each IP family runs at a time. The IP families do not wait for each other.

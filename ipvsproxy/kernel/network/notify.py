@@ -6,6 +6,8 @@ about the address or interface. The listener has its own socket, because a notif
 that caused it, and could be mistaken for a reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import enum
 import errno
@@ -30,6 +32,8 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # the fields of rtmsg: family, lengths, to
 _ROUTE_PROTOCOL = 5
 _UP = 0x1  # IFF_UP
 _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
+_SO_ATTACH_FILTER = 26
+_FILTER_STEP = struct.Struct("=HBBI")  # sock_filter: code, number of steps to skip if true and if false, operand
 _IFLA_IFNAME = 3
 _DATAGRAM = 1 << 16
 
@@ -74,6 +78,7 @@ class ChangeListener:
             self._socket = self.connect()
         except OSError as error:
             raise _broken(error) from error
+        self._ignore_other_routes()
         self._index = self._find_device()
         """The index of the device; 0 if the device does not exist."""
         self._has_lost = False
@@ -118,6 +123,21 @@ class ChangeListener:
             self._has_lost = not is_empty
             changes.append(Change.OURS)
         return tuple(changes)
+
+    def _ignore_other_routes(self) -> None:
+        """Let the kernel drop notifications about routes of other protocols: a routing daemon may change a million routes.
+
+        The filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. Without the filter,
+        ``_decode`` ignores the same routes, but notifications may be lost.
+        """
+        new, deleted = socket.htons(_NEWROUTE), socket.htons(_DELROUTE)
+        load_kind, load_protocol, equals, end = (0x28, 0, 0, 4), (0x30, 0, 0, message.HEADER.size + _ROUTE_PROTOCOL), 0x15, 0x06
+        steps = (load_kind, (equals, 1, 0, new), (equals, 0, 2, deleted), load_protocol, (equals, 0, 1, self.route_protocol))
+        code = b"".join(_FILTER_STEP.pack(*step) for step in (*steps, (end, 0, 0, 0xFFFFFFFF), (end, 0, 0, 0)))
+        address = ctypes.addressof(instructions := ctypes.create_string_buffer(code, len(code)))
+        with contextlib.suppress(OSError):
+            program = struct.pack("@HP", len(instructions) // _FILTER_STEP.size, address)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
     def _find_device(self) -> int:
         try:

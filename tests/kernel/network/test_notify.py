@@ -96,7 +96,7 @@ def test_a_change_of_our_routes_by_another_program_is_an_event_and_other_routes_
     for action in ("add", "del"):
         for protocol in ("2", "3", "252"):
             ip("route", action, "local", "192.0.2.7", "dev", "lo", "table", "local", "protocol", protocol, "metric", protocol)
-        assert listener.read() == ()
+        assert select.select([listener], [], [], 0)[0] == [], "the kernel drops what a routing daemon may send by the million"
         for address in ("192.0.2.8", "2001:db8::8"):
             ip("route", action, "local", address, "dev", "lo", "table", "local", "protocol", "251", "metric", "1024")
             assert listener.read() == (OURS,)
