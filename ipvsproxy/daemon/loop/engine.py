@@ -215,7 +215,7 @@ class Engine:
 
         Returns None if only a part of the kernel was read, and no change was found in that part.
         """
-        times_s = (self._reconciler.next_s(), self._translator.next_s)
+        times_s = (self._reconciler.next_s(), self._translator.lingering.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
         await comes_within(min(due_s, self._reader.next_part_s) - self.clock(), self._wake.wait())
         self._wake.clear()
@@ -238,12 +238,13 @@ class Engine:
         observed = began
         self.watcher.syncing(began)
         await self._adopt_choices()
-        if self._addresses_changed or self._translator.needs_addresses(began):
+        if self._addresses_changed or self._translator.lingering.is_due(began):
             self._addresses_changed = False
             is_read = await self._reader.read_addresses()
             observed = self.clock()
             if not is_read:
-                self._translator.postpone_loss(observed)
+                # no address counts as lost, because the addresses could not be read
+                self._translator.lingering = self._translator.lingering.postponed(observed)
         self._reader.syncing()
         node_view = await self._update_view(observed)
         await self._learn_schedulers(observed)

@@ -57,7 +57,8 @@ class Translator:
         self._view_inputs: tuple[object, ...] = (None, ())
         self._api_servers: frozenset[RealServerKey] = frozenset()
         """All API servers that were known at any time."""
-        self._lingering = Lingering()
+        self.lingering = Lingering()
+        """The lost addresses that node ports still have; at the end of each grace period, the addresses must be read again."""
         self._shared_tunnel = ""
         """The tunnel device that another program has."""
         self._skeleton_inputs: dict[Family, tuple[object, ...]] = {}
@@ -81,19 +82,6 @@ class Translator:
             self.store.touch_all(now)
         if not for_now:
             self._known_schedulers.add(name)
-
-    @property
-    def next_s(self) -> float | None:
-        """When the first grace period of a lost address ends; the addresses must be read at that time."""
-        return self._lingering.next_s
-
-    def needs_addresses(self, now: float) -> bool:
-        """Whether the addresses must be read now."""
-        return self._lingering.is_due(now)
-
-    def postpone_loss(self, now: float) -> None:
-        """Keep all addresses for now, because the addresses of the interfaces could not be read."""
-        self._lingering = self._lingering.postponed(now)
 
     def adopt(self, choices: Choices) -> None:
         """Use other settings, beginning with the next ``put_node`` and ``updating_view``. The Node stays the same."""
@@ -126,11 +114,11 @@ class Translator:
         tunnel_ends = self.store.tunnel_ends(self._node_name) if takes_part else {}
         tunnel_sources = self.store.tunnel_sources(self._node_name) if takes_part else frozenset()
         inputs = (node, addresses, api_servers, other_nodes, tunnel_ends, tunnel_sources)
-        is_due = self._lingering.is_due(now)
+        is_due = self.lingering.is_due(now)
         if self._view is not None and self._view_inputs == inputs and not is_due:
             return self._view
         if self._view_inputs[1] != addresses or is_due:
-            self._lingering = self._lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
+            self.lingering = self.lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
         self._view_inputs = inputs
         self._put_node_port_ranges(node)
         self.reconciler.put_tunnel_sources(tunnel_sources)
@@ -141,7 +129,7 @@ class Translator:
             addresses,
             api_servers,
             former_api_servers=self._api_servers - api_servers,
-            lingering=self._lingering.addresses,
+            lingering=self.lingering.addresses,
             other_nodes=other_nodes,
             tunnel_ends=tunnel_ends,
         )
