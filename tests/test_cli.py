@@ -3,14 +3,13 @@
 Flags and files have tests of their own; the function that serves is replaced.
 """
 
-import functools
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,85 +26,68 @@ def _no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_end", int)
 
 
-class Modules:
-    """Replaces the modules that tasks and commands load; ``functions`` has their functions by module name."""
+class Call(NamedTuple):
+    """A call of the function that does a task, in a module of this name."""
 
-    def __init__(self) -> None:
-        self.functions: dict[str, Callable[..., int]] = {}
-
-    def __call__(self, name: str) -> types.SimpleNamespace:
-        function = self.functions[name.removeprefix("ipvsproxy.")]
-        return types.SimpleNamespace(run=function, init_only=function, parse_subject=str)
+    name: str
+    config: Config
+    subject: tuple[str, ...] = ()
 
 
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Modules:
-    """A task can run only if a test puts its function into these modules."""
-    loaded = Modules()
-    monkeypatch.setattr(cli, "load_module", loaded)
-    return loaded
+STATUSES = {"daemon.app": 7, "daemon.process.requirements": 6, "commands.dry_run": 5, "commands.cleanup": 1}
+"""The exit status of each task; every other command ends with 3."""
 
 
 @pytest.fixture
-def served(modules: Modules) -> list[Config]:
-    """The configurations with which serving was started; serving ends at once with status 7."""
-    configs: list[Config] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The calls of tasks and commands, which end at once."""
+    made: list[Call] = []
 
-    def serve(config: Config, read_again: Callable[[], Config]) -> int:
-        configs.append(config)
-        assert read_again() == config
-        return 7
+    def load_module(name: str) -> types.SimpleNamespace:
+        short = name.removeprefix("ipvsproxy.")
 
-    modules.functions["daemon.app"] = serve
-    return configs
+        def run(config: Config, *rest: Any) -> int:
+            made.append(Call(short, config, () if short == "daemon.app" else rest))
+            assert short != "daemon.app" or rest[0]() == config, "the configuration can be read again"
+            return STATUSES.get(short, 3)
+
+        return types.SimpleNamespace(run=run, init_only=run, parse_subject=str)
+
+    monkeypatch.setattr(cli, "load_module", load_module)
+    return made
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])
-def test_flags_without_a_command_serve_as_in_kube_proxy(served: list[Config], command: list[str]) -> None:
+def test_flags_without_a_command_serve_as_in_kube_proxy(calls: list[Call], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
-    assert [config.translation.scheduler for config in served] == ["lc"]
-
-
-@pytest.fixture
-def cleaned(modules: Modules) -> list[tuple[tuple[str, ...], bool, bool]]:
-    """The calls of the clean-up, each with excluded ranges, dry run and JSON output. The clean-up ends with status 1."""
-    calls: list[tuple[tuple[str, ...], bool, bool]] = []
-
-    def clean(config: Config) -> int:
-        calls.append((tuple(map(str, config.policy.excluded)), config.dry_run, config.as_json))
-        return 1
-
-    modules.functions["commands.cleanup"] = clean
-    return calls
+    assert [(call.name, call.config.translation.scheduler) for call in calls] == [("daemon.app", "lc")]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "call"),
+    ("arguments", "excluded", "is_dry", "as_json"),
     [
-        (["--cleanup"], ((), False, False)),
-        (["--cleanup", "--ipvs-exclude-cidrs=10.0.0.0/8"], (("10.0.0.0/8",), False, False)),
-        (["--cleanup", "--dry-run"], ((), True, False)),
-        (["cleanup"], ((), False, False)),
-        (["cleanup", "--dry-run", "--output=json"], ((), True, True)),
-        (["cleanup", "--dry-run=false", "-o", "text", "--proxy-mode=ipvs"], ((), False, False)),
+        (["--cleanup"], (), False, False),
+        (["--cleanup", "--ipvs-exclude-cidrs=10.0.0.0/8"], ("10.0.0.0/8",), False, False),
+        (["--cleanup", "--dry-run"], (), True, False),
+        (["cleanup"], (), False, False),
+        (["cleanup", "--dry-run", "--output=json"], (), True, True),
+        (["cleanup", "--dry-run=false", "-o", "text", "--proxy-mode=ipvs"], (), False, False),
     ],
 )
 def test_the_cleanup_flag_and_the_cleanup_command_both_start_the_clean_up(
-    served: list[Config],
-    cleaned: list[tuple[tuple[str, ...], bool, bool]],
-    arguments: list[str],
-    call: tuple[tuple[str, ...], bool, bool],
+    calls: list[Call], arguments: list[str], excluded: tuple[str, ...], *, is_dry: bool, as_json: bool
 ) -> None:
     assert cli.main(arguments) == 1
-    assert cleaned == [call]
-    assert served == []
+    ((name, config, _),) = calls
+    assert (name, tuple(map(str, config.policy.excluded))) == ("commands.cleanup", excluded)
+    assert (config.dry_run, config.as_json) == (is_dry, as_json)
 
 
 def test_cleanup_with_wrong_flags_reports_all_of_them_and_removes_nothing(
-    cleaned: list[tuple[tuple[str, ...], bool, bool]], capsys: pytest.CaptureFixture[str]
+    calls: list[Call], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["cleanup", "--output=yaml", "--dry-run=perhaps", "--nope"]) == 2
-    assert cleaned == []
+    assert calls == []
     assert capsys.readouterr().err.splitlines()[:3] == [
         "ipvsproxy: --dry-run: 'perhaps' must be true or false",
         "ipvsproxy: '--nope': unknown flag",
@@ -114,14 +96,12 @@ def test_cleanup_with_wrong_flags_reports_all_of_them_and_removes_nothing(
     assert cli.main(["cleanup", "--output"]) == 2
     assert cli.main(["cleanup", "--only=theirs"]) == 2
     assert cli.main(["cleanup", "--only="]) == 2, "an unset variable of a shell must not remove everything"
-    assert cleaned == []
+    assert calls == []
 
 
-def test_wrong_flags_end_with_status_2_and_one_sentence_for_each(
-    served: list[Config], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_flags_end_with_status_2_and_one_sentence_for_each(calls: list[Call], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--nope", "--oom-score-adj=5000"]) == 2
-    assert served == []
+    assert calls == []
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
@@ -161,7 +141,7 @@ def test_the_version_is_printed_in_one_line(flag: str, capsys: pytest.CaptureFix
 
 
 def test_a_written_configuration_can_be_loaded(
-    served: list[Config], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    calls: list[Call], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "written.yaml"
     assert cli.main(["--proxy-mode=ipvs", "--ipvs-scheduler=lc", "--healthz-port=1", f"--write-config-to={path}"]) == 0
@@ -170,7 +150,7 @@ def test_a_written_configuration_can_be_loaded(
     assert "ipvsproxy: --healthz-port: deprecated; use --healthz-bind-address\n" in captured.err
     assert captured.err.endswith(f"\nWrote configuration to {path}\n")
     assert cli.main([f"--config={path}"]) == 7
-    assert [config.translation.scheduler for config in served] == ["lc"]
+    assert [call.config.translation.scheduler for call in calls] == ["lc"]
 
 
 def test_an_unwritable_path_for_the_configuration_is_reported_in_one_sentence(
@@ -199,19 +179,11 @@ def test_the_package_can_be_run_as_a_module() -> None:
     ],
 )
 def test_writing_the_configuration_takes_precedence_over_cleanup_and_cleanup_over_init_only(
-    served: list[Config],
-    cleaned: list[tuple[tuple[str, ...], bool, bool]],
-    modules: Modules,
-    tmp_path: pathlib.Path,
-    *,
-    flags: list[str],
-    status: int,
+    calls: list[Call], tmp_path: pathlib.Path, flags: list[str], status: int
 ) -> None:
-    modules.functions["daemon.process.requirements"] = lambda _: 6
-    modules.functions["commands.dry_run"] = lambda _: 5
     arguments = [flag.format(path=tmp_path / "written.yaml") for flag in flags]
     assert cli.main(["--proxy-mode=ipvs", *arguments]) == status
-    assert (len(served), len(cleaned)) == (status == 7, status == 1)
+    assert [STATUSES[call.name] for call in calls] == [status] * bool(status)
 
 
 @pytest.fixture
@@ -229,23 +201,6 @@ def running(monkeypatch: pytest.MonkeyPatch, entered: list[str]) -> list[Running
     return found
 
 
-@pytest.fixture
-def inspections(modules: Modules) -> list[tuple[str, str, bool]]:
-    """The calls of commands that only inspect, each with name, subject and JSON output.
-
-    The inspecting commands end with status 3.
-    """
-    calls: list[tuple[str, str, bool]] = []
-
-    def inspect(name: str, config: Config, subject: str = "") -> int:
-        calls.append((name, subject, config.as_json))
-        return 3
-
-    for name in commands.COMMANDS:
-        modules.functions[f"commands.{name}"] = functools.partial(inspect, name)
-    return calls
-
-
 @pytest.mark.parametrize(
     ("arguments", "call"),
     [
@@ -261,10 +216,12 @@ def inspections(modules: Modules) -> list[tuple[str, str, bool]]:
     ],
 )
 def test_inspecting_commands_accept_the_flags_of_run(
-    inspections: list[tuple[str, str, bool]], arguments: list[str], call: tuple[str, str, bool]
+    calls: list[Call], arguments: list[str], call: tuple[str, str, bool]
 ) -> None:
     assert cli.main(arguments) == 3
-    assert inspections == [call]
+    assert [(f"commands.{call[0]}", tuple(filter(None, call[1:2])), call[2])] == [
+        (made.name, made.subject, made.config.as_json) for made in calls
+    ]
 
 
 @pytest.mark.parametrize(
@@ -285,68 +242,54 @@ def test_inspecting_commands_accept_the_flags_of_run(
     ],
 )
 def test_inspecting_commands_refuse_unknown_arguments(
-    inspections: list[tuple[str, str, bool]], arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    calls: list[Call], arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
-    assert inspections == []
+    assert calls == []
     assert f"ipvsproxy: {sentence}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["list"], ["explain", "demo/web"], ["list", "-o", "json"], ["explain", "--", "demo/web"]])
 def test_a_command_without_flags_uses_the_flags_of_the_ipvsproxy_that_runs_on_this_node(
-    modules: Modules, running: list[Running], entered: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+    calls: list[Call], running: list[Running], entered: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    used: list[str] = []
-
-    def inspect(config: Config, *_: object) -> int:
-        used.append(config.source.manifests)
-        return 0
-
-    modules.functions |= {"commands.list": inspect, "commands.explain": inspect}
     for arguments in (["--proxy-mode=ipvs", "--manifests=/a"], ["run", "--proxy-mode=ipvs", "--manifests=/a"]):
         running[:] = [Running(7, arguments)]
-        assert cli.main(words) == 0
+        assert cli.main(words) == 3
         assert capsys.readouterr().err == "ipvsproxy: with the flags of the ipvsproxy that runs here (process 7)\n"
-    assert cli.main([*words[:1], "--manifests=/b", *words[1:]]) == 0
-    assert used == ["/a", "/a", "/b"]
+    assert cli.main([*words[:1], "--manifests=/b", *words[1:]]) == 3
+    assert [call.config.source.manifests for call in calls] == ["/a", "/a", "/b"]
     assert entered == ["/proc/7/cwd"] * 2, "the flags may name files from there"
 
 
 def test_fleet_never_uses_the_kubeconfig_of_the_ipvsproxy_that_runs_on_this_node(
-    modules: Modules, running: list[Running]
+    calls: list[Call], running: list[Running]
 ) -> None:
-    used: list[str] = []
-
-    def ask(config: Config) -> int:
-        used.append(config.source.kubeconfig)
-        return 0
-
-    modules.functions["commands.fleet"] = ask
     running.append(Running(7, ["--proxy-mode=ipvs", "--kubeconfig=/of-the-node"]))
-    assert cli.main(["fleet"]) == 0
-    assert used == [""]
+    assert cli.main(["fleet"]) == 3
+    assert [call.config.source.kubeconfig for call in calls] == [""]
 
 
 def test_unusable_flags_of_a_running_ipvsproxy_are_never_printed(
-    inspections: list[tuple[str, str, bool]], running: list[Running], capsys: pytest.CaptureFixture[str]
+    calls: list[Call], running: list[Running], capsys: pytest.CaptureFixture[str]
 ) -> None:
     running.append(Running(7, ["--proxy-mode=ipvs", "--future=secret", "--config=/absent/secret"]))
     assert cli.main(["list"]) == 3
     sentence = "the flags of the ipvsproxy that runs here (process 7) cannot be used: give them to this command"
     assert capsys.readouterr().err == f"ipvsproxy: {sentence}\n"
-    assert inspections == [("list", "", False)]
+    assert [call.name for call in calls] == ["commands.list"]
 
 
 @pytest.mark.parametrize(("process", "which"), [(7, "process 7"), (0, "in another container")])
 def test_a_command_says_where_to_run_it_if_ipvsproxy_runs_in_a_container(
-    inspections: list[tuple[str, str, bool]], running: list[Running], process: int, which: str, capsys: pytest.CaptureFixture[str]
+    calls: list[Call], running: list[Running], process: int, which: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running.append(Running(process, None))
     assert cli.main(["list"]) == 3
     assert f"ipvsproxy runs in a container ({which}): give its flags and files, or run" in capsys.readouterr().err
     assert cli.main(["top"]) == 3
     assert capsys.readouterr().err == ""
-    assert len(inspections) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("subject", ["a/b/c", ""])
