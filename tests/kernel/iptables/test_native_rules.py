@@ -15,13 +15,14 @@ from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.rules import ObservedSkeleton, Skeleton
+from ipvsproxy.model.rules import ObservedSkeleton
 from tests.kernel.iptables.test_programs import (
     IPVS_FILTER,
     JUMPS,
     SERVICES,
     change,
     create_set,
+    driver_beside_set,
     every_kind_of_rule,
     make_driver,
     run,
@@ -72,12 +73,6 @@ def assert_in_force() -> None:
     assert set(jumps_there()) == {jump.target for jump in JUMPS}
     assert rules_in(IPVS_FILTER.chain) == len(skeleton.chains[IPVS_FILTER])
     assert NATIVE in run("nft", "list", "chain", "ip", "filter", "INPUT"), "what is somebody else's stays"
-
-
-def driver_beside_set() -> tuple[iptables.IptablesDriver, Skeleton]:
-    """A driver with every kind of rule to write, which may be written."""
-    create_set(Family.IPV4)
-    return make_driver(), every_kind_of_rule(Family.IPV4)
 
 
 def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:

@@ -190,12 +190,3 @@ def test_the_variant_that_the_kubelet_uses_is_chosen_even_if_the_other_variant_h
     run(f"iptables-{other}", "-N", "KUBE-IPVS-FILTER")
     run(f"iptables-{other}", "-A", "KUBE-IPVS-FILTER", "-j", "ACCEPT")
     assert iptables_variant.choose(CHAINS).left_behind == ({*Variant} - {variant}).pop()
-
-
-@pytest.mark.usefixtures("both_variants")
-def test_programs_of_the_chosen_variant_write_into_its_tables() -> None:
-    run("iptables-legacy", "-A", "INPUT", "-j", "ACCEPT")
-    choice = iptables_variant.choose(CHAINS)
-    driver = iptables.IptablesDriver(chains=CHAINS, jumps=(), commands=choice.commands)
-    assert driver.program(Family.IPV4).variant == choice.variant == "legacy"
-    assert driver.try_writing(Family.IPV4) is None
