@@ -126,7 +126,7 @@ class _Node(Watcher):
         config, kernel, engine = self.config, self.kernel, self._engine
         reloader = Reloader(config, read_again, self._reconfigure, self.metrics.configured)
         signals.install(reloader.ask)
-        self._pages = self._show(kernel.standing_in(await kernel.call(lambda node: node.traffic)))
+        self._pages = self._show(kernel.standing_in(await kernel.call(lambda node: node.ipvs.traffic)))
         self._announcer.start()
         lifecycle.set_oom_score(config.oom_score_adj)
         for warning in config.warnings(self.programs):
@@ -320,7 +320,7 @@ async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_pr
     Raises:
         KernelError: the kernel does not send notifications, or has stopped sending notifications.
     """
-    with notify.ChangeListener(own_ports=own_ports, route_protocol=route_protocol) as listener:
+    with contextlib.closing(notify.ChangeListener(own_ports=own_ports, route_protocol=route_protocol)) as listener:
         while True:
             await until_readable(listener.fileno())
             for change in listener.read():

@@ -173,20 +173,13 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
         KernelError: the backend could not be read.
     """
     if used is Backend.IPTABLES:
-        return "nftables still holds the table inet ipvsproxy" if modules.may_have_nf_tables(root) and _table_has_ours() else ""
+        if not modules.may_have_nf_tables(root):
+            return ""
+        with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+            content = nft_tables.own_table(channel)
+        return "nftables still holds the table inet ipvsproxy" if content is not None and content.has_ours else ""
     count = len(held_by_other(used, list(IP_SETS), root))
     return f"iptables still holds {counted(count, 'ipset')} of ours" if count else ""
-
-
-def _table_has_ours() -> bool:
-    """Whether the table ``inet ipvsproxy`` exists and either is empty or has one of our chains or sets.
-
-    Raises:
-        KernelError: the backend could not be read.
-    """
-    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-        content = nft_tables.own_table(channel)
-    return content is not None and content.has_ours
 
 
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
@@ -232,11 +225,6 @@ def remove_other(used: Backend) -> Collection[str]:
         return remove_ipsets()
     remove_table()
     return ()
-
-
-def sets_to_keep_current(used: Backend) -> SetsDriver | None:
-    """The driver for the other backend's sets, if packets pass the other backend's rules until ``used`` is programmed."""
-    return NftSetsDriver() if used is Backend.IPTABLES else None
 
 
 class Driver(Protocol):

@@ -158,7 +158,7 @@ def gather(
     variants = dict.fromkeys(Family, choice.variant) if choice else {}
     host_ports, unread_host_ports = _attempt(lambda: iptables_tables.host_ports_before_services(variants), tuple[str, ...]())
     return Facts(
-        release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
+        release=os.uname().release,
         version=host.kernel_version(),
         privileges=privileges,
         features=features,

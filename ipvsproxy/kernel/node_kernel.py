@@ -19,11 +19,11 @@ from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
-from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.network import routes
 from ipvsproxy.kernel.network.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.network.conntrack import ConntrackDriver
 from ipvsproxy.kernel.network.routes import RouteDriver
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
@@ -114,11 +114,6 @@ class NodeKernel:
             DriverName.CONNTRACK: self._conntrack,
         }
         self._drivers = {object_class: drivers[kind.driver] for object_class, kind in KINDS.items()}
-
-    @property
-    def traffic(self) -> TrafficReader:
-        """The reader of IPVS's counters, which has its own socket."""
-        return self.ipvs.traffic
 
     def close(self) -> None:
         """Close all sockets."""
@@ -260,7 +255,7 @@ class NodeKernel:
         names = [name for name, one in IP_SETS.items() if one.family in families and (is_iptables or one.kind in WITNESS_KINDS)]
         former = {name: one for name, one in _as_ours(backends.held_by_other(self.backend, names)).items() if one}
         if former:
-            self._former_sets = self._former_sets or backends.sets_to_keep_current(self.backend)
+            self._former_sets = self._former_sets or (NftSetsDriver() if is_iptables else None)
         ours = self._backend.sets.observe(former) if former else {}
         operations: list[Operation] = []
         count = 0

@@ -35,7 +35,6 @@ ACTS = (
     "receive route type 26 dump",
     "send generic command 1",
     "receive generic command 1",
-    "file /proc/sys/kernel/osrelease",
     "getsockopt level 0 option 64",
     "getsockopt level 0 option 65",
     "getsockopt level 41 option 64",

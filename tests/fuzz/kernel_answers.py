@@ -191,8 +191,8 @@ class _Events:
 
 
 def _read_changes(chooser: Chooser) -> None:
-    with notify.ChangeListener(connect=lambda: cast("Any", _Events(chooser.rest()))) as listener:
-        assert all(isinstance(change, notify.Change) for change in listener.read())
+    listener = notify.ChangeListener(connect=lambda: cast("Any", _Events(chooser.rest())))
+    assert all(isinstance(change, notify.Change) for change in listener.read())
 
 
 def _walk(chooser: Chooser) -> None:

@@ -173,7 +173,7 @@ async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBack
     choice = await until_answered(lambda: asyncio.to_thread(backends.choose, asked))
     runs_iptables = choice.backend is Backend.IPTABLES
     demand(host.missing_privileges(runs_iptables=runs_iptables))
-    older = host.modules_of_older_kernels(await until_answered(lambda: asyncio.to_thread(host.kernel_version)))
+    older = host.modules_of_older_kernels(host.kernel_version())
     complaint = await logging_wait(
         "load_modules", asyncio.to_thread(host.load_modules, (*backends.MODULES[choice.backend], *older, *also))
     )

@@ -32,10 +32,8 @@ ONE_PACKET = 0x4
 """Virtual-server flag: each packet is scheduled on its own (one-packet scheduling)."""
 SCHEDULER_FLAGS = (0x8, 0x10, 0x20)
 """The three flags whose meaning the scheduler defines."""
-COUNTED_AT_ONCE = 400
-"""The most virtual servers in one part of a reading: a few milliseconds, during which programming may have to wait."""
 PART_S = 0.004
-"""The longest time of one part.
+"""The longest time of one part of a reading, during which programming may have to wait.
 
 The kernel walks its table from the beginning for each 32 kB, which takes 8 ms with 100,000 virtual servers.
 """
@@ -262,14 +260,13 @@ class TrafficReader:
         """
         with contextlib.closing(NetlinkTable(self.connect)) as table:
             counted: dict[VirtualServerKey, Counters] = {}
-            met, began_s = 0, self.clock()
+            began_s = self.clock()
             for replies in table.channel.dumping(table.encoder.all_services(), "read the counters of virtual servers"):
                 services = map(counted_service, map(ipvs_message.attributes, replies))
                 counted |= {key: one for key, one in services if key is not None and (any(one) or key in always)}
-                met += len(replies)
-                if met >= COUNTED_AT_ONCE or self.clock() - began_s >= PART_S:
+                if self.clock() - began_s >= PART_S:
                     yield counted
-                    counted, met, began_s = {}, 0, self.clock()
+                    counted, began_s = {}, self.clock()
         yield counted
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:

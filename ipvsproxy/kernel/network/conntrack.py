@@ -4,7 +4,7 @@ import contextlib
 import errno
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 from pyroute2.netlink import NETLINK_NETFILTER
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_CTNETLINK
@@ -48,11 +48,6 @@ def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_soc
         except KernelError as error:
             return error.errno in (*_REFUSALS, errno.ERANGE) or None
     return None
-
-
-class _Stale(NamedTuple):
-    position: int
-    deletion: bytes
 
 
 class ConntrackDriver:
@@ -105,14 +100,14 @@ class ConntrackDriver:
         layout, head = _layout(family), _head(family)
 
         def delete_stale(part: Iterable[netlink.Reply]) -> Iterable[Never]:
-            stale: list[_Stale] = []
+            stale: list[tuple[int, bytes]] = []
             for data, header, end in part:
                 start = header + message.NETFILTER_HEADER
                 values = layout.read(data, start, end)
                 position = frontends.get(values[:3]) if values else None
                 # The key of a real server is the bytes of its address and port, in the form in which a flow contains them.
                 if values and position is not None and values[3] + values[4] not in keeps[position]:
-                    stale.append(_Stale(position, _deletion(head, data, start, end)))
+                    stale.append((position, _deletion(head, data, start, end)))
             self._delete(stale, outcomes)
             return ()
 
@@ -131,18 +126,19 @@ class ConntrackDriver:
                 raise KernelError(action=action, errno=error.errno, detail=detail) from error
             raise
 
-    def _delete(self, stale: Sequence[_Stale], outcomes: list[Outcome]) -> None:
+    def _delete(self, stale: Sequence[tuple[int, bytes]], outcomes: list[Outcome]) -> None:
+        """Delete flows, each given by the position of its operation and the message that deletes it."""
         sequences = self._deleting.sequences(len(stale))
-        messages = [message.numbered(flow.deletion, sequence) for flow, sequence in zip(stale, sequences, strict=True)]
+        messages = [message.numbered(deletion, sequence) for (_, deletion), sequence in zip(stale, sequences, strict=True)]
         failed = self._deleting.run_all(messages, BATCH_SIZE)
-        for index, flow in enumerate(stale):
+        for index, (position, _) in enumerate(stale):
             number = failed.get(index, 0)
-            outcome = outcomes[flow.position]
+            outcome = outcomes[position]
             if number == 0:
-                outcomes[flow.position] = outcome._replace(removed=outcome.removed + 1)
+                outcomes[position] = outcome._replace(removed=outcome.removed + 1)
             elif number != errno.ENOENT and not outcome.error:
                 error = f"{outcome.operation}: {netlink.explain(number)}"
-                outcomes[flow.position] = outcome._replace(error=error, errno=max(number, 0))
+                outcomes[position] = outcome._replace(error=error, errno=max(number, 0))
 
 
 def _layout(family: Family) -> message.Layout:

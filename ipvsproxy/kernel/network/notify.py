@@ -14,7 +14,6 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
-from typing import Self
 
 from ipvsproxy.kernel.base import message, sockets
 from ipvsproxy.kernel.base.errors import KernelError
@@ -91,12 +90,6 @@ class ChangeListener:
     def close(self) -> None:
         """Stop listening."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def read(self) -> tuple[Change, ...]:
         """The changes since the last call, in their order; empty if there are none.

@@ -138,20 +138,14 @@ def test_a_step_of_a_reading_ends_when_its_time_is_over(tick: float, sizes: list
     assert [one.closed for one in kernel.sockets] == [True]
 
 
-def test_a_step_of_a_reading_ends_when_it_has_enough_virtual_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipvs_rows, "COUNTED_AT_ONCE", 3)
-    reader = ipvs_rows.TrafficReader(counting().connect, lambda: 0.0)
-    assert [len(part) for part in reader.services(())] == [3, 1]
-
-
-def test_a_reading_that_loses_an_answer_or_is_abandoned_closes_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipvs_rows, "COUNTED_AT_ONCE", 3)
+def test_a_reading_that_loses_an_answer_or_is_abandoned_closes_its_socket() -> None:
     kernel = counting(loses=True)
-    parts = ipvs_rows.TrafficReader(kernel.connect, lambda: 0.0).services(())
-    assert len(next(parts)) == 3
+    ticks = itertools.count()
+    parts = ipvs_rows.TrafficReader(kernel.connect, lambda: float(next(ticks))).services(())
+    assert [len(next(parts)) for _ in range(3)] == [1, 1, 1]
     with pytest.raises(KernelError, match="No buffer space"):
         next(parts)
-    left = ipvs_rows.TrafficReader(kernel.connect, lambda: 0.0).services(())
+    left = ipvs_rows.TrafficReader(kernel.connect, lambda: float(next(ticks))).services(())
     next(left)
     del left
     assert [one.closed for one in kernel.sockets] == [True, True]
