@@ -73,13 +73,10 @@ def _is_named(subject: Subject, name: str) -> bool:
     return isinstance(subject, ServiceName) and name in (str(subject), f"{name.partition('/')[0]}/{subject}")
 
 
-ReadRivals = Callable[[Collection[tuple[Protocol, int]]], Rivals]
-
-
 async def describe(
     node: Inspected,
     subject: Subject,
-    read_rivals: ReadRivals = lambda _ports: Rivals(),
+    read_rivals: Callable[[Collection[tuple[Protocol, int]]], Rivals] = lambda _ports: Rivals(),
     targets: Targets = MappingProxyType({}),
 ) -> Document:
     """The explanation as a JSON document. ``targets`` are the pods behind all endpoints.

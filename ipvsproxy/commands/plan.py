@@ -3,10 +3,10 @@
 Therefore the operations and their order are exactly the same as in ``run``: the same code decides them.
 """
 
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import CommandAnswer, Document, Inspected, UnknownStateError
@@ -73,8 +73,7 @@ class PlanningKernel:
         return any(new not in (0, old) for new, old in zip(desired, observed, strict=True))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(NamedTuple):
     """The operations that ``run`` would apply, and the desired and observed state after these operations."""
 
     operations: Sequence[Operation]

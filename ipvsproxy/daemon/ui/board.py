@@ -148,9 +148,6 @@ class Board:
         self._revision = 0
         self.changed(store.services)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def changed(self, names: Iterable[ServiceName]) -> None:
         """These Services may have changed."""
         self._dirty.update(dict.fromkeys(names))

@@ -88,12 +88,12 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
 def test_a_request_continues_the_table_that_an_earlier_request_has_not_finished_and_few_results_are_kept() -> None:
     table = _table(_node(FEW))
     unfinished = table.refreshing()
-    while len(table) == 0:
+    while len(table._rows) == 0:
         next(unfinished)
     unfinished.close()
-    assert len(table) < FEW
+    assert len(table._rows) < FEW
     list(table.refreshing())
-    assert len(table) == FEW
+    assert len(table._rows) == FEW
     for number in range(3 * board.SEARCHES):
         list(table.finding(Selection(query=board.parse_query(f"s{number}"))))
     assert len(table._sorted) <= board.SEARCHES
