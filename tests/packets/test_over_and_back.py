@@ -111,8 +111,8 @@ class Proxies:
                 running.wait_until(lambda: "event=dry_run_looked" in self.log.read_text(), "compared", WITHIN_S)
                 assert own_objects() == before, "a shadow changes nothing"
             else:
-                running.wait_until(lambda: own_objects() == self.own, f"own objects: {self.own}", WITHIN_S)
-                running.wait_until(lambda: self._has_all_rules() and _health() == 200, "ready", WITHIN_S)
+                running.wait_until(lambda: _health() == 200, "healthy", WITHIN_S)  # reading the objects starts six programs
+                running.wait_until(lambda: own_objects() == self.own and self._has_all_rules(), f"own: {self.own}", WITHIN_S)
                 self._check(pod.daemon_set, self.own)
             failing.pop_all()
 
