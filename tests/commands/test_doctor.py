@@ -75,6 +75,9 @@ DOCKER = NftTable(
     chains={"FORWARD": BaseChain("filter", "forward", 0, drops=True), "DOCKER": None},
     closed=("FORWARD",),
 )
+NFTABLES: dict[str, Any] = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
+MIXED = VariantChoice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)
+NAMESAKE = dataclasses.replace(left_tables.LEFT, maps=frozenset())
 
 
 def _config(*flags: str) -> Config:
@@ -118,50 +121,17 @@ def test_doctor_reports_ok_for_every_topic_on_a_complete_node() -> None:
         ({"sysctls": {"net/ipv4/vs/conn_reuse_mode": "0"}}, Level.WARN, "sysctl", "net/ipv4/vs/conn_reuse_mode is 0"),
         ({"sysctls": {"net/ipv6/conf/all/forwarding": "0"}}, Level.WARN, "sysctl", "net/ipv6/conf/all/forwarding is 0"),
         ({"iptables_choice": None}, Level.FAIL, "iptables", "there is no iptables in PATH"),
-        (
-            {"host_ports": ("legacy IPv4",)},
-            Level.WARN,
-            "iptables",
-            "hostPort rules (legacy IPv4) take their ports from all Services",
-        ),
-        (
-            {"iptables_choice": VariantChoice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
-            Level.NOTE,
-            "iptables",
-            "the unused variant nf_tables has rules of ours, too",
-        ),
-        (
-            {"backend": BackendChoice(Backend.NFTABLES, "it is configured"), "unserved": {Family.IPV6: "no IPv6"}},
-            Level.WARN,
-            "rules",
-            "IPv6 cannot be served: no IPv6",
-        ),
-        ({"unserved": {Family.IPV6: "no IPv6"}}, Level.WARN, "iptables", "IPv6 cannot be served: no IPv6"),
+        ({"host_ports": ("legacy IPv4",)}, Level.WARN, "iptables", "hostPort rules (legacy IPv4) take their ports from all"),
+        ({"iptables_choice": MIXED}, Level.NOTE, "iptables", "the unused variant nf_tables has rules of ours, too"),
+        ({**NFTABLES, "unserved": NO_IPV6}, Level.WARN, "rules", "IPv6 cannot be served: no table nat"),
+        ({"unserved": NO_IPV6}, Level.WARN, "iptables", "IPv6 cannot be served: no table nat"),
         ({"unread_backend": "EIO"}, Level.WARN, "rules", "whether another backend still holds rules or sets of ours: EIO"),
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
         ({"tables": (left_tables.LEFT,)}, Level.WARN, "kube-proxy", "nftables mode (ip kube-proxy)"),
-        (
-            {"tables": (dataclasses.replace(left_tables.LEFT, maps=frozenset()),)},
-            Level.WARN,
-            "kube-proxy",
-            "the table ip kube-proxy only has the name of kube-proxy's: it has no map service-ips",
-        ),
-        (
-            {
-                "tables": (
-                    NftTable(family="ip", name="filter", chains={"INPUT": BaseChain("filter", "input", 0)}, closed=("INPUT",)),
-                )
-            },
-            Level.WARN,
-            "firewall",
-            "the chain INPUT of the table ip filter (hook input) refuses",  # our own rules accept nothing there
-        ),
-        (
-            {"tables": (FIREWALLD,)},
-            Level.WARN,
-            "firewall",
-            "the chain filter_INPUT of the table inet firewalld (hook input) refuses connections to Services",
-        ),
+        ({"tables": (NAMESAKE,)}, Level.WARN, "kube-proxy", "only has the name of kube-proxy's: it has no map service-ips"),
+        # our own rules accept nothing at the hook input
+        ({"tables": (INPUT,)}, Level.WARN, "firewall", "the chain INPUT of the table ip filter (hook input) refuses"),
+        ({"tables": (FIREWALLD,)}, Level.WARN, "firewall", "table inet firewalld (hook input) refuses connections to Services"),
         ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
         ({"listeners": {10249: "nginx (process 7)"}}, Level.FAIL, "ports", "metrics port 10249 is held by nginx"),
         ({"timeouts": Timeouts(90000, 120, 300)}, Level.WARN, "timeouts", "IPVS keeps idle TCP connections for 90000 s"),
@@ -174,7 +144,6 @@ def test_doctor_reports_each_fault_with_its_remedy(facts: dict[str, Any], level:
     assert finding.remedy
 
 
-NFTABLES: dict[str, Any] = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
 TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still holds 1 ipset of ours"
 
 
