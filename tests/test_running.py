@@ -23,7 +23,7 @@ from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, TUNNEL_MODULES
 from tests.support import patience
-from tests.support.program import STARTER, SYNCED_WITHIN_S, Program, run_in_turn
+from tests.support.program import STARTER, SYNCED_WITHIN_S, Program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
@@ -136,9 +136,9 @@ def virtual_servers() -> list[str]:
 
 
 def ipvsproxy(folder: pathlib.Path, *flags: str, status: int = 0) -> str:
-    (done,) = run_in_turn(("--proxy-mode=ipvs", f"--manifests={folder / 'manifests'}", *flags), within_s=SYNCED_WITHIN_S)
-    assert done.status == status, done
-    return done.output + done.error
+    # The log lines of --init-only go to the descriptor of standard error, which needs a process of its own.
+    words = ("--proxy-mode=ipvs", f"--manifests={folder / 'manifests'}", *flags)
+    return run(sys.executable, "-m", "ipvsproxy", *words, status=status)
 
 
 def warnings(folder: pathlib.Path) -> list[str]:
