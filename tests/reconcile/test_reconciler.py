@@ -135,6 +135,13 @@ def test_a_plan_limited_to_additions_removes_nothing() -> None:
     assert any(operation.verb is Verb.REMOVE for operation in node.plan().operations)
 
 
+def test_a_plan_limited_to_additions_drains_nothing() -> None:
+    node = running("10.244.0.1", "10.244.0.2", drain_deadline_s=900)
+    node.put(*web("10.244.0.1"))
+    assert not at_once(node.reconciler.planning(node.now, only_additions=True)).operations
+    assert Operation(Verb.SET, RealServers.of(KEY, TWO, 0)) in node.plan().operations
+
+
 DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
 CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUBE-NODE-PORT")
 

@@ -102,6 +102,7 @@ def test_a_draining_real_server_is_shown_with_its_connections_once_they_have_bee
     survey = node.reconciler.survey
     assert survey.draining == 1
     assert survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))]
+    assert [survey.connections_of_drain(KEY, one) for one in (SECOND, FIRST)] == [ConnectionCounts(2, 1), None]
     assert list(survey.draining_virtual_servers) == [KEY]
     assert list(survey.draining_of(KEY)) == [SECOND]
     assert not survey.draining_of(ELSEWHERE)
@@ -283,7 +284,3 @@ def test_the_survey_finds_the_service_port_of_a_virtual_server_by_address_and_by
     assert port_of(builders.frontend("10.96.0.1", 30080), Role.CLUSTER_IP) is None
     assert port_of(builders.frontend("10.96.0.1", 80, Protocol.UDP), Role.CLUSTER_IP) is None
     assert port_of(FirewallMark.of(Family.IPV4, 7), Role.CLUSTER_IP) is None
-
-
-def test_a_real_server_that_does_not_drain_has_no_connections_of_a_drain(node: simulation.SimulatedNode) -> None:
-    assert node.reconciler.survey.connections_of_drain(KEY, FIRST) is None

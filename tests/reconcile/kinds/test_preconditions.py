@@ -380,7 +380,8 @@ def test_a_setting_for_tunnels_waits_for_the_rules_that_drop_tunnels_of_stranger
     def settings(tables: NodeTables) -> list[str]:
         return [str(one.item.key) for one in tables.of_sysctls.additions(Circumstances(tables))]
 
-    for chains, expected in ((guard, ["tunl0", "other"]), ({}, ["other"])):
+    returning = {ChainKey("mangle", "KUBE-IPVSPROXY-ARRIVAL"): (Rule(tunnel=True, target=Verdict.RETURN),)}
+    for chains, expected in ((guard, ["tunl0", "other"]), (returning, ["other"]), ({}, ["other"])):
         tables = NodeTables(Drains())
         tables.put_node([Family.IPV4], [device, other], None)
         assert settings(tables) == ["other"], "no rules are desired yet"

@@ -538,6 +538,22 @@ def test_a_virtual_server_by_mark_is_kept_while_packets_still_get_its_mark() -> 
     assert traces_of(node) == []
 
 
+def test_the_virtual_server_of_a_draining_scope_may_vanish() -> None:
+    node = node_with(drain_deadline_s=900)
+    node.put(*shop())
+    node.sync()
+    scope = FirewallMark.of(Family.IPV4, FIRST)
+    for key in node.kernel.virtual_servers[scope].real_servers:
+        node.kernel.connection_counts[scope, key] = ConnectionCounts(1, 0)
+    node.put(*shop(local=False))
+    node.sync()
+    assert scope in node.kernel.virtual_servers
+    del node.kernel.virtual_servers[scope]
+    node.observe()
+    node.sync()
+    assert traces_of(node) == []
+
+
 def test_real_servers_of_an_undesired_scope_keep_their_weight_while_packets_still_get_its_mark() -> None:
     node = node_with()
     node.put(*shop())

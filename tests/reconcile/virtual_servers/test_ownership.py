@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetKind
+from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetKind, mark_entry
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers import ownership
 from tests.reconcile import examples
@@ -170,7 +170,9 @@ def test_entries_that_are_no_witness_of_an_existing_virtual_server_may_be_remove
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
 
 
-def test_a_virtual_server_by_mark_does_not_keep_the_entry_of_a_node_port_with_the_same_number() -> None:
+def test_a_virtual_server_by_mark_keeps_entries_of_its_mark_and_not_a_node_port_of_the_same_number() -> None:
     witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
+    entries = [mark_entry(FirewallMark.of(family, mark)) for family in Family for mark in (30080, 30081)]
+    assert [witnesses.need(entry) for entry in entries] == [True, False, False, False]
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_TCP, 30080))
     assert not witnesses.addresses
