@@ -1,6 +1,6 @@
 """Rules are written by a separate thread for each family: which call waits for an iptables program, and for how long.
 
-``test_iptables.py`` covers the input of the programs. ``tests/test_program.py`` shows that no other work waits for these
+``test_iptables_driver.py`` covers the input of the programs. ``tests/test_program.py`` shows that no other work waits for these
 programs.
 """
 
