@@ -14,7 +14,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
-from tests.packets.bindings import by_ipv6
+from tests.packets.bindings import by_family, by_ipv6
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
 
@@ -101,23 +101,18 @@ class Client:
 
 
 WAYS = {"pod": ("p2", "cluster 1", 53), "host": ("host", "cluster 1", 53), "outside": ("client", "node", NODE_PORT)}
-BOUND = tuple(zip(Family, Binding, strict=True))
+USUAL = {Family.IPV4: ("pod", "outside"), Family.IPV6: ("host",)}
+"""The clients in the usual run."""
 
 
-@pytest.mark.parametrize(
-    ("from_", "to", "port", "family", "binding"),
-    [
-        # The families take turns in the usual run.
-        pytest.param(*way, *bound, marks=[patience.THOROUGH] * ((number + turn) % 2), id=f"{name}-{bound[0].label}")
-        for number, bound in enumerate(BOUND)
-        for turn, (name, way) in enumerate(WAYS.items())
-    ],
-    indirect=["binding"],
-    scope="module",
-)
+@by_family
+@pytest.mark.parametrize("way", WAYS)
 def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_removed(
-    running: Cluster, family: Family, from_: str, to: str, port: int
+    running: Cluster, family: Family, way: str
 ) -> None:
+    if way not in USUAL[family] and not patience.IS_THOROUGH:
+        pytest.skip("takes long; .ci/full runs it")
+    from_, to, port = WAYS[way]
     running.have(_web("p1"))
     with running.lab.sending(from_, cluster.address(to, family), port) as sent:
         client = Client(running, family, from_, sent)
