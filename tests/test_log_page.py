@@ -62,8 +62,9 @@ class Module:
 
         The result is empty if a function receives the event as an argument; then its callers are checked.
         """
-        literal = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        return literal + [self._constants[one.id] for one in call.args if isinstance(one, ast.Name) and one.id in self._constants]
+        given = [part for one in call.args for part in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
+        literal = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        return literal + [self._constants[one.id] for one in given if isinstance(one, ast.Name) and one.id in self._constants]
 
     def keys(self, call: ast.Call) -> set[str]:
         """The keys of a call: its keyword arguments, and the keys of dictionaries in this module that it passes."""
