@@ -10,7 +10,7 @@ import pytest
 
 from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, Sysctl
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb, WeightChange
 from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import SET_COPY, SetEntries, SetKind
@@ -140,6 +140,16 @@ def test_a_plan_limited_to_additions_drains_nothing() -> None:
     node.put(*web("10.244.0.1"))
     assert not at_once(node.reconciler.planning(node.now, only_additions=True)).operations
     assert Operation(Verb.SET, RealServers.of(KEY, TWO, 0)) in node.plan().operations
+
+
+def test_a_report_shows_each_weight_before_and_after_the_plan() -> None:
+    node = running("10.244.0.1")
+    assert [one for report in node.reports for one in report.weights] == [WeightChange(KEY, ONE, None, 1)]
+    node.reports.clear()
+    node.put(*web())
+    node.sync()
+    changes = [one for report in node.reports for one in report.weights]
+    assert (changes[0].before, changes[-1].after) == (1, None)
 
 
 DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
