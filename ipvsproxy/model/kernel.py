@@ -33,9 +33,9 @@ class Device(NamedTuple):
 
 
 class _ServiceAddresses(NamedTuple):
-    """One or more kernel objects, each with one service address."""
+    """One or more kernel objects, each with one service address, which is its key."""
 
-    addresses: tuple[Address, ...]
+    keys: tuple[Address, ...]
 
     @classmethod
     def of(cls, *addresses: Address) -> Self:
@@ -45,11 +45,6 @@ class _ServiceAddresses(NamedTuple):
     def only(self, key: Address) -> Self:
         """Makes an item of the single object that has this address."""
         return type(self)((key,))
-
-    @property
-    def keys(self) -> tuple[Address, ...]:
-        """The key of each object, which is its address."""
-        return self.addresses
 
     @property
     def key(self) -> Address:
@@ -62,7 +57,7 @@ class _ServiceAddresses(NamedTuple):
         return key
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self.addresses))
+        return ", ".join(map(str, self.keys))
 
 
 @KernelKind("address", DriverName.ADDRESSES, several="addresses")

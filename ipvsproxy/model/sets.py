@@ -232,10 +232,10 @@ def mark_of(entry: SetEntry) -> FirewallMark | None:
 
 @KernelKind("set_entry", DriverName.IPSET, one="set entry", several="set entries")
 class SetEntries(NamedTuple):
-    """One or more entries of one set."""
+    """One or more entries of one set. The key of an entry in the table of its set is the entry itself."""
 
     set: str
-    entries: tuple[SetEntry, ...]
+    keys: tuple[SetEntry, ...]
 
     @classmethod
     def of(cls, *entries: SetEntry) -> "SetEntries":
@@ -245,11 +245,6 @@ class SetEntries(NamedTuple):
     def only(self, key: SetEntry) -> "SetEntries":
         """Makes an item that contains only this entry."""
         return SetEntries(self.set, (key,))
-
-    @property
-    def keys(self) -> tuple[SetEntry, ...]:
-        """The key of each entry in the table of its set; the key is the entry itself."""
-        return self.entries
 
     @property
     def key(self) -> SetEntry:
@@ -262,4 +257,4 @@ class SetEntries(NamedTuple):
         return key
 
     def __str__(self) -> str:
-        return f"{self.set} {', '.join(map(str, self.entries))}"
+        return f"{self.set} {', '.join(map(str, self.keys))}"

@@ -218,7 +218,7 @@ class Observer:
             desired = virtual_servers.get(key)
             if desired is None or observed is None:
                 if key in known:
-                    self._drains.end_all(key)
+                    self._drains.keep_only(key)
             elif key in known or observed.real_servers != desired.weights:
                 weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
                 draining = {RealServerKey(one) for one, weight in weights.items() if not weight and one not in desired_weights}

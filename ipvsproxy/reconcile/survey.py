@@ -206,16 +206,12 @@ class Survey:
         """The virtual servers with a draining real server."""
         return self._drains.virtual_servers
 
-    def draining_of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
-        """The draining real servers of a virtual server, including real servers that only wait to be removed."""
-        return self._drains.of(key)
+    def draining_of(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts | None]:
+        """The draining real servers of a virtual server, including real servers that only wait to be removed.
 
-    def connections_of_drain(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
-        """The connections of a draining real server at the last reading.
-
-        A result of None means that the real server does not drain, or that its connections were not read.
+        Each comes with its connections at the last reading; None means that they were not read.
         """
-        return self._drains.connections(key, real_server)
+        return {real_server: drain.connections for real_server, drain in self._drains.of(key).items()}
 
     def pending_owners(self) -> Iterator[Owner]:
         """The owner of each desired object whose desired and observed values differ; an owner occurs once for each such object.

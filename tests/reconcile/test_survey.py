@@ -102,9 +102,8 @@ def test_a_draining_real_server_is_shown_with_its_connections_once_they_have_bee
     survey = node.reconciler.survey
     assert survey.draining == 1
     assert survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))]
-    assert [survey.connections_of_drain(KEY, one) for one in (SECOND, FIRST)] == [ConnectionCounts(2, 1), None]
     assert list(survey.draining_virtual_servers) == [KEY]
-    assert list(survey.draining_of(KEY)) == [SECOND]
+    assert survey.draining_of(KEY) == {SECOND: ConnectionCounts(2, 1)}
     assert not survey.draining_of(ELSEWHERE)
     assert survey.statistics(node.now + 5).drains == 1
 
@@ -262,6 +261,7 @@ def test_statistics_count_each_conflict_once_and_waiting_drains_separately_from_
     statistics = node.reconciler.survey.statistics(node.now)
     assert (statistics.conflicts, statistics.drains, statistics.waiting_removals) == (1, 1, 1)
     assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))]
+    assert node.reconciler.survey.draining_of(KEY)[SECOND] == ConnectionCounts(2, 1)
     node.reconciler._pace = Pace()
     node.sync(after_s=60)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))

@@ -37,7 +37,7 @@ def _endpoint(
 ) -> Document:
     before = {(one.virtual_server, one.key): one.before for one in reversed(changes)}
     after = {(one.virtual_server, one.key): one.after for one in changes}
-    counts = [counted for subject in after if (counted := survey.connections_of_drain(*subject))]
+    counts = [counted for server, key in after if (counted := survey.draining_of(server).get(key))]
     conditions = _conditions(address, service, store)
     return {
         "service": str(service) if service else None,

@@ -232,7 +232,7 @@ def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEn
     """The set entries of each run of consecutive operations that have the same set and the same verb."""
     of_entries = ((verb, cast("SetEntries", item)) for verb, item in operations)
     for (verb, _), run in itertools.groupby(of_entries, lambda one: (one[0], one[1].set)):
-        yield verb, [entry for _, item in run for entry in item.entries]
+        yield verb, [entry for _, item in run for entry in item.keys]
 
 
 def parameters(ip_set: IpSet) -> tuple[str, Family | None, int]:

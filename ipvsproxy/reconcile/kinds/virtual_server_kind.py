@@ -149,7 +149,7 @@ class VirtualServers(ReconciledKind):
         elif verb is Verb.REMOVE:
             observed = self.servers.observed.get(item.key)
             self.gone_with += len(observed.real_servers) if observed else 0
-            self._drains.end_all(item.key)
+            self._drains.keep_only(item.key)
             self.servers.confirm(item.key, None)
         else:
             if verb is Verb.ADD:
@@ -224,7 +224,7 @@ class VirtualServers(ReconciledKind):
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in self._added:
             if item.virtual_server not in table.observed:
                 return True  # the virtual server is retried together with all of its real servers
-            self._drains.end_all(item.virtual_server)
+            self._drains.keep_only(item.virtual_server)
             table.confirm(item.virtual_server, None)
         elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark) and outcome.errno == errno.EEXIST:
             self.all.scopes.refuse(item.key)

@@ -44,7 +44,6 @@ class Drains:
 
     def __init__(self) -> None:
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
-        self._count = 0
         self._waiting: collections.OrderedDict[Drain, None] = collections.OrderedDict()
         """Drains without connections that wait for room; the drain that began to wait first comes first."""
         self._over: set[Drain] = set()
@@ -57,7 +56,7 @@ class Drains:
         return bool(self._drains)
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._drains.values()))
 
     @property
     def waiting(self) -> int:
@@ -74,17 +73,9 @@ class Drains:
         """The virtual servers with a draining real server."""
         return self._drains.keys()
 
-    def of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
+    def of(self, key: VirtualServerKey) -> Mapping[RealServerKey, Drain]:
         """The draining real servers of one virtual server."""
-        return self._drains.get(key, {}).keys()
-
-    def connections(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
-        """The connections of a draining real server at the last reading.
-
-        A result of None means that the real server does not drain, or that its connections were not read.
-        """
-        drain = self._drains.get(key, {}).get(real_server)
-        return drain.connections if drain else None
+        return self._drains.get(key, {})
 
     def with_connections(self) -> Iterator[Drain]:
         """The drains whose real server has connections, or may have connections."""
@@ -96,7 +87,6 @@ class Drains:
         drains = self._drains.setdefault(key, {})
         if real_server not in drains:
             drains[real_server] = Drain(key, real_server, now)
-            self._count += 1
             self.ask(key, now)
 
     def end(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
@@ -104,25 +94,20 @@ class Drains:
         drains = self._drains.get(key, {})
         drain = drains.pop(real_server, None)
         if drain is not None:
-            self._count -= 1
             self._waiting.pop(drain, None)
             self._over.discard(drain)
             if not drains:
                 del self._drains[key]
                 self._due_s.pop(key, None)
 
-    def end_all(self, key: VirtualServerKey) -> None:
-        """End all drains of a virtual server that no longer exists."""
-        self.keep_only(key, ())
-
-    def keep_only(self, key: VirtualServerKey, real_servers: Collection[RealServerKey]) -> None:
+    def keep_only(self, key: VirtualServerKey, real_servers: Collection[RealServerKey] = ()) -> None:
         """End all drains of a virtual server except the drains of these real servers."""
-        for real_server in [one for one in self._drains.get(key, ()) if one not in real_servers]:
+        for real_server in [one for one in self.of(key) if one not in real_servers]:
             self.end(key, real_server)
 
     def may_remove(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
         """Whether a drain is over, as decided by ``judge`` or ``release``; None if the real server does not drain."""
-        drain = self._drains.get(key, {}).get(real_server)
+        drain = self.of(key).get(real_server)
         return drain in self._over if drain else None
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
@@ -172,7 +157,7 @@ class Drains:
         ``deadline_s`` is the time for which connections may last. Up to ``may_wait`` real servers without connections wait until
         ``release`` is called, whatever the deadline.
         """
-        drains = self._drains.get(key, {})
+        drains = self.of(key)
         waiting = sum(drain in self._waiting for drain in drains.values())
         over: list[RealServerKey] = []
         due_s = math.inf

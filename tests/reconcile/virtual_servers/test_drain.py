@@ -162,7 +162,7 @@ def test_a_reading_of_connections_that_is_scheduled_for_a_time_is_due_then_or_ea
 def test_ending_a_drain_that_never_began_is_not_an_error() -> None:
     drains = Judged(ONE, TWO)
     drains.end(OTHER, ONE)
-    drains.end_all(OTHER)
+    drains.keep_only(OTHER)
     drains.end(KEY, ONE)
     drains.end(KEY, ONE)
     assert (list(drains.of(KEY)), len(drains)) == ([TWO], 1)
@@ -175,7 +175,7 @@ def test_drains_of_real_servers_that_no_longer_exist_are_ended() -> None:
     drains.begin(OTHER, ONE, 100)
     drains.keep_only(KEY, {TWO})
     assert list(drains.of(KEY)) == [TWO]
-    drains.end_all(KEY)
+    drains.keep_only(KEY)
     assert list(drains.virtual_servers) == [OTHER]
 
 
@@ -189,7 +189,7 @@ def test_drains_without_connections_wait_for_capacity_in_the_order_in_which_they
     assert [drains.may_remove(KEY, one) for one in (ONE, TWO, THREE)] == [False, True, True]
     assert (drains.waiting, drains.over) == (1, 2)
     assert drains.release(9) == [KEY]
-    drains.end_all(KEY)
+    drains.keep_only(KEY)
     assert (drains.waiting, drains.over, len(drains)) == (0, 0, 0)
 
 
@@ -206,7 +206,7 @@ def test_a_drain_ends_when_its_real_server_is_desired_again_or_its_virtual_serve
     drains.see({}, 100, may_wait=10)
     drains.see({}, 100, key=OTHER, may_wait=10)
     drains.end(KEY, ONE)
-    drains.end_all(OTHER)
+    drains.keep_only(OTHER)
     assert drains.release(9) == [KEY]
     assert drains.may_remove(KEY, TWO) is True
 
@@ -273,11 +273,3 @@ def test_a_real_server_with_unknown_connections_is_not_removed_at_once(
     counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts] | None],
 ) -> None:
     assert removals_at_once([outcome(Verb.SET, ONE)], counts, 9) == []
-
-
-def test_the_connections_of_a_draining_real_server_come_from_the_last_reading() -> None:
-    drains = Judged(ONE)
-    assert drains.connections(KEY, ONE) is None, "not read yet"
-    drains.see({ONE: BUSY}, 100)
-    assert drains.connections(KEY, ONE) == BUSY
-    assert drains.connections(KEY, TWO) is drains.connections(OTHER, ONE) is None, "they do not drain"
