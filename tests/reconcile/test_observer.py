@@ -11,7 +11,7 @@ from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.translate.translation_settings import Binding
 from tests.reconcile import examples, simulation
@@ -55,19 +55,6 @@ def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_becomes_o
     node.remove("old")
     node.sync()
     assert FOREIGN not in kernel.virtual_servers
-
-
-@pytest.mark.checklist(71)
-def test_virtual_servers_left_by_a_former_process_are_removed_except_in_excluded_ranges() -> None:
-    desired, stale = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
-    excluded = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
-    former = simulation.SimulatedNode()
-    former.put_state(examples.state(examples.OLD, desired, stale, *excluded, addresses=["10.96.0.2", "198.51.100.7"]))
-    former.sync()
-    node = simulation.SimulatedNode(former.kernel, excluded=("198.51.100.0/24", "2001:db8::/32"))
-    node.put_state(examples.state(examples.OLD, desired))
-    node.sync()
-    assert set(node.kernel.virtual_servers) == {desired, *excluded}
 
 
 @pytest.mark.checklist(75)
@@ -138,17 +125,6 @@ def test_a_new_process_recognises_a_virtual_server_as_ours_by_either_kind_of_wit
     fresh = simulation.SimulatedNode(node.kernel)
     fresh.sync()
     assert not fresh.kernel.virtual_servers
-
-
-def test_virtual_servers_of_node_ports_are_recognised_by_our_set_and_the_hosts_addresses() -> None:
-    node = simulation.SimulatedNode()
-    node.put(builders.service("web", builders.service_port(80, node_port=30080)))
-    node.sync()
-    foreign = builders.frontend(builders.NODE_ADDRESS, 30081)
-    node.kernel.virtual_servers[foreign] = examples.observed({ONE: 1})
-    fresh = simulation.SimulatedNode(node.kernel)
-    fresh.sync()
-    assert set(node.kernel.virtual_servers) == {foreign}
 
 
 WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
@@ -294,13 +270,6 @@ def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired
     assert node.plan().operations == [set_weight(TWO, 1)]
     poll(node, {KEY: None})
     assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations
-
-
-def test_different_settings_in_a_poll_count_as_drift_although_the_real_servers_are_the_same() -> None:
-    node = running("10.244.0.1")
-    poll(node, {KEY: examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))})
-    assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
-    assert node.plan().operations == [Operation(Verb.SET, node.reconciler._tables.virtual_servers.desired[KEY])]
 
 
 @pytest.mark.parametrize("kind", ["addresses", "routes"])

@@ -288,16 +288,6 @@ def test_flows_are_cleaned_at_the_first_endpoint_and_after_a_restart_but_not_for
     assert cleanings == [0, 1, 0, 0, 1, 0]
 
 
-def test_a_failed_cleaning_of_flows_is_retried() -> None:
-    node = simulation.SimulatedNode()
-    node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning))
-    node.put(*dns("10.244.0.1"))
-    node.sync()
-    assert node.reconciler.pending == 1
-    assert kinds(node.sync(after_s=1)) == [(Verb.REMOVE, FlowCleaning)]
-    assert node.reconciler.pending == 0
-
-
 # A change of policy.
 
 

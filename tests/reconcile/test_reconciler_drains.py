@@ -3,7 +3,7 @@
 import pytest
 
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers
+from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy
 from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
 from tests.support import builders
@@ -94,15 +94,6 @@ def test_a_drain_found_in_the_kernel_is_taken_over_without_an_operation() -> Non
     assert node.sync(after_s=1) == [removal(ONE)]
 
 
-def test_a_drain_continues_after_a_restart_although_endpoints_were_added_in_the_meantime() -> None:
-    node = draining()
-    node.kernel.connection_counts.clear()
-    del node.kernel.virtual_servers[KEY].real_servers[TWO]
-    node.restart()
-    node.sync()
-    assert weights(node) == {TWO: 1}
-
-
 @pytest.mark.checklist(26)
 def test_a_real_server_that_a_former_process_was_draining_gets_its_weight_back_when_it_is_desired() -> None:
     node = running("10.244.0.1")
@@ -118,15 +109,6 @@ def test_a_weight_that_was_changed_by_hand_is_repaired() -> None:
     node.observe()
     assert set(node.sync()) == {set_weight(ONE, 0), set_weight(TWO, 1)}
     assert len(node.reconciler._drains) == 1
-
-
-def test_a_real_server_whose_weight_was_set_to_zero_by_hand_is_drained_when_its_endpoint_goes() -> None:
-    node = running("10.244.0.1", "10.244.0.2")
-    weights(node)[ONE] = 0
-    node.observe()
-    node.put(*web("10.244.0.2"))
-    node.sync()
-    assert weights(node) == {TWO: 1}
 
 
 def test_a_real_server_that_is_desired_or_has_a_weight_is_not_draining() -> None:
@@ -161,12 +143,6 @@ def test_drains_of_a_virtual_server_are_forgotten_as_soon_as_an_operation_shows_
     node.put(*web("10.244.0.2", "10.244.0.3"))
     node.sync()
     assert len(node.reconciler._drains) == 0
-
-
-def test_connections_of_a_real_server_without_a_drain_are_ignored() -> None:
-    node = running("10.244.0.1")
-    list(node.reconciler.noting_connections({KEY: {ONE: ConnectionCounts(0, 0)}}, node.now))
-    assert not node.plan().operations
 
 
 @pytest.mark.checklist(92)

@@ -12,7 +12,7 @@ from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerSettings
 from ipvsproxy.reconcile import observation
 from tests.reconcile import examples, simulation
-from tests.reconcile.serving import KEY, ONE, TWO, dns, draining, kinds, running, web, weights
+from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web, weights
 from tests.support import builders
 
 
@@ -57,16 +57,6 @@ def test_a_vanished_virtual_server_is_restored_completely_when_an_answer_shows_i
     node.sync(after_s=1)
     assert weights(node) == {ONE: 1, TWO: 1}
     assert not node.plan().operations
-
-
-def test_the_drains_of_a_virtual_server_that_vanished_are_forgotten() -> None:
-    node = draining()
-    del node.kernel.virtual_servers[KEY]
-    node.put(*web("10.244.0.1", "10.244.0.2"))
-    node.sync()
-    node.sync(after_s=1)
-    assert weights(node) == {ONE: 1, TWO: 1}
-    assert len(node.reconciler._drains) == 0
 
 
 def test_the_repair_of_returning_drift_is_delayed_but_not_for_a_changed_desired_value() -> None:

@@ -6,7 +6,7 @@ from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, Sysctl
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
+from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.attempts import LONGEST_DELAY_S
@@ -67,25 +67,6 @@ def test_an_operation_is_retried_at_once_if_its_desired_value_has_changed_and_on
     assert (Verb.REMOVE, VirtualServer) in kinds(node.sync())
 
 
-def test_changed_rules_are_tried_at_once_although_the_former_rules_failed() -> None:
-    node = simulation.SimulatedNode()
-    node.kernel.fail(lambda operation: isinstance(operation.item, Skeleton), times=1)
-    node.sync()
-    node.put(*web("10.244.0.1"))
-    assert (Verb.SET, Skeleton) in kinds(node.sync())
-
-
-def test_rules_of_both_families_are_delayed_if_both_fail() -> None:
-    reconciler = Reconciler(Policy())
-    for family in Family:
-        reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
-    failing = at_once(reconciler.planning(0)).operations
-    assert [operation.item.family for operation in failing if isinstance(operation.item, Skeleton)] == list(Family)
-    at_once(reconciler.settling([Outcome(operation, "no such table", errno.ENOENT) for operation in failing], 0))
-    assert not at_once(reconciler.planning(0)).operations
-    assert at_once(reconciler.planning(1)).operations == failing
-
-
 def test_an_operation_on_rules_that_is_still_running_is_retried_when_it_has_ended() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
@@ -106,14 +87,6 @@ def test_failed_cleanings_of_flows_are_delayed_independently() -> None:
     node.put(builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)), slices)
     assert sum(isinstance(operation.item, FlowCleaning) for operation in node.sync()) == 2
     assert node.reconciler.pending == 2
-
-
-def test_failed_real_servers_are_delayed_independently() -> None:
-    node = simulation.SimulatedNode()
-    node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), times=100)
-    node.put(*web("10.244.0.1", "10.244.0.2"))
-    assert sum(isinstance(operation.item, RealServers) for operation in node.sync()) == 2
-    assert sum(isinstance(operation.item, RealServers) for operation in node.sync(after_s=1)) == 2
 
 
 def test_if_one_of_several_new_real_servers_fails_only_this_one_is_delayed() -> None:
@@ -139,18 +112,6 @@ def test_if_the_answers_for_new_real_servers_are_lost_each_is_a_failure_and_all_
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_new_real_servers_are_not_delayed_after_the_failure_of_their_virtual_server() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*web("10.244.0.1", "10.244.0.2"))
-    for operation in node.plan().operations:
-        missing = isinstance(operation.item, RealServers)
-        failed = missing or isinstance(operation.item, VirtualServer)
-        number = errno.ESRCH if missing else errno.ENOENT
-        at_once(node.reconciler.settling([Outcome(operation, "no", number) if failed else Outcome(operation)], node.now))
-    node.sync(after_s=1)
-    assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
-
-
 def test_new_real_servers_are_tried_with_their_virtual_server_when_it_is_desired_otherwise_after_its_failure() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
@@ -169,25 +130,6 @@ def test_a_failed_operation_that_has_succeeded_since_does_not_wake_the_loop() ->
     at_once(node.reconciler.settling([Outcome(failing, "out of memory", errno.ENOMEM)], node.now))
     assert node.reconciler.next_s() == node.now + 1
     at_once(node.reconciler.settling([Outcome(failing)], node.now + 1))
-    assert node.reconciler.next_s() is None
-
-
-def test_an_object_whose_removal_failed_stays_pending() -> None:
-    node = running("10.244.0.1")
-    node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, BoundAddresses.of(KEY.address)))
-    node.remove("web")
-    node.sync()
-    assert node.reconciler.pending == 1
-
-
-def test_a_failure_of_an_operation_that_is_no_longer_planned_does_not_wake_the_loop() -> None:
-    node = running("10.244.0.1")
-    node.kernel.fail(lambda operation: isinstance(operation.item, SetEntries), times=1)
-    node.put(*web("10.244.0.1", "10.244.0.2"))
-    node.sync()
-    assert node.reconciler.next_s() == node.now + 1
-    node.put(*web("10.244.0.1"))
-    node.sync()
     assert node.reconciler.next_s() is None
 
 

@@ -11,13 +11,6 @@ from tests.support import builders
 IDENTITY = Reconciler(Policy())._identity
 
 
-def test_an_operation_that_has_never_failed_may_be_tried() -> None:
-    retries = Retries()
-    assert retries.may_try("key", "add", 0)
-    assert retries.next_s() is None
-    assert len(retries) == 0
-
-
 def test_a_failed_key_is_delayed_and_other_keys_are_not_delayed() -> None:
     retries = Retries()
     retries.fail("key", "add", 100)
@@ -26,18 +19,6 @@ def test_a_failed_key_is_delayed_and_other_keys_are_not_delayed() -> None:
     assert retries.may_try("other", "add", 100)
     assert retries.next_s() == 100 + FIRST_DELAY_S
     assert len(retries) == 1
-
-
-def test_each_failure_doubles_the_delay_up_to_a_minute_and_no_operation_is_given_up() -> None:
-    retries = Retries()
-    delays = []
-    for _ in range(40):
-        retries.fail("key", "add", 0)
-        due_s = retries.next_s()
-        assert due_s is not None
-        delays.append(due_s)
-    assert delays[:7] == [1, 2, 4, 8, 16, 32, 60]
-    assert set(delays[7:]) == {LONGEST_DELAY_S}
 
 
 def test_after_a_success_the_next_attempt_counts_as_a_first_attempt() -> None:

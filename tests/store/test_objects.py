@@ -69,12 +69,6 @@ def test_all_api_servers_that_a_source_has_found_are_kept(store: Store) -> None:
     assert store.api_servers == one | two
 
 
-def test_an_empty_store_has_no_objects_and_no_changes() -> None:
-    store = Store(STARTED_S)
-    assert (dict(store.services), list(store.slices_of(WEB.name)), store.node(NODE.name)) == ({}, [], None)
-    assert store.take() == Changes()
-
-
 def test_delivered_objects_are_known() -> None:
     store = Store(STARTED_S)
     deliver(store, WEB, SLICE, NODE, now=7)
@@ -124,13 +118,6 @@ def test_after_a_deletion_of_an_endpoint_slice_its_service_must_be_translated_ag
     assert store.take() == Changes()
 
 
-def test_the_other_endpoint_slices_of_a_service_stay_when_one_is_deleted(store: Store) -> None:
-    second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
-    deliver(store, second)
-    store.deliver([gone(SLICE)], 3)
-    assert list(store.slices_of(WEB.name)) == [second]
-
-
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["web", "shop", None], 2)))
 def test_if_an_endpoint_slice_moves_to_another_service_both_services_must_be_translated_again(
     before: str | None, after: str | None
@@ -164,14 +151,6 @@ def test_endpoint_slices_of_a_service_are_added_changed_and_deleted_one_at_a_tim
         assert sorted(store.slices_of(WEB.name), key=lambda item: item.name) == rest
         store.deliver([gone(rest.pop())], 1)
     assert store.slices_of(WEB.name) == ()
-
-
-def test_endpoint_slices_that_arrive_before_their_service_are_found_later() -> None:
-    store = Store(STARTED_S)
-    deliver(store, SLICE)
-    assert store.take().services.keys() == {WEB.name}
-    deliver(store, WEB)
-    assert list(store.slices_of(WEB.name)) == [SLICE]
 
 
 def test_a_complete_list_replaces_all_known_objects_of_its_kind(store: Store) -> None:
@@ -372,13 +351,6 @@ def test_doubted_services_that_a_watch_deletes_one_at_a_time_are_removed() -> No
     assert len(store.services) == 18
 
 
-def test_services_that_are_on_the_next_list_again_do_not_count_as_deleted() -> None:
-    store, services = guarded_store(20)
-    store.deliver([listed()], 10)
-    store.deliver([listed(*services)], 15)
-    assert (store.take().counts, dict(store.doubts)) == ({}, {})
-
-
 def names_of(services: list[ApiObject]) -> set[object]:
     return {item.name for item in services}
 
@@ -512,12 +484,6 @@ def test_a_list_with_objects_after_a_doubted_first_list_ends_the_doubt() -> None
     store.deliver([listed()], 1)
     store.deliver([listed(builders.service("web"))], 2)
     assert not store.may_lack_all
-
-
-def test_a_deletion_of_a_few_services_is_never_doubted() -> None:
-    store, _ = guarded_store(9)
-    store.deliver([listed()], 10)
-    assert not store.services
 
 
 def test_schedulers_named_by_annotations_are_remembered() -> None:

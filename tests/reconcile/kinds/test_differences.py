@@ -48,6 +48,9 @@ def reconciler() -> Reconciler:
         (RealServers.of(KEY, builders.backend("10.9.9.9", 53), 0), OWNER),
         (BoundAddresses.of(KEY.address), OWNER),
         (FlowCleaning(FLOW, frozenset()), OWNER),
+        (FlowCleaning(examples.flow("10.96.9.9"), frozenset()), None),
+        (SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY)), OWNER),
+        (SetEntries.of(examples.bound_entry("10.96.9.9")), None),
         (BoundAddresses.of(parse_address("10.96.9.9")), None),
         (VirtualServer(builders.frontend("10.96.9.9", 53), VirtualServerSettings("rr")), None),
         (IpSet(SetKind.CLUSTER_IP, Family.IPV4), NODE_OWNER),
@@ -58,15 +61,6 @@ def test_the_owner_of_an_operation_is_the_owner_of_the_object_that_it_changes(
     reconciler: Reconciler, item: Item, owner: Owner | None
 ) -> None:
     assert reconciler.survey.owner_of(item) == owner
-
-
-def test_the_owner_of_a_set_entry_is_the_service_that_desires_the_entry(reconciler: Reconciler) -> None:
-    assert reconciler.survey.owner_of(SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY))) == OWNER
-    assert reconciler.survey.owner_of(SetEntries.of(examples.bound_entry("10.96.9.9"))) is None
-
-
-def test_cleaning_a_flow_that_is_no_longer_desired_has_no_owner(reconciler: Reconciler) -> None:
-    assert reconciler.survey.owner_of(FlowCleaning(examples.flow("10.96.9.9"), frozenset())) is None
 
 
 def web(*endpoints: str) -> simulation.SimulatedNode:

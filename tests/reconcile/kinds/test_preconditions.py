@@ -158,18 +158,6 @@ def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_what
     each_failure(change)
 
 
-def test_an_address_is_not_bound_while_its_only_virtual_server_cannot_be_added_yet() -> None:
-    node = simulation.SimulatedNode()
-    node.kernel.fail(
-        lambda operation: operation.item == SetEntries.of(examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16")), times=1
-    )
-    node.put(web(("10.1.0.0/16",)), endpoints())
-    node.sync()
-    assert VIRTUAL_SERVER.address not in node.kernel.addresses
-    node.sync(after_s=1)
-    assert VIRTUAL_SERVER.address in node.kernel.addresses
-
-
 def test_an_address_is_bound_as_soon_as_one_of_its_virtual_servers_exists_and_not_before() -> None:
     """Without a virtual server, any program that listens on this host on the Service's port would answer.
 

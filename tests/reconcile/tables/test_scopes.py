@@ -7,7 +7,6 @@ import pytest
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
-from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, TakeMark, Verdict, render
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
 from ipvsproxy.model.steps import at_once
@@ -82,13 +81,6 @@ def test_a_load_balancer_with_policy_local_leads_to_local_endpoints_by_address_a
     assert {str(one.address) for one in plain.real_servers} == {HERE}
     assert marks_of(node) == {BALANCER: FIRST}
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
-
-
-def test_if_no_service_has_policy_local_no_objects_of_scopes_exist() -> None:
-    node = node_with()
-    node.put(*shop(local=False))
-    node.sync()
-    assert traces_of(node) == []
 
 
 def test_packets_are_marked_only_while_the_virtual_server_of_the_mark_has_its_real_servers() -> None:
@@ -268,35 +260,6 @@ def test_a_service_that_waits_for_a_mark_may_be_deleted() -> None:
     assert marks_of(node) == {"192.0.2.20": 1}
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Rule(target=Verdict.DROP, set=SetMatch("KUBE-IPVSPROXY-SCOPE", (Side.DESTINATION, Side.DESTINATION))),
-        Rule(target=TakeMark(SetMatch("KUBE-IPVSPROXY-SCOPE", (Side.DESTINATION, Side.DESTINATION)))),
-    ],
-)
-def test_a_set_is_not_removed_while_a_rule_refers_to_it(rule: Rule) -> None:
-    node = node_with()
-    node.sync()
-    ip_set = IpSet(SetKind.SCOPE, Family.IPV4)
-    node.kernel.apply([Operation(Verb.ADD, ip_set)])
-    node.observe()
-    skeleton = node.kernel.observe().skeletons[Family.IPV4]
-    chains = {**skeleton.chains, ChainKey("mangle", "KUBE-IPVSPROXY-MARK"): (render(rule, Family.IPV4),)}
-    at_once(
-        node.reconciler.observer.observing(
-            dataclasses.replace(node.kernel.observe(), skeletons={Family.IPV4: dataclasses.replace(skeleton, chains=chains)}),
-            node.now,
-        )
-    )
-    assert Operation(Verb.REMOVE, ip_set) not in node.plan().operations
-    assert ip_set not in destroyable(node.reconciler._tables)
-    node.sync()
-    node.observe()
-    node.sync()
-    assert ip_set.name not in node.kernel.sets
-
-
 def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> None:
     node = node_with()
     port = builders.service_port(53, Protocol.UDP)
@@ -459,20 +422,6 @@ def test_a_mark_that_another_program_took_while_no_process_ran_is_not_given_agai
     node.sync()
     assert node.kernel.virtual_servers[theirs].settings.scheduler == "wlc"
     assert marks_of(node) == {BALANCER: SECOND}
-
-
-def test_a_mark_that_another_program_no_longer_uses_is_given_after_the_next_reading() -> None:
-    node = node_with(0x1)
-    theirs = FirewallMark.of(Family.IPV4, 1)
-    node.kernel.apply([Operation(Verb.ADD, VirtualServer(theirs, VirtualServerSettings("rr")))])
-    node.observe()
-    node.put(*shop())
-    node.sync()
-    assert marks_of(node) == {}
-    del node.kernel.virtual_servers[theirs]
-    node.observe()
-    node.sync()
-    assert marks_of(node) == {BALANCER: 1}
 
 
 def test_the_observed_state_is_queried_once_for_each_mark_in_use() -> None:
@@ -818,9 +767,3 @@ def test_refusing_a_mark_that_no_service_has_any_more_changes_nothing() -> None:
     node.reconciler._tables.scopes.refuse(FirewallMark.of(Family.IPV4, SECOND))
     node.sync()
     assert marks_of(node) == {BALANCER: FIRST}
-
-
-def destroyable(tables: NodeTables) -> set[object]:
-    """The sets that may be removed now."""
-    circumstances = Circumstances(tables)
-    return {operation.item for kind in tables.kinds for operation in kind.removals(circumstances)}

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRules
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
-from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers
 from ipvsproxy.reconcile.tables import slow_start
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -175,46 +175,6 @@ def test_an_endpoint_of_weight_one_or_zero_has_no_slow_start() -> None:
         node.sync()
         assert weights(node) == {1: weight, 2: weight}
         assert node.reconciler.next_s() is None
-
-
-def test_a_read_only_process_desires_the_weights_of_slow_start() -> None:
-    node = running(1)
-    node.put(web(), pods(1, 2))
-    node.sync()
-    node.sync(after_s=DURATION_S / 2)
-    reader = node._new_reconciler()
-    for name, state in node.states.items():
-        at_once(reader.putting(name, state))
-    for seconds in (0, DURATION_S / 4, DURATION_S / 4):
-        node.sync(after_s=seconds)
-        at_once(reader.observer.observing(node.kernel.observe(), node.now))
-        reader.tend(node.now)
-        assert not [one for one in reader.survey.differences() if "weight" in one.desired]
-
-
-def test_slow_start_never_removes_a_real_server_or_a_virtual_server() -> None:
-    seen: list[Operation] = []
-    node = SimulatedNode(after_each=seen.append)
-    node.put(web(), pods(1))
-    node.sync()
-    node.put(web(), pods(1, 2))
-    for _ in range(20):
-        node.sync(after_s=5)
-    assert not [one for one in seen if one.verb is Verb.REMOVE and isinstance(one.item, RealServers | VirtualServer)]
-
-
-def test_a_service_without_slow_start_is_not_affected_by_a_service_with_slow_start() -> None:
-    node = running(1)
-    other = builders.service("plain", cluster=["10.96.0.99"])
-    node.put(other, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="plain"))
-    node.sync()
-    assert weights(node) == {1: OWN}
-    (plain,) = node.kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.values()
-    assert plain == 1
-    node.put(other, builders.endpoint_slice(*(builders.endpoint(f"10.244.0.{last}") for last in (8, 9)), service="plain"))
-    node.sync()
-    assert set(node.kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.values()) == {1}
-    assert node.reconciler.pending == 0
 
 
 def test_a_new_endpoint_gets_its_full_weight_at_once_if_all_other_endpoints_are_draining() -> None:

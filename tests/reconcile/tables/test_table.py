@@ -58,13 +58,6 @@ def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_absent() -> None
     assert (pending(numbers), dict(numbers.observed)) == ([], {})
 
 
-def test_a_desired_value_that_is_withdrawn_before_it_was_programmed_leaves_nothing_to_do() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
-    numbers.replace(OLD, {"key": (OLD, 1)}, {})
-    assert pending(numbers) == []
-
-
 def test_the_oldest_owner_has_the_key_whatever_the_order_in_which_owners_desire_it() -> None:
     for first, second in ((OLD, YOUNG), (YOUNG, OLD)):
         numbers = table()
@@ -169,15 +162,6 @@ def test_protected_keys_are_never_removed_but_are_changed_while_desired() -> Non
     assert pending(numbers) == ["protected"]
 
 
-def test_drift_makes_missing_keys_pending_and_additional_keys_surplus() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"changed": (OLD, 1), "lost": (OLD, 1), "kept": (OLD, 1)})
-    for key in ("changed", "lost", "kept"):
-        numbers.confirm(key, 1)
-    list(numbers.observing({"changed": 2, "kept": 1, "stray": 1}, ours("stray")))
-    assert set(pending(numbers)) == {"changed", "lost", "stray"}
-
-
 def test_a_long_reading_is_compared_in_several_steps_with_the_same_result() -> None:
     desired = {str(number): (OLD, number) for number in range(ITEMS_AT_ONCE)}
     listing = {str(number): 1 for number in range(2 * ITEMS_AT_ONCE)}
@@ -279,16 +263,6 @@ def test_our_own_change_to_a_value_that_is_no_longer_desired_does_not_count_as_d
     numbers.notice("key", 1)
     numbers.confirm("key", 2)
     assert (numbers.drifted, pending(numbers)) == (0, ["key"])
-
-
-def test_drift_of_a_single_key_that_is_noticed_counts_as_drift_too() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
-    numbers.notice("key", 3)
-    assert (numbers.drifted, pending(numbers)) == (0, ["key"])
-    numbers.confirm("key", 1)
-    numbers.notice("key", 2)
-    assert (numbers.drifted, pending(numbers)) == (1, ["key"])
 
 
 def test_an_owner_that_gains_the_key_by_its_new_rank_no_longer_waits() -> None:

@@ -298,8 +298,3 @@ def test_a_list_yields_one_event_for_each_item_whatever_the_items_contain(items:
     events = _list(*items).events
     assert len(events) == len(items)
     assert all(isinstance(event, Rejected) or event.key.name for event in events)
-
-
-@hypothesis.given(strategies.documents(schema.ServiceJson))
-def test_a_watch_and_a_list_parse_an_object_in_the_same_manner(document: dict[str, Any]) -> None:
-    assert _line("ADDED", document).event == _list(document).events[0]

@@ -35,13 +35,6 @@ def test_a_service_has_a_name_a_creation_time_and_a_type() -> None:
     assert service.skipped == ()
 
 
-def test_the_name_of_a_service_may_begin_with_a_digit() -> None:
-    raw = msgspec.convert({"spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}, schema.ServiceJson)
-    named = parse.parse_service(raw, ServiceName("shop", "9-lives"))
-    assert (str(named.name), named.skipped, named.not_served) == ("shop/9-lives", (), None)
-    assert named.cluster_addresses == _service().cluster_addresses
-
-
 def test_a_service_that_is_not_served_still_has_its_name_uid_and_type() -> None:
     service = _service({"type": "ExternalName"}, metadata={"uid": "u-1"})
     assert (service.name, service.uid, service.options.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
@@ -295,18 +288,6 @@ def test_a_health_check_port_with_an_invalid_number_is_reported() -> None:
     service = _service({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 65536})
     assert service.options.health_check_node_port == 0
     assert _reasons(service) == ["spec.healthCheckNodePort: 65536 is outside 1..65535"]
-
-
-def test_an_invalid_value_of_a_service_is_quoted_in_shortened_form() -> None:
-    service = _service({"type": "x" * 1000, "ports": [{"port": 80, "protocol": "y" * 1000}]})
-    assert _reasons(service) == [
-        f"spec.type: '{'x' * 64}' is not known; served as ClusterIP",
-        f"spec.ports[0].protocol: '{'y' * 64}' is none of TCP, UDP, SCTP",
-    ]
-
-
-def test_an_empty_service_object_is_not_served() -> None:
-    assert parse.parse_service(schema.ServiceJson(), NAME).not_served is not None
 
 
 @hypothesis.given(strategies.documents(schema.ServiceJson))

@@ -31,7 +31,7 @@ from tests.support.builders import (
     service_port,
 )
 from tests.translate import strategies
-from tests.translate.reading import backends, frontends, members, skeleton_of, state_of
+from tests.translate.reading import backends, frontends, members, state_of
 
 CLUSTER_IP_V6 = "fd00:10:96::10"
 DUAL = (CLUSTER_IP, CLUSTER_IP_V6)
@@ -403,21 +403,6 @@ def test_the_order_of_ports_and_addresses_in_a_service_does_not_change_the_state
         source_ranges=tuple(data.draw(st.permutations(given.options.source_ranges))),
     )
     assert _as_sets(state_of(permuted, *slices)) == _as_sets(state_of(given, *slices))
-
-
-@hypothesis.given(strategies.services(), strategies.slice_lists())
-def test_translating_a_service_again_gives_the_same_state(given: Service, slices: list[EndpointSlice]) -> None:
-    assert state_of(given, *slices) == state_of(given, *slices)
-
-
-@hypothesis.given(
-    strategies.services(), strategies.slice_lists(), strategies.services("other", 20), strategies.slice_lists("other")
-)
-def test_the_rules_do_not_depend_on_the_order_of_services(
-    one: Service, slices: list[EndpointSlice], other: Service, other_slices: list[EndpointSlice]
-) -> None:
-    states = state_of(one, *slices), state_of(other, *other_slices)
-    assert skeleton_of(*states) == skeleton_of(*reversed(states))
 
 
 @hypothesis.given(strategies.services(), strategies.slice_lists())
