@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import attempts
 from tests.reconcile import simulation
 from tests.support import builders
@@ -59,18 +59,11 @@ def test_a_waiting_drain_whose_real_server_is_desired_again_only_gets_its_weight
     assert len(node.reconciler._drains) == 0
 
 
-def test_with_session_affinity_no_removal_is_postponed_because_clients_would_be_sent_to_the_real_server() -> None:
-    node = simulation.SimulatedNode()
-    put(node, POOL[:10], affinity_timeout_s=60)
-    put(node, POOL[10:20], affinity_timeout_s=60)
-    assert weights(node) == [1] * 10
-
-
-@pytest.mark.parametrize("scheduler", ["sh", "mh", "dh", "twos"])
-def test_no_removal_is_postponed_if_the_scheduler_would_still_choose_the_real_server(scheduler: str) -> None:
+@pytest.mark.parametrize(("scheduler", "affinity_s"), [("sh", 0), ("mh", 0), ("dh", 0), ("twos", 0), ("rr", 60)])
+def test_no_removal_is_postponed_if_clients_would_still_be_sent_to_the_real_server(scheduler: str, affinity_s: int) -> None:
     node = simulation.SimulatedNode(scheduler=scheduler)
-    put(node, POOL[:10])
-    put(node, POOL[10:20])
+    put(node, POOL[:10], affinity_timeout_s=affinity_s)
+    put(node, POOL[10:20], affinity_timeout_s=affinity_s)
     assert weights(node) == [1] * 10
 
 
@@ -124,15 +117,6 @@ def test_a_new_process_takes_over_the_real_servers_that_wait_for_their_removal()
     node.sync()
     assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10, "it knows nothing of what was removed before"
     assert not any(isinstance(operation.item, VirtualServer) for operation in node.applied)
-
-
-def test_a_real_server_is_not_removed_before_its_connections_have_ended() -> None:
-    node = simulation.SimulatedNode()
-    put(node, POOL[:2])
-    busy = builders.backend(POOL[0])
-    node.kernel.connection_counts[KEY, busy] = ConnectionCounts(1, 0)
-    put(node, POOL[2:4])
-    assert set(node.kernel.virtual_servers[KEY].real_servers) == {busy, *map(builders.backend, POOL[2:4])}
 
 
 def test_connections_of_a_drain_that_waits_for_its_removal_are_read_only_once(monkeypatch: pytest.MonkeyPatch) -> None:

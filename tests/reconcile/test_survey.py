@@ -1,14 +1,12 @@
 """Queries about desired and observed state, on a node whose kernel has all desired objects."""
 
-import dataclasses
-
 import pytest
 
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses, HealthCheckPort, Timeouts
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses
 from ipvsproxy.model.kind import KINDS
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.service import ServiceName, ServicePort, ServiceType
+from ipvsproxy.model.service import ServiceName, ServicePort
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import (
@@ -144,18 +142,6 @@ def test_the_survey_shows_rules_and_the_families_that_lack_rules(node: simulatio
     assert reconciler.survey.lacking(tuple(Family)) == {Family.IPV4}
 
 
-def test_a_family_lacks_entries_while_any_desired_entry_is_absent(node: simulation.SimulatedNode) -> None:
-    lacking = node.reconciler.survey.lacking_entries
-    assert lacking(tuple(Family)) == frozenset()
-    present = next(one for one in node.kernel.sets.values() if one.entries)
-    present.entries.pop()
-    node.observe()
-    assert lacking(tuple(Family)) == {Family.IPV4}
-    assert lacking([Family.IPV6]) == frozenset()
-    node.sync()
-    assert lacking(tuple(Family)) == frozenset()
-
-
 def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_absent(node: simulation.SimulatedNode) -> None:
     unserved = node.reconciler.survey.unserved
     assert unserved(tuple(Family)) == frozenset()
@@ -210,42 +196,6 @@ def test_a_reading_includes_the_desired_sets_and_settings(node: simulation.Simul
     sets, sysctls = node.reconciler.survey.subjects()
     assert IpSet(SetKind.CLUSTER_IP, Family.IPV4).name in sets
     assert sysctls == [simulation.SYSCTL.path]
-
-
-def test_a_reading_in_parts_counts_drift_once_and_keeps_unknown_objects_until_the_reading_ends(
-    node: simulation.SimulatedNode,
-) -> None:
-    reconciler = node.reconciler
-    assert reconciler.observer.has_observed_all
-    node.kernel.virtual_servers.clear()
-    reading = dataclasses.replace(node.kernel.observe(), virtual_servers=None, some_virtual_servers={KEY: None})
-    list(reconciler.observer.observing(reading, node.now))
-    list(reconciler.observer.concluding(node.now))
-    assert not reconciler.observer.newcomers
-    assert reconciler.take_drift_news().drifted
-    assert not reconciler.take_drift_news().drifted
-
-
-def test_timeouts_that_another_program_has_set_are_reported_as_a_difference(node: simulation.SimulatedNode) -> None:
-    node.reconciler.note_timeouts(Timeouts(1, 2, 3))
-    differences = node.reconciler.survey.differences()
-    assert [(one.kind, one.name) for one in differences] == [("timeouts", "tcp"), ("timeouts", "tcp_fin"), ("timeouts", "udp")]
-
-
-def test_a_health_check_port_returns_the_number_of_local_endpoints() -> None:
-    node = simulation.SimulatedNode()
-    kind = ServiceType.LOAD_BALANCER
-    service = builders.service("web", kind=kind, external_local=True, load_balancer=["203.0.113.1"], health_check_node_port=32000)
-    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.1", node=builders.THIS_NODE)))
-    checks = node.reconciler.survey.health_checks
-    assert [(port, check.local_endpoints) for port, check in checks.items()] == [(HealthCheckPort(Family.IPV4, 32000), 1)]
-
-
-def test_node_ports_have_witnesses_only_on_addresses_in_the_node_port_ranges(node: simulation.SimulatedNode) -> None:
-    node.reconciler.observer.node_port_ranges = builders.networks("192.0.2.0/24")
-    assert node.reconciler.observer.node_port_ranges == builders.networks("192.0.2.0/24")
-    assert node.reconciler.survey.settings_given_up == {}
-    assert parse_address("192.0.2.1") not in node.reconciler.survey.statistics(node.now).addresses
 
 
 def test_statistics_count_each_conflict_once_and_waiting_drains_separately_from_other_drains(

@@ -11,7 +11,6 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK
 from ipvsproxy.translate import trace
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
 from ipvsproxy.translate.trace import TracedClient
@@ -55,11 +54,6 @@ def test_addresses_without_a_local_endpoint_are_in_the_set_that_shuts_out_client
     assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
     assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
     assert members(SetKind.NO_LOCAL, _shop()) == set()
-
-
-def test_session_affinity_of_a_second_scope_depends_on_the_address_of_the_client() -> None:
-    (scope,) = _shop("10.244.0.5", affinity_s=600).rare.scopes
-    assert scope.settings == ("mh", SCHEDULER_FALLBACK, 0, 0)
 
 
 def test_a_service_without_external_addresses_has_only_one_scope() -> None:

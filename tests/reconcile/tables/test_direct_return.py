@@ -106,13 +106,6 @@ def test_if_no_service_requests_direct_return_only_the_rules_against_tunnels_exi
     assert [str(one) for one in node.kernel.sets["KUBE-IPVSPROXY-NODES"].entries] == [OTHER_ADDRESS]
 
 
-def test_a_node_without_direct_return_has_no_objects_of_direct_return() -> None:
-    node = SimulatedNode()
-    node.put(*shop(HERE, ELSEWHERE))
-    node.sync()
-    assert {IP_SETS[name].kind for name in node.kernel.sets}.isdisjoint(DIRECT_KINDS | {SetKind.MARKS})
-
-
 def sets_of_direct_return(node: SimulatedNode) -> set[SetKind]:
     return {IP_SETS[name].kind for name in node.reconciler.survey.subjects()[0]} & DIRECT_KINDS
 

@@ -1,7 +1,6 @@
 """Lists that arrive in fragments: the result is the same as for the whole list, with memory for only a few items."""
 
 import json
-import random
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -72,12 +71,6 @@ def test_nested_objects_that_look_like_items_belong_to_their_item() -> None:
     }
     early, page = read(pieces_of(body_of(service("a", **inner), service("b"), service("c", **inner)), 11))
     assert (names(early), names(page.events)) == (["a", "b"], ["c"])
-
-
-def test_the_rest_of_a_list_is_read_as_a_whole_after_too_many_nested_objects_that_look_like_items() -> None:
-    inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * (decode.MOST_FALSE_ENDS + 2)}
-    early, page = read(pieces_of(body_of(service("a"), service("b", **inner), service("c"), service("d")), 50))
-    assert (names(early), names(page.events)) == (["a"], ["b", "c", "d"])
 
 
 def test_decoding_an_item_with_many_nested_objects_that_look_like_items_is_tried_a_limited_number_of_times(
@@ -175,16 +168,6 @@ def test_a_long_list_only_needs_memory_for_some_of_its_items() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 20 * len(item)
-
-
-def test_a_list_in_fragments_of_any_size_gives_the_same_result_as_the_whole_list() -> None:
-    dice = random.Random(7)
-    items = [service(f"s{number}", labels={"x": "},{" * dice.randint(0, 3)}) for number in range(50)]
-    body = body_of(*items)
-    for _ in range(20):
-        cuts = sorted(dice.sample(range(len(body)), 30))
-        early, page = read(body[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True))
-        assert (*early, *page.events) == decode.decode_list(ObjectKind.SERVICE, body).events
 
 
 @hypothesis.given(

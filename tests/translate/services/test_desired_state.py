@@ -107,22 +107,16 @@ def test_a_family_that_this_node_does_not_serve_is_reported_but_not_as_invalid()
     assert given.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
 
 
-@pytest.mark.checklist(23)
-def test_a_node_that_serves_only_ipv4_serves_only_the_ipv4_service() -> None:
-    settings = Settings(families=frozenset({Family.IPV4}))
-    four = state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings)
-    six = state_of(service("six", cluster=[CLUSTER_IP_V6]), endpoint_slice(endpoint("fd00::5")), settings=settings)
-    assert frontends(four, six) == {"TCP 10.96.0.10:80"}
-    assert backends(four, CLUSTER_IP) == {"10.244.1.5:8080"}
-
-
-@pytest.mark.checklist(24)
-def test_a_node_that_serves_only_ipv6_serves_only_the_ipv6_service() -> None:
-    settings = Settings(families=frozenset({Family.IPV6}))
-    four = state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings)
-    six = state_of(service("six", cluster=[CLUSTER_IP_V6]), endpoint_slice(endpoint("fd00::5")), settings=settings)
-    assert frontends(four, six) == {"TCP [fd00:10:96::10]:80"}
-    assert backends(six, CLUSTER_IP_V6) == {"[fd00::5]:8080"}
+@pytest.mark.checklist(23, 24)
+@pytest.mark.parametrize(("family", "address", "backend"), zip(Family, DUAL, ("10.244.1.5:8080", "[fd00::5]:8080"), strict=True))
+def test_a_node_that_serves_one_family_serves_only_services_of_this_family(family: Family, address: str, backend: str) -> None:
+    settings = Settings(families=frozenset({family}))
+    states = (
+        state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings),
+        state_of(service("six", cluster=[CLUSTER_IP_V6]), endpoint_slice(endpoint("fd00::5")), settings=settings),
+    )
+    assert frontends(*states) == {str(builders.frontend(address, 80))}
+    assert backends(states[family is Family.IPV6], address) == {backend}
 
 
 def test_each_family_of_a_dual_stack_service_has_the_endpoints_of_this_family() -> None:
@@ -274,37 +268,20 @@ def _local(*, internal: bool, external: bool) -> Service:
     return service("web", service_port(node_port=30080), internal_local=internal, external_local=external)
 
 
-@pytest.mark.checklist(84)
+@pytest.mark.checklist(84, 85, 86, 87, 88)
 @pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
-def test_a_local_policy_is_not_reported_if_this_node_has_an_endpoint(*, internal: bool, external: bool) -> None:
-    assert _without_local(state_of(_local(internal=internal, external=external), HERE)) == (0, 0)
-
-
-@pytest.mark.checklist(85)
-def test_internal_traffic_with_policy_local_and_no_endpoint_on_this_node_is_counted() -> None:
-    assert _without_local(state_of(_local(internal=True, external=False), ELSEWHERE)) == (1, 0)
-
-
-@pytest.mark.checklist(86)
-def test_external_traffic_with_policy_local_and_no_endpoint_on_this_node_is_counted() -> None:
-    assert _without_local(state_of(_local(internal=False, external=True), ELSEWHERE)) == (0, 1)
-
-
-@pytest.mark.checklist(87)
-def test_internal_and_external_traffic_without_an_endpoint_on_this_node_are_counted_separately() -> None:
-    state = state_of(_local(internal=True, external=True), ELSEWHERE)
-    assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
+@pytest.mark.parametrize(("slices", "is_counted"), [([HERE], False), ([ELSEWHERE], True), ([], False)])
+def test_a_local_policy_is_counted_if_only_other_nodes_have_an_endpoint(
+    slices: list[EndpointSlice], *, internal: bool, external: bool, is_counted: bool
+) -> None:
+    counted = _without_local(state_of(_local(internal=internal, external=external), *slices))
+    assert counted == (internal and is_counted, external and is_counted)
 
 
 def test_a_missing_local_endpoint_of_one_family_is_not_counted_for_the_other_family() -> None:
     dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
     assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
-
-
-@pytest.mark.checklist(88)
-def test_a_local_policy_is_not_counted_if_the_service_has_no_endpoint_on_any_node() -> None:
-    assert _without_local(state_of(_local(internal=True, external=True))) == (0, 0)
 
 
 @pytest.mark.checklist(100)

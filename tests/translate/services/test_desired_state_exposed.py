@@ -43,12 +43,20 @@ def _node_port(
     return service("np", port, kind=ServiceType.NODE_PORT, cluster=[cluster], external_local=external_local)
 
 
-@pytest.mark.checklist(13)
-def test_a_node_port_is_a_virtual_server_of_its_family_in_addition_to_the_cluster_ip() -> None:
-    state = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE))
-    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 100.101.102.103:3001"}
-    assert backends(state, CLUSTER_IP) == backends(state, "100.101.102.103", 3001) == {"10.180.0.1:80"}
-    assert {server.settings.scheduler for server in state.virtual_servers.values()} == {"rr"}
+@pytest.mark.checklist(13, 15, 19, 21)
+@pytest.mark.parametrize(
+    ("cluster", "node", "backend"),
+    [(CLUSTER_IP, "100.101.102.103", "10.180.0.1:80"), (CLUSTER_IP_V6, "2001:db8::1:1", "[1002:ab8::2:10]:80")],
+)
+def test_a_node_port_is_a_virtual_server_of_its_family_in_addition_to_the_cluster_ip(
+    cluster: str, node: str, backend: str
+) -> None:
+    view = builders.node_view(DUAL_NODE)
+    for slices, expected in ((BOTH_SLICES, {backend}), ((), set())):
+        state = state_of(_node_port(cluster=cluster), *slices, view=view)
+        assert frontends(state) == {str(builders.frontend(cluster, 80)), str(builders.frontend(node, 3001))}
+        assert backends(state, cluster) == backends(state, node, 3001) == expected
+        assert {server.settings.scheduler for server in state.virtual_servers.values()} == {"rr"}
 
 
 def test_addresses_of_the_node_are_never_bound() -> None:
@@ -90,19 +98,15 @@ def test_connections_to_a_udp_node_port_are_masqueraded() -> None:
     ]
 
 
-@pytest.mark.checklist(15)
-def test_virtual_servers_of_a_node_port_without_endpoints_have_no_real_servers() -> None:
-    state = state_of(_node_port(), view=builders.node_view(DUAL_NODE))
-    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 100.101.102.103:3001"}
-    assert backends(state, CLUSTER_IP) == backends(state, "100.101.102.103", 3001) == set()
-
-
-@pytest.mark.checklist(16)
-def test_an_sctp_node_port_has_a_set_entry_for_each_node_address() -> None:
-    state = state_of(_node_port(Protocol.SCTP), view=builders.node_view(MANY))
-    nodes = ["100.101.102.103", "100.101.102.104", "100.101.102.105"]
-    assert frontends(state) == {f"SCTP {CLUSTER_IP}:80", *(f"SCTP {address}:3001" for address in nodes)}
-    assert members(SetKind.NODE_PORT_SCTP, state) == {f"{address},sctp:3001" for address in nodes}
+@pytest.mark.checklist(16, 22)
+@pytest.mark.parametrize("cluster", [CLUSTER_IP, CLUSTER_IP_V6])
+def test_an_sctp_node_port_has_a_set_entry_for_each_node_address(cluster: str) -> None:
+    family = Family.IPV4 if cluster == CLUSTER_IP else Family.IPV6
+    state = state_of(_node_port(Protocol.SCTP, cluster=cluster), view=builders.node_view(MANY))
+    nodes = [address for texts in MANY.values() for address in texts if (":" in address) is (family is Family.IPV6)]
+    keys = [builders.frontend(cluster, 80, Protocol.SCTP), *(builders.frontend(one, 3001, Protocol.SCTP) for one in nodes)]
+    assert frontends(state) == set(map(str, keys))
+    assert members(SetKind.NODE_PORT_SCTP, state, family=family) == {f"{address},sctp:3001" for address in nodes}
 
 
 @pytest.mark.checklist(17)
@@ -140,36 +144,12 @@ def test_a_node_port_with_policy_local_is_served_only_on_the_configured_addresse
     ]
 
 
-@pytest.mark.checklist(19)
-def test_an_ipv6_node_port_is_a_virtual_server_of_its_family_in_addition_to_the_cluster_ip() -> None:
-    view = builders.node_view(DUAL_NODE)
-    state = state_of(_node_port(cluster=CLUSTER_IP_V6), *BOTH_SLICES, view=view, settings=ONLY_V6)
-    assert frontends(state) == {"TCP [2020::1]:80", "TCP [2001:db8::1:1]:3001"}
-    assert backends(state, CLUSTER_IP_V6) == backends(state, "2001:db8::1:1", 3001) == {"[1002:ab8::2:10]:80"}
-
-
 @pytest.mark.checklist(20)
 def test_an_ipv4_service_has_no_ipv6_objects() -> None:
     state = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE), settings=ONLY_V6)
     assert (frontends(state), state.entries, state.addresses) == (set(), (), ())
     both = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE))
     assert {key.address.family for key in both.virtual_servers} == {Family.IPV4}
-
-
-@pytest.mark.checklist(21)
-def test_virtual_servers_of_an_ipv6_node_port_without_endpoints_have_no_real_servers() -> None:
-    state = state_of(_node_port(cluster=CLUSTER_IP_V6), view=builders.node_view(DUAL_NODE))
-    assert backends(state, CLUSTER_IP_V6) == backends(state, "2001:db8::1:1", 3001) == set()
-
-
-@pytest.mark.checklist(22)
-def test_an_ipv6_sctp_node_port_has_a_set_entry_for_each_node_address() -> None:
-    state = state_of(_node_port(Protocol.SCTP, cluster=CLUSTER_IP_V6), view=builders.node_view(MANY))
-    assert frontends(state) == {"SCTP [2020::1]:80", "SCTP [2001:db8::1:1]:3001", "SCTP [2001:db8::1:2]:3001"}
-    assert members(SetKind.NODE_PORT_SCTP, state, family=Family.IPV6) == {
-        "2001:db8::1:1,sctp:3001",
-        "2001:db8::1:2,sctp:3001",
-    }
 
 
 @pytest.mark.parametrize("protocol", Protocol)

@@ -89,23 +89,6 @@ def test_endpoint_slices_of_a_family_without_a_cluster_ip_are_reported() -> None
     assert list(explanations.unserved_slices(dual, [item], Settings())) == []
 
 
-def test_every_virtual_server_is_explained_with_its_role() -> None:
-    service = builders.service(
-        "web",
-        builders.service_port(80, node_port=30080),
-        kind=ServiceType.LOAD_BALANCER,
-        external=["192.0.2.1"],
-        load_balancer=["192.0.2.2"],
-    )
-    (port,) = _explain(service).ports
-    assert {str(one.key): one.role for one in port.virtual_servers} == {
-        "TCP 10.96.0.10:80": Role.CLUSTER_IP,
-        "TCP 192.0.2.1:80": Role.EXTERNAL_IP,
-        "TCP 192.0.2.2:80": Role.LOAD_BALANCER_IP,
-        "TCP 192.168.0.10:30080": Role.NODE_PORT,
-    }
-
-
 def test_each_service_port_has_the_virtual_servers_of_its_own_number_and_protocol() -> None:
     number = 30080
     service = builders.service(
@@ -137,23 +120,6 @@ def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
         ["TCP [fd00:96::10]:80"],
     ]
     assert explanation.skipped == {}
-
-
-def test_local_endpoints_of_one_family_do_not_count_for_the_other_family() -> None:
-    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"], internal_local=True)
-    slices = [
-        builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), suffix="4"),
-        builders.endpoint_slice(endpoint("fd00::1"), suffix="6"),
-    ]
-    reasons = [[use.internal and use.internal.code for use in port.endpoints] for port in _explain(service, *slices).ports]
-    assert reasons == [["other_node"], [None]]
-
-
-def test_a_family_that_this_host_does_not_serve_is_not_explained() -> None:
-    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
-    settings = Settings(families=frozenset({Family.IPV6}))
-    explanation = _explain(service, settings=settings)
-    assert [port.family for port in explanation.ports] == [Family.IPV6]
 
 
 def test_a_service_that_is_not_served_has_no_ports_and_a_reason() -> None:
