@@ -240,14 +240,9 @@ class Reconciler:
 
     def _takes_away(self, operation: Operation) -> bool:
         """Whether an operation removes an object or a rule that may be needed by a Service which has not been put yet."""
-        is_removal = operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS
-        return is_removal or self._loses_rules(operation)
-
-    def _loses_rules(self, operation: Operation) -> bool:
-        """Whether an operation would remove an observed rule, which may be needed by a Service that has not been put yet."""
         item = operation.item
         if not isinstance(item, Skeleton):
-            return False
+            return operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS
         observed = self._tables.skeletons.observed.get(item.family)
         if observed is None or observed.hidden:
             return True  # the observed rules are not known

@@ -7,6 +7,7 @@ Rule 3: a rule is desired while the set that it names has an entry, or while a v
 before these objects and removed after them.
 """
 
+import collections
 import itertools
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,16 +45,6 @@ from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
 """The desired state in place of that of an absent Service."""
-
-
-class _Local(Container[Address]):
-    """The addresses of several mappings, presented as one container without being copied."""
-
-    def __init__(self, mappings: Sequence[Mapping[Address, object]]) -> None:
-        self._mappings = mappings
-
-    def __contains__(self, address: object) -> bool:
-        return any(address in mapping for mapping in self._mappings)
 
 
 class NodeTables:
@@ -108,7 +99,7 @@ class NodeTables:
             LocalRoutes: self.routes,
         }
         """The tables of both bindings, by which service addresses become local. An address is desired in one of the tables."""
-        self.local: Container[Address] = _Local(tuple(table.observed for table in self.bindings.values()))
+        self.local: Container[Address] = collections.ChainMap(self.addresses.observed, self.routes.observed)
         """The observed service addresses of both bindings."""
         self.sets: Table[IpSet, Owner, bool] = of_sets.tables[0]
         self.devices: Table[Device, Owner, bool] = of_devices.tables[0]

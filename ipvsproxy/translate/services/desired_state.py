@@ -22,7 +22,7 @@ from ipvsproxy.model.annotations import HIGHEST_WEIGHT, Annotation
 from ipvsproxy.model.kernel import Flow, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, TUNNELLED, RealServerKey, UnevenWeights, Weights
-from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServiceOptions, ServicePort, Skipped
+from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServicePort, Skipped
 from ipvsproxy.model.sets import NODE_PORT_SETS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Clients, ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
@@ -161,17 +161,22 @@ class Translation:
         for key in local:
             address = key.address
             self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
-        external_local = _is_external_local(self.options, port, self.family)
+        # Local matters only if clients outside the cluster can reach the port. Addresses in spec.externalIPs count even if the
+        # feature gate keeps them from being programmed.
+        options = self.options
+        external_local = options.external_traffic_local and bool(
+            port.node_port or _of(self.family, options.external_addresses + options.load_balancer_addresses)
+        )
         choice = topology.choose_routes(
             endpoints,
             self.view.name,
             self.view.zone,
-            internal_local=self.options.internal_traffic_local,
+            internal_local=options.internal_traffic_local,
             external_local=external_local,
         )
         internal = self.how.weighed(choice.internal.weights, by_key)
         external = internal if choice.external is choice.internal else self.how.weighed(choice.external.weights, by_key)
-        if choice.lacks_local and self.options.internal_traffic_local:
+        if choice.lacks_local and options.internal_traffic_local:
             self.without_local_internal.add(self.family)
         if choice.lacks_local and external_local:
             self.without_local_external.add(self.family)
@@ -183,7 +188,7 @@ class Translation:
             yield from self._adding_external_addresses(port, external)
         if port.node_port:
             self._add_node_port(port, external)
-        if self.options.external_traffic_local and self.settings.scopes is TrafficScopes.API:
+        if options.external_traffic_local and self.settings.scopes is TrafficScopes.API:
             cluster = external if choice.cluster is choice.external else self.how.weighed(choice.cluster.weights, by_key)
             self._add_scope(port, choice, cluster)
         elif self.how.chosen.direct_return and self.view.shared_tunnel:
@@ -363,14 +368,3 @@ class Translation:
 
 def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
     return [address for address in addresses if address.family is family] if addresses else []
-
-
-def _is_external_local(options: ServiceOptions, port: ServicePort, family: Family) -> bool:
-    """Whether externalTrafficPolicy Local matters, because clients outside the cluster can reach the port.
-
-    Addresses in spec.externalIPs count even if the feature gate keeps them from being programmed.
-    """
-    return options.external_traffic_local and (
-        bool(port.node_port)
-        or any(address.family is family for address in (*options.external_addresses, *options.load_balancer_addresses))
-    )

@@ -8,12 +8,12 @@ Rule: a ``Scope`` defines which endpoints certain traffic may use, and whether o
 
 import enum
 import zlib
-from collections.abc import Iterable, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights
 from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 
 Endpoints = Mapping[bytes, Conditions]
@@ -77,7 +77,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     node_hint: str = ""
     zone_hint: str = ""
 
-    def why_not(self, endpoint: Conditions) -> WhyNot | None:
+    def why_not(self, endpoint: Conditions) -> WhyNot | None:  # noqa: PLR0911 - one for each reason
         """The reason why an endpoint is not used; None if it is used."""
         if self.node and endpoint.node_name != self.node:
             return WhyNot.OTHER_NODE
@@ -87,9 +87,6 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
             if not endpoint.serving:
                 return WhyNot.NOT_SERVING
             return None if self.last_resort else WhyNot.TERMINATING
-        return self._hinted_away(endpoint) if self.node_hint or self.zone_hint else None
-
-    def _hinted_away(self, endpoint: Conditions) -> WhyNot | None:
         if self.node_hint and self.node_hint not in endpoint.node_hints:
             return WhyNot.HINT_FOR_OTHER_NODE
         if self.zone_hint and self.zone_hint not in endpoint.zone_hints:
@@ -106,11 +103,6 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
     scope: Scope
     weights: EvenWeights
-
-    @property
-    def real_servers(self) -> KeysView[RealServerKey]:
-        """The keys of the real servers, without their weights."""
-        return self.weights.keys()
 
 
 class EndpointChoice(msgspec.Struct, frozen=True, gc=False):

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
@@ -109,7 +110,7 @@ def test_a_virtual_server_may_have_both_tunnelled_and_masqueraded_real_servers(
     assert driver.observe()[desired.key].real_servers == desired.weights
     shown = {tuple(line.split()[5:8]) for line in ipvsadm("-Sn").splitlines()[1:]}
     assert shown == {("-m", "-w", "1"), ("-i", "-w", "3")}
-    gone = desired.with_weights(UnevenWeights({key: 1}))
+    gone = msgspec.structs.replace(desired, weights=UnevenWeights({key: 1}))
     draining = list(
         virtual_server_kind.virtual_server_operations(desired.key, gone, driver.observe()[desired.key], lambda *_: None)
     )

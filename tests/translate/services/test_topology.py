@@ -73,7 +73,7 @@ def test_hints_select_only_among_ready_endpoints() -> None:
     hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in hinted}
     choice = topology.choose_routes(keyed, THIS_NODE, "zone-a", internal_local=False, external_local=False)
-    assert [str(key.address) for key in choice.internal.real_servers] == [HERE]
+    assert [str(key.address) for key in choice.internal.weights] == [HERE]
 
 
 @pytest.mark.checklist(97)
@@ -144,7 +144,7 @@ def test_traffic_only_goes_to_usable_endpoints_and_is_refused_only_if_there_are_
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
     choice = topology.choose_routes(keyed, THIS_NODE, zone, internal_local=True, external_local=False)
-    cluster, local = choice.external.real_servers, choice.internal.real_servers
+    cluster, local = choice.external.weights.keys(), choice.internal.weights.keys()
     assert cluster <= usable
     assert local == {key for key in local if keyed[key].node_name == THIS_NODE}
     assert bool(usable) == bool(cluster)
@@ -185,8 +185,8 @@ def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_n
     here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
     for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
         choice = topology.choose_routes(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
-        assert choice.external.real_servers == expected
-        assert choice.internal.real_servers == dict(pairs).keys()
+        assert choice.external.weights.keys() == expected
+        assert choice.internal.weights.keys() == dict(pairs).keys()
 
 
 def test_missing_local_endpoints_are_reported_only_under_a_local_policy() -> None:
