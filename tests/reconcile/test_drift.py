@@ -49,12 +49,6 @@ def test_a_changed_desired_value_is_not_delayed_and_its_delays_begin_at_the_shor
     assert not drifts, "nothing is left alone any more"
 
 
-def test_an_object_without_drift_does_not_wait_because_other_objects_have_drifted() -> None:
-    drifts, now = contested(observation.FREE_HEALS + 3)
-    drifts.note(OTHER, "wish", now)
-    assert drifts.may_heal(OTHER, "wish", now)
-
-
 def test_the_drift_of_an_object_is_forgotten_after_a_long_time_without_drift() -> None:
     drifts, now = contested(observation.FREE_HEALS + 1)
     assert not drifts.may_heal(PLACE, "wish", now)

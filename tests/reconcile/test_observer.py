@@ -35,16 +35,6 @@ def test_virtual_servers_of_other_programs_and_their_real_servers_are_not_touche
     assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
 
 
-def test_a_foreign_virtual_server_is_kept_after_a_service_desired_it_for_a_moment() -> None:
-    kernel = simulation.new_kernel()
-    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7})
-    node = simulation.SimulatedNode(kernel)
-    node.put_state(examples.state(examples.OLD, FOREIGN, real_servers=[TWO]))
-    node.remove("old")
-    node.sync()
-    assert kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7})
-
-
 def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_becomes_ours() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
@@ -244,23 +234,6 @@ def test_no_virtual_server_counts_as_gone_before_the_last_part_of_an_audit() -> 
     poll(node, {})
     node.observe(virtual_servers=None)
     assert KEY in node.reconciler._tables.virtual_servers.observed
-
-
-def test_virtual_servers_that_a_poll_does_not_include_stay_observed() -> None:
-    node = running("10.244.0.1")
-    poll(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
-    assert not node.plan().operations, "it is somebody else's, too"
-
-
-def test_an_equal_virtual_server_from_a_poll_keeps_the_stored_object() -> None:
-    node = running("10.244.0.1")
-    observed = node.reconciler._tables.virtual_servers.observed
-    before, shown = observed[KEY], node.kernel.observe().virtual_servers
-    assert shown is not None
-    poll(node, {KEY: ObservedVirtualServer(shown[KEY].settings, dict(shown[KEY].real_servers))})
-    assert observed[KEY] is before
-    poll(node, {KEY: ObservedVirtualServer(shown[KEY].settings, {ONE: 3})})
-    assert observed[KEY] is not before
 
 
 def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired() -> None:

@@ -13,7 +13,7 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, WeightChange
 from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceType
-from ipvsproxy.model.sets import SET_COPY, SetEntries, SetKind
+from ipvsproxy.model.sets import SET_COPY, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
@@ -69,13 +69,6 @@ def test_a_leftover_copy_of_a_set_is_removed_once_and_again_if_it_appears_again(
         assert node.sync() == [Operation(Verb.REMOVE, SET_COPY)]
         assert not node.kernel.set_copy
         assert not node.plan().operations
-
-
-def test_one_additional_endpoint_takes_one_operation_for_each_virtual_server_and_one_for_its_set_entry() -> None:
-    node = running("10.244.0.1")
-    node.put(*web("10.244.0.1", "10.244.0.2"))
-    loop_back = examples.entry(SetKind.LOOP_BACK, builders.frontend("10.244.0.2", 8080), "10.244.0.2")
-    assert node.sync() == [Operation(Verb.ADD, SetEntries.of(loop_back)), Operation(Verb.ADD, RealServers.of(KEY, TWO, 1))]
 
 
 @pytest.mark.checklist(74)

@@ -115,17 +115,6 @@ def test_a_draining_endpoint_that_returns_with_a_chosen_weight_of_zero_no_longer
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
 
 
-def test_a_drain_ends_at_the_deadline_set_on_its_service() -> None:
-    node = running(web(drain_deadline_s=60), drain_deadline_s=600)
-    node.kernel.connection_counts[KEY, TWO] = BUSY
-    node.put(web(drain_deadline_s=60), pods(far=False))
-    node.sync()
-    node.sync(after_s=59)
-    assert TWO in node.kernel.virtual_servers[KEY].real_servers
-    node.sync(after_s=1)
-    assert TWO not in node.kernel.virtual_servers[KEY].real_servers
-
-
 def test_a_service_whose_deadline_annotation_is_removed_uses_the_deadline_of_the_node_again() -> None:
     node = running(web(drain_deadline_s=60), drain_deadline_s=600)
     node.kernel.connection_counts[KEY, TWO] = BUSY

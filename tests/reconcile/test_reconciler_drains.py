@@ -85,15 +85,6 @@ def test_a_drain_continues_after_a_restart() -> None:
     assert node.sync(after_s=1) == [removal(ONE)]
 
 
-def test_a_drain_found_in_the_kernel_is_taken_over_without_an_operation() -> None:
-    node = draining()
-    node.restart()
-    node.observe()
-    assert not any(isinstance(operation.item, RealServers) for operation in node.sync())
-    node.kernel.connection_counts.clear()
-    assert node.sync(after_s=1) == [removal(ONE)]
-
-
 @pytest.mark.checklist(26)
 def test_a_real_server_that_a_former_process_was_draining_gets_its_weight_back_when_it_is_desired() -> None:
     node = running("10.244.0.1")

@@ -6,12 +6,12 @@ from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, Sysctl
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.sets import IpSet
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.attempts import LONGEST_DELAY_S
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from tests.reconcile import examples, simulation
+from tests.reconcile import simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web, weights
 from tests.support import builders
 
@@ -162,19 +162,6 @@ def test_a_virtual_server_that_vanishes_right_after_it_was_added_is_added_only_o
     node.put(*web("10.244.0.1"))
     added = [one for one in node.sync() if isinstance(one.item, VirtualServer)]
     assert [one.verb for one in added] == [Verb.ADD]
-
-
-def test_a_virtual_server_whose_removal_fails_stays_recognisable_by_its_entries() -> None:
-    node = running("10.244.0.1")
-    node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer))
-    node.remove("web")
-    node.sync()
-    assert examples.entry(SetKind.CLUSTER_IP, KEY) in node.kernel.sets["KUBE-CLUSTER-IP"].entries
-    assert KEY.address in node.kernel.addresses
-    fresh = simulation.SimulatedNode(node.kernel)
-    fresh.sync()
-    assert not fresh.kernel.virtual_servers
-    assert not fresh.kernel.addresses
 
 
 def test_a_setting_that_cannot_be_written_is_retried_when_it_changes_and_delays_no_other_operation() -> None:

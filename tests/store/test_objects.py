@@ -201,13 +201,6 @@ def test_a_deleted_node_of_another_process_is_removed(store: Store, event: Event
     assert store.take().counts == {ObjectKind.NODE: 1}
 
 
-def test_the_absence_of_a_node_that_was_never_known_is_not_a_deletion() -> None:
-    store = Store(STARTED_S)
-    store.deliver([gone(NODE)], 1)
-    assert store.node(NODE.name) is None
-    assert store.take() == Changes()
-
-
 def test_all_services_can_be_marked_for_translation(store: Store) -> None:
     deliver(store, builders.service("shop"), now=3)
     store.touch_all(5)

@@ -83,17 +83,6 @@ def test_the_rules_of_a_node_with_cluster_ip_external_and_load_balancer_addresse
     ]
 
 
-def test_traffic_to_external_addresses_with_policy_local_is_accepted_but_not_masqueraded() -> None:
-    service = builders.service(external=["192.0.2.1"], external_local=True)
-    skeleton = reading.skeleton_of(reading.state_of(service))
-    comment = '-m comment --comment "Kubernetes service external ip + port with externalTrafficPolicy=local"'
-    match = "-m set --match-set KUBE-EXTERNAL-IP-LOCAL dst,dst"
-    assert [rule for rule in reading.texts(skeleton, "nat", "KUBE-SERVICES") if "EXTERNAL" in rule] == [
-        f"{comment} {match} -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
-        f"{comment} {match} -m addrtype --dst-type LOCAL -j ACCEPT",
-    ]
-
-
 def test_if_every_set_is_empty_only_the_rules_that_need_no_set_exist() -> None:
     skeleton = reading.skeleton_of()
     assert {str(key): len(rules) for key, rules in skeleton.chains.items()} == {
@@ -143,15 +132,6 @@ def test_the_masquerade_mark_is_set_on_request_and_cleared_before_masquerading()
     assert unmark == "-j MARK --set-xmark 0x8000/0x0"
     accept_marked, _ = reading.texts(skeleton, "filter", "KUBE-FORWARD")
     assert accept_marked == '-m comment --comment "kubernetes forwarding rules" -m mark --mark 0x8000/0x8000 -j ACCEPT'
-
-
-def test_hairpin_traffic_is_masqueraded_before_the_masquerade_mark_is_tested() -> None:
-    state = reading.state_of(builders.service(), builders.endpoint_slice(builders.endpoint("10.244.0.5")))
-    first, *_ = reading.texts(reading.skeleton_of(state), "nat", "KUBE-POSTROUTING")
-    assert first == (
-        '-m comment --comment "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose"'
-        " -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE"
-    )
 
 
 def _masquerade(settings: Settings, family: Family = Family.IPV4, view: NodeView | None = None) -> str:
@@ -252,9 +232,3 @@ def test_rules_for_refused_addresses_have_a_fixed_order_whatever_the_order_of_se
     view = builders.node_view()
     one, other = (build_skeleton(Family.IPV4, Settings(), view, set(), refused) for refused in (keys, keys[::-1]))
     assert one == other
-
-
-def test_only_traffic_to_an_address_of_this_host_reaches_the_node_port_chain() -> None:
-    skeleton = build_skeleton(Family.IPV4, Settings(), builders.node_view(), {SetKind.NODE_PORT_TCP}, [])
-    leading = [rule for rule in reading.texts(skeleton, "nat", "KUBE-SERVICES") if rule.endswith("-j KUBE-NODE-PORT")]
-    assert leading == ["-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"]

@@ -4,7 +4,6 @@ The properties that all tables share are tested in ``test_table``.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import hypothesis
 import pytest
@@ -20,10 +19,6 @@ KEYS = st.sampled_from("abcdef")
 SOME_KEYS = st.frozensets(KEYS)
 
 
-def test_a_presence_table_maps_each_key_to_its_owner() -> None:
-    assert presence(["a", "b"], OLD) == {"a": OLD, "b": OLD}
-
-
 def test_a_key_that_is_desired_and_observed_takes_no_additional_memory() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("abc", OLD))
@@ -33,16 +28,6 @@ def test_a_key_that_is_desired_and_observed_takes_no_additional_memory() -> None
     assert (table._present.undesired, len(table.observed)) == ({}, 2)
     table.replace(OLD, presence("abc", OLD), {})
     assert (table._present.undesired, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
-
-
-def test_a_table_is_equal_again_once_all_its_pending_keys_have_been_confirmed() -> None:
-    unequal: dict[Table[Any, Any, Any], None] = {}
-    table: PresenceTable[str] = PresenceTable(lambda _: False, unequal)
-    table.replace(OLD, {}, presence("ab", OLD))
-    assert list(unequal) == [table]
-    for key in "ab":
-        table.confirm(key, True)
-    assert not unequal
 
 
 def test_a_desired_key_that_was_lost_in_the_kernel_is_absent_once_it_is_no_longer_desired() -> None:
@@ -61,14 +46,6 @@ def test_a_desired_key_that_was_lost_in_the_kernel_is_absent_once_it_is_no_longe
     for owner in OWNERS[1:]:
         table.release("a", owner)
     assert (list(table.observed), len(table.observed), list(table.surplus)) == ([], 0, [])
-
-
-def test_confirming_a_key_a_second_time_changes_nothing() -> None:
-    table: PresenceTable[str] = PresenceTable(lambda _: False)
-    table.replace(OLD, {}, presence("a", OLD))
-    for _ in range(2):
-        table.confirm("a", True)
-        assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a"], [], [])
 
 
 def test_reading_or_deleting_an_absent_key_raises_an_error() -> None:

@@ -39,19 +39,6 @@ class Judged(Drains):
         return list(self.judge(key, counts, now, deadline_s=deadline_s, may_wait=may_wait))
 
 
-def test_the_connections_of_a_new_drain_are_to_be_read_at_once() -> None:
-    drains = Judged(ONE)
-    assert drains.next_s() == 100
-    assert drains.due(100) == [KEY]
-    assert len(drains) == 1
-
-
-def test_if_nothing_drains_no_reading_of_connections_is_due() -> None:
-    drains = Judged()
-    assert (drains.next_s(), drains.due(100)) == (None, [])
-    assert drains.may_remove(KEY, ONE) is None
-
-
 @pytest.mark.checklist(89)
 @pytest.mark.parametrize("counts", [{ONE: IDLE}, {}], ids=["has none", "is gone from the kernel"])
 def test_the_drain_of_a_real_server_without_connections_is_over(counts: dict[RealServerKey, ConnectionCounts]) -> None:
@@ -90,12 +77,6 @@ def test_if_no_answer_arrives_the_reading_of_a_virtual_server_is_due_again() -> 
     assert drains.due(100 + SHORTEST_INTERVAL_S) == [OTHER]
 
 
-def test_connections_of_a_virtual_server_without_drains_are_ignored() -> None:
-    drains = Judged(ONE)
-    assert drains.see({ONE: IDLE}, 100, key=OTHER) == []
-    assert drains.due(100) == [KEY]
-
-
 def test_connections_of_old_drains_are_read_less_often_but_at_least_twice_a_minute() -> None:
     drains = Judged(ONE)
     intervals = []
@@ -120,12 +101,6 @@ def test_after_the_deadline_a_drain_with_connections_is_over(counts: dict[RealSe
     assert drains.see(counts, 160, deadline_s=60) == [ONE]
     assert drains.may_remove(KEY, ONE) is True
     assert drains.next_s() is None
-
-
-def test_a_deadline_of_less_than_a_second_is_respected() -> None:
-    drains = Judged(ONE)
-    drains.see({ONE: BUSY}, 100, deadline_s=0.5)
-    assert drains.next_s() == 100.5
 
 
 def test_the_earliest_deadline_of_a_virtual_server_determines_its_next_reading() -> None:

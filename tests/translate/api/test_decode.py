@@ -81,12 +81,6 @@ def test_objects_of_each_kind_are_parsed_by_the_schema_of_their_kind() -> None:
     assert nodes.events[0].key == ObjectKey("", "node-a")
 
 
-@pytest.mark.parametrize("items", [None, []])
-def test_a_list_may_be_empty(items: list[Any] | None) -> None:
-    page = decode.decode_list(ObjectKind.SERVICE, json.dumps({"metadata": {}, "items": items}).encode())
-    assert page == decode.ListPage((), "", "")
-
-
 def test_one_invalid_object_of_a_list_does_not_affect_the_other_objects() -> None:
     page = _list(SERVICE, BROKEN, {"metadata": {"name": "c"}}, version="77")
     first, second, third = page.events

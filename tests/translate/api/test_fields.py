@@ -164,15 +164,3 @@ def test_annotations_of_kube_router_have_the_same_meaning_and_our_annotations_ov
     assert (parsed.scheduler, parsed.skips_load_balancer_ips) == ("mh", False)
     _, skipped = parse_named({"kube-router.io/service.scheduler": "fastest"})
     assert skipped[0].field == "metadata.annotations[kube-router.io/service.scheduler]"
-
-
-def test_a_weight_rule_for_a_node_takes_precedence_over_the_rule_for_its_zone() -> None:
-    rules = WeightRules({"n7": 0}, {"a": 10}, 5)
-    assert [rules.weight(*where) for where in (("n7", "a"), ("n8", "a"), ("n8", "b"), ("", ""))] == [0, 10, 5, 5]
-
-
-def test_the_weight_of_an_endpoint_slice_must_be_a_number() -> None:
-    skipped: list[Skipped] = []
-    assert fields.parse_slice_weight({Annotation.WEIGHT.whole: " 7 "}, skipped) == 7
-    assert fields.parse_slice_weight({Annotation.WEIGHT.whole: "7.5"}, skipped) is None
-    assert [str(one) for one in skipped] == ["metadata.annotations[ipvsproxy.io/weight]: '7.5' is not a number in 0..65535"]

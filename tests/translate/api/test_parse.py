@@ -40,10 +40,6 @@ def test_a_service_that_is_not_served_still_has_its_name_uid_and_type() -> None:
     assert (service.name, service.uid, service.options.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
 
 
-def test_a_service_without_a_type_has_the_type_cluster_ip() -> None:
-    assert _service().options.type is ServiceType.CLUSTER_IP
-
-
 def test_a_service_of_an_unknown_type_is_served_as_cluster_ip_and_the_reason_is_given() -> None:
     service = _service({"type": "Tunnel"})
     assert service.options.type is ServiceType.CLUSTER_IP

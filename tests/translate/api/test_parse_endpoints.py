@@ -172,11 +172,6 @@ def test_an_endpoint_has_its_first_address_its_node_its_zone_and_its_hints() -> 
     assert _slice({"endpoints": [entry]}).endpoints == (Endpoint(parse_address("10.244.0.5"), expected),)
 
 
-def test_an_endpoint_with_empty_hints_has_no_hints() -> None:
-    (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "hints": {}}]}).endpoints
-    assert (endpoint.conditions.zone_hints, endpoint.conditions.node_hints) == (frozenset(), frozenset())
-
-
 @pytest.mark.parametrize(
     ("addresses", "reason"),
     [

@@ -59,11 +59,6 @@ def test_a_node_port_is_a_virtual_server_of_its_family_in_addition_to_the_cluste
         assert {server.settings.scheduler for server in state.virtual_servers.values()} == {"rr"}
 
 
-def test_addresses_of_the_node_are_never_bound() -> None:
-    state = state_of(_node_port(), view=builders.node_view(DUAL_NODE))
-    assert state.addresses == builders.addresses(CLUSTER_IP)
-
-
 @pytest.mark.parametrize("cluster", [[CLUSTER_IP], [CLUSTER_IP_V6], [CLUSTER_IP, CLUSTER_IP_V6]])
 def test_a_service_address_is_on_the_device_or_has_a_route_as_the_operator_chooses(cluster: list[str]) -> None:
     external = ["50.60.70.81", "2012::51"]
@@ -313,11 +308,6 @@ def test_a_load_balancer_address_whose_source_ranges_are_all_invalid_admits_no_c
     assert outline(skeleton_of(state), "filter", "KUBE-SOURCE-RANGES-FIREWALL") == [("", "DROP")]
 
 
-def test_a_source_range_of_a_single_address_is_written_as_ipset_prints_it() -> None:
-    state = _on_a_node_without_addresses(_load_balancer("203.0.113.7/32"))
-    assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == {"1.2.3.4,tcp:80,203.0.113.7"}
-
-
 def test_source_ranges_do_not_restrict_node_ports_and_external_addresses() -> None:
     desired = service(
         "lb",
@@ -387,10 +377,3 @@ def test_a_dual_stack_load_balancer_has_a_health_check_in_each_family() -> None:
         HealthCheckPort(Family.IPV6, 30000): 0,
     }
     assert _health_ports(state) == members(SetKind.HEALTH_CHECK_NODE_PORT, state, family=Family.IPV6) == {"30000"}
-
-
-def test_every_address_of_a_service_becomes_local() -> None:
-    item = builders.service(external=["192.0.2.90"], load_balancer=["192.0.2.80"], kind=ServiceType.LOAD_BALANCER)
-    expected = builders.addresses(builders.CLUSTER_IP, "192.0.2.90", "192.0.2.80")
-    assert state_of(item).addresses == expected
-    assert {entry.address for entry in state_of(item).entries if entry.set == "KUBE-IPVS-IPS"} == set(expected)

@@ -237,15 +237,6 @@ def test_the_operator_chooses_which_annotations_are_obeyed(forbidden: Annotation
     )
 
 
-def test_a_node_that_allows_no_annotations_ignores_all_annotations() -> None:
-    service = annotated(scheduler="wrr", weights=WeightRules({}, {}, 3), thresholds=Thresholds(3))
-    weighted = weighty(SLICE, 5)
-    state = state_of(service, weighted, settings=Settings(annotations=frozenset()))
-    plain = state_of(builders.service(), SLICE)
-    assert state.served == plain.served
-    assert len(state.rare.skipped) == 3
-
-
 @pytest.mark.parametrize("scheduler", ["sh", "mh", "dh"])
 def test_with_a_hash_scheduler_real_servers_have_the_same_order_on_all_nodes(scheduler: str) -> None:
     addresses = [f"10.244.3.{number}" for number in (9, 3, 7, 5)]
