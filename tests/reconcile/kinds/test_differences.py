@@ -154,18 +154,6 @@ def test_virtual_servers_of_other_programs_are_reported_as_foreign_unless_a_serv
     assert list(reconciler.survey.foreign()) == [(foreign[1], examples.observed()), (foreign[0], examples.observed())]
 
 
-def test_missing_and_undesired_addresses_are_reported_as_differences(reconciler: Reconciler) -> None:
-    table = reconciler._tables.addresses
-    nobodys = parse_address("10.96.9.9")
-    list(table.observing({nobodys: True}))
-    assert {one.name for one in reconciler.survey.differences() if one.kind == "address"} == {
-        str(KEY.address),
-        str(nobodys),
-    }
-    list(table.observing({KEY.address: True}))
-    assert [one for one in reconciler.survey.differences() if one.kind == "address"] == []
-
-
 def test_timeouts_without_a_desired_value_count_as_equal(reconciler: Reconciler) -> None:
     reconciler.note_timeouts(Timeouts(600, 120, 300))
     assert list(reconciler._tables.timeouts.observed) == [], "none are wanted, none are looked at"

@@ -54,13 +54,6 @@ def test_a_cleanup_removes_virtual_servers_first_and_the_device_last() -> None:
     ]
 
 
-def test_a_set_entry_is_a_witness_of_a_virtual_server_just_as_an_address_is() -> None:
-    entry = SetEntry(CLUSTER_IPS.name, KEY.address, Protocol.TCP, 80)
-    todo = own_objects.plan(kernel_with(device=False, entries=frozenset({entry})), OURS, ())
-    assert [operation.item.key for operation in todo.virtual_servers if isinstance(operation.item, VirtualServer)] == [KEY]
-    assert todo.witnesses == (remove(CLUSTER_IPS),)
-
-
 def test_a_cleanup_keeps_virtual_servers_in_excluded_ranges() -> None:
     todo = own_objects.plan(kernel_with(), OURS, builders.networks("10.96.0.0/16"))
     assert todo.virtual_servers == ()

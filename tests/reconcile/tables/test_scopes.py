@@ -247,19 +247,6 @@ def test_no_mark_is_given_before_every_service_has_been_put() -> None:
     assert marks() == [FirewallMark.of(Family.IPV4, 3)]
 
 
-def test_a_service_that_waits_for_a_mark_may_be_deleted() -> None:
-    node = node_with(0x1)
-    for number, name in enumerate(("old", "young"), 20):
-        node.put(*shop(name, number=number, created_s=number))
-    node.sync()
-    node.put(*shop("old", number=20, created_s=20))
-    node.remove("young")
-    node.sync()
-    assert node.reconciler.survey.without_scope == []
-    node.reconciler.tend(0)
-    assert marks_of(node) == {"192.0.2.20": 1}
-
-
 def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> None:
     node = node_with()
     port = builders.service_port(53, Protocol.UDP)
@@ -313,21 +300,6 @@ def add(node: SimulatedNode) -> None:
         at_once(node.reconciler.settling(node.apply(operations), node.now))
 
 
-def test_a_mark_that_the_kernel_still_has_for_a_deleted_service_never_leads_to_endpoints_of_another_service() -> None:
-    node = node_with(0x1)
-    node.put(*shop("first", number=20))
-    node.sync()
-    node.remove("first")
-    service, _ = shop("second", number=21)
-    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="second"))
-    add(node)
-    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.20": 1}, {1: {HERE, ELSEWHERE}})
-    node.sync()
-    for _ in range(3):
-        node.sync(after_s=60)
-    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.21": 1}, {1: {"10.244.0.9"}})
-
-
 @pytest.mark.parametrize("change", ["is created anew", "is only remembered"])
 def test_the_mark_of_a_service_survives_a_change_of_the_owner_of_its_objects(change: str) -> None:
     node = node_with()
@@ -342,19 +314,6 @@ def test_the_mark_of_a_service_survives_a_change_of_the_owner_of_its_objects(cha
         assert state.owner.is_remembered
     assert not [one for one in node.sync() if isinstance(one.item, VirtualServer | RealServers | SetEntries)]
     assert marks_of(node) == {BALANCER: FIRST}
-
-
-def test_mark_bits_changed_during_a_restart_replace_the_marks_of_entries_although_additions_come_first() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
-    node._policy = Policy(scope_bits=0xFF0000)
-    node.restart()
-    plan_additions(node)
-    assert marks_of(node) == {BALANCER: FIRST}, "the kernel has one entry for an address and port"
-    node.sync()
-    node.sync(after_s=60)
-    assert marks_of(node) == {BALANCER: 0xFF0000}
 
 
 @pytest.mark.parametrize("mark", [0, 0x4001])
@@ -605,22 +564,6 @@ def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_release
     assert not node.reconciler._tables.scopes.is_refused(key)
 
 
-def test_a_foreign_virtual_server_by_mark_stays_foreign_even_if_our_entry_cannot_be_removed() -> None:
-    node = node_with()
-    node.sync()
-    key = FirewallMark.of(Family.IPV4, FIRST)
-    theirs = VirtualServer(key, VirtualServerSettings("rr"))
-    node.kernel.apply([Operation(Verb.ADD, theirs)])
-    node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, SetEntries), times=3)
-    node.put(*shop())
-    for _ in range(8):
-        node.sync(after_s=60)
-        node.observe()
-        assert key in node.kernel.virtual_servers
-        assert not node.kernel.virtual_servers[key].real_servers
-    assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
-
-
 def test_a_mark_that_was_in_use_by_another_program_is_given_once_it_is_free() -> None:
     theirs = {3, 2}
     marks = Marks(lambda mark: mark in theirs)
@@ -672,21 +615,6 @@ def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
     return examined
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-def test_after_a_restart_the_service_that_owns_an_address_gets_its_mark_in_any_order_of_services(*, is_last: bool) -> None:
-    node = node_with()
-    node.put(*shared("old", 20, 1, BALANCER, "192.0.2.20"))
-    node.put(*shared("young", 21, 2, BALANCER, "192.0.2.21"))
-    node.sync()
-    before = marks_of(node)
-    assert services_by_address(node) == {BALANCER: {"10.244.0.20"}, "192.0.2.20": {"10.244.0.20"}, "192.0.2.21": {"10.244.0.21"}}
-    if is_last:
-        node.states = dict(reversed(node.states.items()))
-    node.restart()
-    assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
-    assert marks_of(node) == before
-
-
 def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server() -> None:
     node = node_with()
     node.put(*shared("old", 20, 1, BALANCER))
@@ -721,17 +649,6 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
     for _ in range(3):
         node.sync(after_s=60)
     assert services_by_address(node) == {BALANCER: {"10.244.0.21"}, "192.0.2.20": {"10.244.0.20"}}
-
-
-def test_the_virtual_server_of_a_mark_keeps_its_endpoints_while_an_undesired_entry_still_gives_the_mark() -> None:
-    node = node_with()
-    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
-    node.sync()
-    node.states.clear()
-    node.put(*shared("taker", 21, 2, BALANCER))
-    examined = start(node)
-    assert all(one.get("192.0.2.20", {"10.244.0.20"}) == {"10.244.0.20"} for one in examined)
-    assert services_by_address(node) == {BALANCER: {"10.244.0.21"}}
 
 
 @pytest.mark.parametrize("is_last", [False, True])

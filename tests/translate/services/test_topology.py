@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Conditions, Endpoint, EndpointPort, EndpointSlice
+from ipvsproxy.model.service import Conditions, Endpoint, EndpointPort
 from ipvsproxy.translate.services import topology
 from ipvsproxy.translate.services.topology import find_endpoints, slices_by_port
 from tests.support import builders
@@ -189,12 +189,6 @@ def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_n
         assert choice.internal.weights.keys() == dict(pairs).keys()
 
 
-def test_missing_local_endpoints_are_reported_only_under_a_local_policy() -> None:
-    there: dict[bytes, Conditions] = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
-    assert not topology.choose_routes(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
-    assert topology.choose_routes(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
-
-
 def test_nodes_have_different_orders_of_real_servers_and_each_order_is_stable() -> None:
     keys = [builders.backend(f"10.244.0.{number}") for number in (1, 2, 3)]
     orders = {
@@ -241,33 +235,6 @@ def test_the_order_contains_each_endpoint_once_and_does_not_depend_on_the_order_
 
 
 PORT = builders.service_port(80, name="http")
-OTHERS = [EndpointPort("https", Protocol.TCP, 8443), EndpointPort("http", Protocol.UDP, 8081)]
-ENDPOINTS = st.builds(
-    lambda number, make: make(f"10.244.0.{number}"), st.integers(0, 5), st.sampled_from([endpoint, draining, builders.dead])
-)
-Some = list[tuple[list[Endpoint], list[EndpointPort]]]
-PORTS = st.sampled_from([8080, 8080, 8080, 9090]).map(lambda number: EndpointPort("http", Protocol.TCP, number))
-
-
-def _expected(slices: list[EndpointSlice]) -> dict[RealServerKey, Conditions]:
-    """The expected endpoints, computed one at a time."""
-    endpoints_found: dict[RealServerKey, Conditions] = {}
-    for item in slices:
-        for port in item.ports:
-            for one in item.endpoints if (port.name, port.protocol) == ("http", Protocol.TCP) else ():
-                key = RealServerKey.of(one.address, port.port)
-                if key not in endpoints_found or not one.conditions.terminating:
-                    endpoints_found[key] = one.conditions
-    return endpoints_found
-
-
-@hypothesis.given(st.lists(st.tuples(st.lists(ENDPOINTS, max_size=4), st.lists(PORTS, max_size=2)), max_size=3))
-def test_the_endpoints_come_from_all_endpoint_slices_with_the_port_without_duplicates(some: Some) -> None:
-    slices = [
-        builders.endpoint_slice(*endpoints, suffix=str(number), ports=[*ports, *OTHERS])
-        for number, (endpoints, ports) in enumerate(some)
-    ]
-    assert list(find_endpoints(slices_by_port(slices), PORT).items()) == list(_expected(slices).items())
 
 
 def test_if_an_endpoint_slice_contains_an_address_twice_the_running_pod_is_used() -> None:
