@@ -90,8 +90,7 @@ class Drifts:
         """Record that an object has drifted. ``desired`` is None if the object is not desired."""
         self._drifted[place.kind] += 1
         last = self._places.pop(place, None)
-        again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
-        times = last.times + 1 if last is not None and again else 1
+        times = last.times + 1 if last and last.desired == desired and now - last.last_s <= CALM_S else 1
         excess = times - FREE_HEALS
         patience_s = FIRST_PATIENCE_S if excess == 1 else LONGEST_PATIENCE_S
         self._places[place] = _DriftHistory(desired, times, now, now + patience_s)

@@ -294,7 +294,9 @@ class Store:
                     self._node_addresses.note_service(known, item)
                     self.services[item.name] = item
                     self._note_change(ObjectKind.SERVICE, item.name, now)
-                    self._note_direct_return(item.name, asks=item.options.annotations.direct_return)
+                    self._with_direct_return.pop(item.name, None)
+                    if item.options.annotations.direct_return:
+                        self._with_direct_return[item.name] = None
                     if item.options.annotations.scheduler:
                         self.schedulers.add(item.options.annotations.scheduler)
                     if item.skipped:
@@ -370,7 +372,7 @@ class Store:
         match gone:
             case Service():
                 self._node_addresses.note_service(gone, None)
-                self._note_direct_return(gone.name, asks=False)
+                self._with_direct_return.pop(gone.name, None)
                 self._remembered.discard(gone.name)
                 self._note_change(kind, gone.name, now)
             case EndpointSlice():
@@ -384,12 +386,6 @@ class Store:
             case _:  # a Node
                 self._node_addresses.note_node(gone, None)
                 self._note_change(kind, None, now)
-
-    def _note_direct_return(self, service: ServiceName, *, asks: bool) -> None:
-        if asks:
-            self._with_direct_return[service] = None
-        else:
-            self._with_direct_return.pop(service, None)
 
     def _note_change(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
         self.untaken[kind] += 1

@@ -145,15 +145,16 @@ def build_skeleton(
             rules[ChainKey("nat", SERVICES)].insert(0, chosen)
     if is_by_connection:  # with this method, the text of each rule serves as its comment
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
-    fixed = {key: tuple(value) for key, value in rules.items()}
-    if not (occupied & SCOPE_KINDS - {SetKind.MARKS, SetKind.NOT_DIRECT} or _guards_tunnels(settings, view)):
-        return Skeleton(family=family, chains=fixed, jumps=KUBE_PROXY_JUMPS)
-    chains = {**fixed, **_scope_chains(family, settings, view, occupied)}
-    if SetKind.TUNNEL not in occupied:
-        return Skeleton(family=family, chains=chains, jumps=(*KUBE_PROXY_JUMPS, *SCOPE_JUMPS))
-    answers = match(SetKind.TUNNEL, family, (Side.SOURCE, Side.SOURCE))
-    limit = Rule(protocol=Protocol.TCP, set=answers, syn=True, target=LimitSegments(_SEGMENT_SIZES[family]))
-    return Skeleton(family=family, chains={**chains, DIRECT_CHAINS[0]: (limit,)}, jumps=JUMPS)
+    chains, jumps = {key: tuple(value) for key, value in rules.items()}, KUBE_PROXY_JUMPS
+    if occupied & SCOPE_KINDS - {SetKind.MARKS, SetKind.NOT_DIRECT} or _guards_tunnels(settings, view):
+        chains |= _scope_chains(family, settings, view, occupied)
+        jumps += SCOPE_JUMPS
+    if SetKind.TUNNEL in occupied:
+        answers = match(SetKind.TUNNEL, family, (Side.SOURCE, Side.SOURCE))
+        limit = Rule(protocol=Protocol.TCP, set=answers, syn=True, target=LimitSegments(_SEGMENT_SIZES[family]))
+        chains[DIRECT_CHAINS[0]] = (limit,)
+        jumps += DIRECT_JUMPS
+    return Skeleton(family=family, chains=chains, jumps=jumps)
 
 
 _SEGMENT_SIZES: Mapping[Family, int] = {Family.IPV4: 1500 - 20 - 40, Family.IPV6: 1500 - 40 - 60}

@@ -185,7 +185,7 @@ def test_an_indispensable_setting_with_a_wrong_value_is_shown_and_makes_its_fami
 ) -> None:
     path = simulation.SYSCTL.path
     assert path in INDISPENSABLE_SETTINGS
-    assert node.reconciler.survey.unmet_settings() == {}
+    assert node.reconciler.survey.unmet_settings() == node.reconciler.survey.settings_given_up == {}
     node.kernel.sysctls[path] = "0"
     node.observe()
     assert node.reconciler.survey.unmet_settings() == {path: "0"}

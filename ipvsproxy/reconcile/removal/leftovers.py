@@ -136,8 +136,7 @@ class Returns:
     def remove(self, place: Hashable, now: float) -> None:
         """Record a removal."""
         last = self._removed.get(place)
-        again = last is not None and now - last.last_s <= CALM_S
-        self._removed[place] = _Removed(last.times + 1 if last is not None and again else 1, now)
+        self._removed[place] = _Removed(last.times + 1 if last and now - last.last_s <= CALM_S else 1, now)
 
     def due_s(self, place: Hashable) -> float:
         """Until this time, rules at this place must not be removed, because they came back after earlier removals."""

@@ -180,13 +180,10 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     """
     try:
         decoded = _LINE.decode(line)
+        status = msgspec.json.decode(decoded.object, type=schema.StatusJson) if decoded.type == "ERROR" else None
     except UNREADABLE as error:
         raise UndecodableError(f"watch of {kind}s: {_why(error)}") from error
-    if decoded.type == "ERROR":
-        try:
-            status = msgspec.json.decode(decoded.object, type=schema.StatusJson)
-        except UNREADABLE as error:
-            raise UndecodableError(f"watch of {kind}s: {_why(error)}") from error
+    if status:
         message = (status.message or status.reason or "no message")[:500]
         return WatchLine(ServerError(status.code or 0, message), "")
     reader = _READERS[kind]
@@ -244,8 +241,6 @@ def _manifest(kind: ObjectKind, raw: Any, key: Any, where: str) -> Put | Rejecte
 
 MOST_BYTES_BEFORE_ITEMS = 1 << 16
 """In a list of an API server, ``kind``, ``apiVersion`` and ``metadata`` stand before the items."""
-MOST_FALSE_ENDS = 100
-"""The largest number of places in an item that only look like its end. After each such place, the item is read from its start."""
 
 _BEFORE_ITEMS = re.compile(rb'"items":\[')
 _BEGINNING = re.compile(rb'\{"[^"\\]{1,64}":')
@@ -258,9 +253,8 @@ class ListReader:
 
     An API server writes a list without spaces, and all items begin with the same bytes (``{"metadata":`` in k8s.io/api). The end
     of such an item and the beginning of the next item, ``},{"metadata":``, cannot occur inside a JSON string, because quotation
-    marks are escaped in strings. These bytes can occur within an item, between two nested objects. The bytes before such a
-    sequence are then not a complete JSON value, and the item continues. A list that cannot be split in this way is stored and
-    parsed as a whole at the end, with the same result.
+    marks are escaped in strings. Objects nested in an item may look like items: then the bytes before such a sequence are not a
+    complete JSON value. A list that cannot be split in this way is stored and parsed as a whole at the end, with the same result.
     """
 
     def __init__(self, kind: ObjectKind) -> None:
@@ -271,7 +265,6 @@ class ListReader:
         self._before_items = b""
         self._end_of_item = b""  # empty until the first item has begun
         self._searched = 0  # no end of an item is in the buffer before this place
-        self._false_ends = 0
         self._is_in_one_piece = False
 
     def feed(self, piece: bytes) -> list[Put | Rejected]:
@@ -287,14 +280,11 @@ class ListReader:
         while (end := self._buffer.find(self._end_of_item, self._searched)) >= 0:
             self._searched = end + 1
             event = decode_item(self._kind, bytes(self._buffer[begin : end + 1]))
-            if event is not None:
-                events.append(event)
-                begin = self._searched = end + 2
-                continue
-            self._false_ends += 1
-            if self._false_ends > MOST_FALSE_ENDS:
+            if event is None:
                 self._is_in_one_piece = True
                 break
+            events.append(event)
+            begin = self._searched = end + 2
         else:
             self._searched = max(begin, len(self._buffer) - len(self._end_of_item) + 1)
         del self._buffer[:begin]
