@@ -170,34 +170,28 @@ class Rules(ReconciledKind):
 
         The difference of one of our chains names the first rule that differs.
         """
-        for family in self.skeletons.pending:
-            observed = self.skeletons.observed.get(family)
-            yield from self._of_family(
-                self.skeletons.desired[family],
-                observed or ObservedSkeleton(family=family, chains={}, jumps=frozenset()),
-            )
-
-    def _of_family(self, desired: Skeleton, observed: ObservedSkeleton) -> Iterator[Difference]:
-        label, desired_chains = desired.family.label, desired.in_force.chains
-        for key, rules in desired_chains.items():
-            observed_rules = observed.chains.get(key)
-            if observed_rules is None:
-                yield self.difference(f"{label} chain {key}", counted(len(rules), "rule"), MISSING)
-            elif observed_rules != rules:
-                pairs = enumerate(itertools.zip_longest(rules, observed_rules, fillvalue="no rule"), 1)
-                number, both = next((number, both) for number, both in pairs if both[0] != both[1])
-                yield self.difference(f"{label} chain {key} rule {number}", *both)
-        for jump in desired.jumps:
-            if jump not in observed.jumps:
-                why_idle = observed.idle_jumps.get(jump)
-                yield self.difference(f"{label} jump {jump}", "present", f"not in force: {why_idle}" if why_idle else MISSING)
-        for key, strange in observed.strange_rules.items():
-            described = "; ".join(strange[:STRANGE_SHOWN])
-            more = f"; and {len(strange) - STRANGE_SHOWN} more" if len(strange) > STRANGE_SHOWN else ""
-            removed = "which run removes" if len(strange) == 1 else "all of which run removes"
-            yield self.difference(f"{label} chain {key}", "only jumps of ours", f"{described}{more}, {removed}")
-        for key in observed.chains.keys() - desired_chains.keys():
-            yield self.difference(f"{label} chain {key}", STALE, "present")
+        for family, desired in ((one, self.skeletons.desired[one]) for one in self.skeletons.pending):
+            observed = self.skeletons.observed.get(family) or ObservedSkeleton(family=family, chains={}, jumps=frozenset())
+            label, desired_chains = family.label, desired.in_force.chains
+            for key, rules in desired_chains.items():
+                observed_rules = observed.chains.get(key)
+                if observed_rules is None:
+                    yield self.difference(f"{label} chain {key}", counted(len(rules), "rule"), MISSING)
+                elif observed_rules != rules:
+                    pairs = enumerate(itertools.zip_longest(rules, observed_rules, fillvalue="no rule"), 1)
+                    number, both = next((number, both) for number, both in pairs if both[0] != both[1])
+                    yield self.difference(f"{label} chain {key} rule {number}", *both)
+            for jump in desired.jumps:
+                if jump not in observed.jumps:
+                    why_idle = observed.idle_jumps.get(jump)
+                    yield self.difference(f"{label} jump {jump}", "present", f"not in force: {why_idle}" if why_idle else MISSING)
+            for key, strange in observed.strange_rules.items():
+                described = "; ".join(strange[:STRANGE_SHOWN])
+                more = f"; and {len(strange) - STRANGE_SHOWN} more" if len(strange) > STRANGE_SHOWN else ""
+                removed = "which run removes" if len(strange) == 1 else "all of which run removes"
+                yield self.difference(f"{label} chain {key}", "only jumps of ours", f"{described}{more}, {removed}")
+            for key in observed.chains.keys() - desired_chains.keys():
+                yield self.difference(f"{label} chain {key}", STALE, "present")
 
 
 def _guards_tunnels(skeleton: Skeleton) -> bool:

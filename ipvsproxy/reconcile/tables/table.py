@@ -360,10 +360,12 @@ class PresenceTable(Table[K, Owner, bool]):
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
         """As in ``Table``; an observed key that is not desired stays observed, and an absent key stays absent."""
-        if key not in self._present:
-            self.pending[key] = None
-        discard(self._present.undesired, key)
-        return super().desire(key, owner, value)
+        if key in self.desired or key in self._present.undesired:
+            discard(self._present.undesired, key)
+            return super().desire(key, owner, value)
+        self.desired[key] = owner
+        self.pending[key] = self._unequal[self] = None
+        return None
 
     def release(self, key: K, owner: Owner) -> Owner | None:
         """As in ``Table``; an observed key stays observed."""
