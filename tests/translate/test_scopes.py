@@ -155,38 +155,30 @@ def _trace(
     return trace.follow(skeleton, is_in_set, connection, has_scopes=has_scopes)
 
 
-def test_a_connection_of_this_host_reaches_the_second_scope_and_is_masqueraded() -> None:
-    for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
-        result = _trace(TracedClient.HOST, address, port, has_scopes=True)
-        assert (result.is_marked, result.is_masqueraded) == (True, True)
+UNSURE = builders.node_view()
+"""No range shows which pods are local."""
 
 
-def test_a_connection_of_a_pod_reaches_the_second_scope_with_the_address_of_the_pod() -> None:
-    result = _trace(TracedClient.POD, BALANCER, 80, has_scopes=True)
-    assert (result.is_marked, result.is_masqueraded) == (True, False)
-
-
-def test_a_pod_that_no_range_shows_to_be_local_uses_the_first_scope_and_is_not_dropped() -> None:
-    for has_local in (True, False):
-        result = _trace(TracedClient.POD, BALANCER, 80, has_scopes=True, has_local=has_local, node=builders.node_view())
-        assert (result.is_marked, result.is_masqueraded, result.is_dropped) == (False, False, False)
-
-
-def test_clients_outside_use_the_first_scope_and_are_dropped_if_it_is_empty() -> None:
-    assert not _trace(TracedClient.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
-    for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
-        assert not _trace(TracedClient.OUTSIDE, address, port, has_scopes=True).is_masqueraded
-    dropped = _trace(TracedClient.OUTSIDE, BALANCER, 80, has_scopes=True, has_local=False)
-    assert (dropped.is_dropped, dropped.is_masqueraded) == (True, False)
-    assert not _trace(TracedClient.POD, BALANCER, 80, has_scopes=False).is_marked
-
-
-def test_a_pod_of_another_node_uses_the_first_scope_and_is_not_dropped_by_a_rule() -> None:
-    connection = trace.connection_of(TracedClient.OTHER_POD, builders.frontend(BALANCER, 80), API, BRIDGED)
-    assert str(connection.source) == "10.244.255.254"
-    for has_local in (True, False):
-        result = _trace(TracedClient.OTHER_POD, BALANCER, 80, has_scopes=True, has_local=has_local)
-        assert (result.is_marked, result.is_masqueraded, result.is_dropped) == (False, False, False)
+@pytest.mark.parametrize(("address", "port"), [(BALANCER, 80), (builders.NODE_ADDRESS, 30080)])
+@pytest.mark.parametrize(
+    ("client", "node", "has_local", "expected"),
+    [
+        (TracedClient.HOST, BRIDGED, True, (True, True, False)),
+        (TracedClient.POD, BRIDGED, True, (True, False, False)),
+        (TracedClient.POD, UNSURE, True, (False, False, False)),
+        (TracedClient.POD, UNSURE, False, (False, False, False)),
+        (TracedClient.OUTSIDE, BRIDGED, True, (False, False, False)),
+        (TracedClient.OUTSIDE, BRIDGED, False, (False, False, True)),
+        (TracedClient.OTHER_POD, BRIDGED, True, (False, False, False)),
+        (TracedClient.OTHER_POD, BRIDGED, False, (False, False, False)),
+    ],
+)
+def test_clients_of_this_node_reach_the_second_scope_and_only_clients_outside_are_dropped_if_the_first_is_empty(
+    client: TracedClient, node: NodeView, expected: tuple[bool, ...], address: str, port: int, *, has_local: bool
+) -> None:
+    result = _trace(client, address, port, has_scopes=True, has_local=has_local, node=node)
+    assert (result.is_marked, result.is_masqueraded, result.is_dropped) == expected, "marked, masqueraded, dropped"
+    assert not _trace(client, address, port, has_scopes=False, node=node).is_marked
 
 
 @pytest.mark.parametrize("mode", [LocalMode.CLUSTER_CIDR, LocalMode.NODE_CIDR])

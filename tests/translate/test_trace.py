@@ -69,28 +69,25 @@ def test_all_clients_are_masqueraded_if_masquerade_all_is_configured() -> None:
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("protocol", list(Protocol))
-def test_connections_to_a_node_port_are_masqueraded_unless_their_traffic_policy_is_local(
-    protocol: Protocol, *, local: bool
+@pytest.mark.parametrize(
+    ("address", "port", "chain"),
+    [(builders.NODE_ADDRESS, 30080, "KUBE-NODE-PORT"), ("192.0.2.80", 80, "KUBE-LOAD-BALANCER"), ("192.0.2.90", 80, "")],
+)
+def test_connections_to_an_exposed_address_are_masqueraded_unless_their_traffic_policy_is_local(
+    address: str, port: int, chain: str, protocol: Protocol, *, local: bool
 ) -> None:
-    port = builders.service_port(80, protocol, node_port=30080)
-    service = builders.service("web", port, kind=ServiceType.NODE_PORT, external_local=local)
-    result = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), TracedClient.OUTSIDE)
+    service = builders.service(
+        "web",
+        builders.service_port(80, protocol, node_port=30080),
+        kind=ServiceType.LOAD_BALANCER,
+        external=["192.0.2.90"],
+        load_balancer=["192.0.2.80"],
+        external_local=local,
+    )
+    result = _trace(service, builders.frontend(address, port, protocol), TracedClient.OUTSIDE)
     assert result.is_masqueraded is not local
-    assert [applied.chain.chain for applied in result.applied_rules][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
-
-
-@pytest.mark.parametrize("local", [False, True])
-def test_connections_to_a_load_balancer_address_are_masqueraded_unless_their_traffic_policy_is_local(*, local: bool) -> None:
-    service = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=local)
-    result = _trace(service, builders.frontend("192.0.2.80", 80), TracedClient.OUTSIDE)
-    assert result.is_masqueraded is not local
-    assert result.applied_rules[1].chain.chain == "KUBE-LOAD-BALANCER"
-
-
-@pytest.mark.parametrize("local", [False, True])
-def test_connections_to_an_external_address_are_masqueraded_unless_their_traffic_policy_is_local(*, local: bool) -> None:
-    service = builders.service(external=["192.0.2.90"], external_local=local)
-    assert _trace(service, builders.frontend("192.0.2.90", 80), TracedClient.OUTSIDE).is_masqueraded is not local
+    if chain:
+        assert [applied.chain.chain for applied in result.applied_rules][:2] == ["KUBE-SERVICES", chain]
 
 
 @pytest.mark.parametrize(

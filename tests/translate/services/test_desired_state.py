@@ -188,73 +188,34 @@ def test_ready_endpoints_are_real_servers_and_local_endpoints_are_in_the_hairpin
     assert members(SetKind.LOOP_BACK, state) == {"10.0.1.1,tcp:80,10.0.1.1"}
 
 
-@pytest.mark.checklist(78)
-@pytest.mark.parametrize(("node", "hairpin"), [(builders.THIS_NODE, {"10.244.0.5,tcp:8080,10.244.0.5"}), (OTHER_NODE, set())])
-def test_internal_traffic_goes_to_endpoints_on_all_nodes_by_default(node: str, hairpin: set[str]) -> None:
-    slices = endpoint_slice(endpoint("10.244.0.5", node), endpoint("10.244.1.5", "node-c"), endpoint("10.244.1.6", "node-c"))
-    state = state_of(service(), slices)
-    assert len(backends(state, CLUSTER_IP)) == 3
-    assert members(SetKind.LOOP_BACK, state) == hairpin
+TWO = ("10.0.1.2", "10.0.1.3")
+READY_AND_DRAINING = [*map(endpoint, TWO), draining("10.0.1.4"), dead("10.0.1.5"), endpoint("10.0.1.6", OTHER_NODE)]
+LEAVING = [*map(draining, TWO), dead("10.0.1.4"), draining("10.0.1.5", OTHER_NODE), dead("10.0.1.6", OTHER_NODE)]
+BETTER_ELSEWHERE = [*map(draining, TWO), endpoint("10.0.1.4", OTHER_NODE)]
 
 
-@pytest.mark.checklist(79)
-def test_internal_traffic_with_policy_local_stays_on_the_node() -> None:
-    local = service(internal_local=True)
-    slices = endpoint_slice(endpoint("10.244.0.5"), endpoint("10.244.1.5", OTHER_NODE))
-    assert backends(state_of(local, slices), CLUSTER_IP) == {"10.244.0.5:8080"}
-    assert backends(state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE))), CLUSTER_IP) == set()
-
-
-@pytest.mark.checklist(100)
-def test_internal_traffic_with_policy_local_stays_on_the_node_even_if_the_service_has_external_addresses() -> None:
-    local = service("web", service_port(node_port=30080), internal_local=True, external=["192.0.2.1"])
-    state = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)))
-    assert backends(state, CLUSTER_IP) == set()
-    assert backends(state, "192.0.2.1") == {"10.244.1.5:8080"}
-    assert backends(state, builders.NODE_ADDRESS, 30080) == {"10.244.1.5:8080"}
-
-
-READY_AND_DRAINING = endpoint_slice(
-    endpoint("10.0.1.2"), endpoint("10.0.1.3"), draining("10.0.1.4"), dead("10.0.1.5"), endpoint("10.0.1.6", OTHER_NODE)
+@pytest.mark.checklist(78, 79, 80, 81, 82, 83, 100)
+@pytest.mark.parametrize(
+    ("policy", "endpoints", "internal", "external"),
+    [
+        ({}, READY_AND_DRAINING, {2, 3, 6}, {2, 3, 6}),
+        ({"external_local": True}, READY_AND_DRAINING, {2, 3, 6}, {2, 3}),
+        ({"internal_local": True}, READY_AND_DRAINING, {2, 3}, {2, 3, 6}),
+        ({"internal_local": True}, [endpoint("10.0.1.6", OTHER_NODE)], set(), {6}),
+        ({}, LEAVING, {2, 3, 5}, {2, 3, 5}),
+        ({"external_local": True}, BETTER_ELSEWHERE, {4}, {2, 3}),
+    ],
 )
-
-
-@pytest.mark.checklist(80)
-def test_cluster_ip_and_external_address_lead_to_ready_endpoints_and_all_local_endpoints_are_in_the_hairpin_set() -> None:
-    state = state_of(service(external=["192.0.2.1"]), READY_AND_DRAINING)
-    ready = {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.6:8080"}
-    assert backends(state, CLUSTER_IP) == backends(state, "192.0.2.1") == ready
-    assert members(SetKind.LOOP_BACK, state) == {f"10.0.1.{n},tcp:8080,10.0.1.{n}" for n in (2, 3, 4, 5)}
-
-
-@pytest.mark.checklist(81)
-def test_external_traffic_with_policy_local_uses_ready_endpoints_of_the_node_and_the_cluster_ip_uses_all() -> None:
-    state = state_of(service(external=["192.0.2.1"], external_local=True), READY_AND_DRAINING)
-    assert backends(state, "192.0.2.1") == {"10.0.1.2:8080", "10.0.1.3:8080"}
-    assert backends(state, CLUSTER_IP) == {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.6:8080"}
-
-
-@pytest.mark.checklist(82)
-def test_terminating_endpoints_serve_if_no_endpoint_is_ready() -> None:
-    slices = endpoint_slice(
-        draining("10.0.1.2"),
-        draining("10.0.1.3"),
-        dead("10.0.1.4"),
-        draining("10.0.1.5", OTHER_NODE),
-        dead("10.0.1.6", OTHER_NODE),
-    )
-    state = state_of(service(external=["192.0.2.1"]), slices)
-    serving = {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.5:8080"}
-    assert backends(state, CLUSTER_IP) == backends(state, "192.0.2.1") == serving
-    assert members(SetKind.LOOP_BACK, state) == {f"10.0.1.{n},tcp:8080,10.0.1.{n}" for n in (2, 3, 4)}
-
-
-@pytest.mark.checklist(83)
-def test_external_traffic_with_policy_local_prefers_local_terminating_endpoints_to_ready_endpoints_elsewhere() -> None:
-    slices = endpoint_slice(draining("10.0.1.2"), draining("10.0.1.3"), endpoint("10.0.1.4", OTHER_NODE))
-    state = state_of(service(external=["192.0.2.1"], external_local=True), slices)
-    assert backends(state, CLUSTER_IP) == {"10.0.1.4:8080"}
-    assert backends(state, "192.0.2.1") == {"10.0.1.2:8080", "10.0.1.3:8080"}
+def test_traffic_goes_to_ready_endpoints_within_its_policy_or_else_to_terminating_endpoints(
+    policy: dict[str, bool], endpoints: list[Endpoint], internal: set[int], external: set[int]
+) -> None:
+    web = service("web", service_port(node_port=30080), external=["192.0.2.1"], **policy)  # type: ignore[arg-type]  # names of policies
+    state = state_of(web, endpoint_slice(*endpoints))
+    assert backends(state, CLUSTER_IP) == {f"10.0.1.{number}:8080" for number in internal}
+    exposed = {f"10.0.1.{number}:8080" for number in external}
+    assert backends(state, "192.0.2.1") == backends(state, builders.NODE_ADDRESS, 30080) == exposed
+    here = [one.address for one in endpoints if one.conditions.node_name == builders.THIS_NODE]
+    assert members(SetKind.LOOP_BACK, state) == {f"{address},tcp:8080,{address}" for address in here}
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
@@ -397,5 +358,5 @@ def test_every_bound_address_has_an_entry_in_the_set_of_addresses_and_a_virtual_
 def test_a_very_large_service_is_translated_in_several_steps_with_all_of_its_addresses() -> None:
     many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 3 * ITEMS_AT_ONCE)]
     large = service(external=many)
-    assert 3 <= len(list(desired_state.translating(large, (READY_AND_DRAINING,), builders.node_view(), Settings()))) <= 10
-    assert {str(item.key.address) for item in state_of(large, READY_AND_DRAINING).served} >= set(many)
+    assert 3 <= len(list(desired_state.translating(large, (HERE,), builders.node_view(), Settings()))) <= 10
+    assert {str(item.key.address) for item in state_of(large, HERE).served} >= set(many)

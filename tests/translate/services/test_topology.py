@@ -62,79 +62,45 @@ def test_a_terminating_endpoint_that_serves_is_used_only_if_no_endpoint_is_ready
     assert _choose(draining(HERE), draining(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
 
 
-@pytest.mark.checklist(97)
-def test_zone_hints_keep_traffic_in_the_zone_if_every_ready_endpoint_has_a_zone_hint() -> None:
-    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
-    assert _choose(*hinted)[0] == {HERE}
-    assert _choose(*hinted, zone="zone-b")[0] == {THERE}
+NEAR, FAR = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
+ON_NODE = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
 
 
-def test_hints_select_only_among_ready_endpoints() -> None:
-    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
-    keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in hinted}
-    choice = topology.choose_routes(keyed, THIS_NODE, "zone-a", internal_local=False, external_local=False)
-    assert [str(key.address) for key in choice.internal.weights] == [HERE]
-
-
-@pytest.mark.checklist(97)
-def test_zone_hints_are_ignored_if_one_ready_endpoint_has_none() -> None:
-    assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE))[0] == {HERE, THERE}
-
-
-@pytest.mark.checklist(97)
-@pytest.mark.parametrize("zone", ["zone-c", ""])
-def test_zone_hints_are_ignored_if_none_is_for_this_zone_or_the_zone_is_unknown(zone: str) -> None:
-    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
-    assert _choose(*hinted, zone=zone)[0] == {HERE, THERE}
-
-
-@pytest.mark.checklist(97)
-def test_an_endpoint_that_is_not_ready_does_not_influence_whether_hints_are_used() -> None:
-    unhinted = dead(THERE_TOO, OTHER_NODE)
-    assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"]), unhinted)[0] == {HERE}
-    only_unready_is_near = endpoint(THERE, OTHER_NODE, zones=["zone-b"]), endpoint(HERE, ready=False, zones=["zone-a"])
-    assert _choose(*only_unready_is_near)[0] == {THERE}
-
-
-def test_an_endpoint_may_have_hints_for_several_zones() -> None:
-    assert _choose(endpoint(THERE, OTHER_NODE, zones=["zone-b", "zone-a"]), endpoint(HERE, zones=["zone-b"]))[0] == {THERE}
-
-
-@pytest.mark.checklist(98)
-def test_node_hints_keep_traffic_on_the_node() -> None:
-    here = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
-    there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"])
-    assert _choose(here, there)[0] == {HERE}
-
-
-@pytest.mark.checklist(98)
-def test_zone_hints_are_used_if_one_endpoint_has_no_node_hint() -> None:
-    hinted = (
-        endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"]),
-        endpoint(HERE_TOO, zones=["zone-a"]),
-        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-b"]),
-    )
-    assert _choose(*hinted)[0] == {HERE, HERE_TOO}
-
-
-@pytest.mark.checklist(98)
-def test_zone_hints_are_used_if_no_node_hint_is_for_this_node() -> None:
-    hinted = (
-        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"]),
-        endpoint(THERE_TOO, "node-c", nodes=["node-c"], zones=["zone-b"]),
-    )
-    assert _choose(*hinted)[0] == {THERE}
+@pytest.mark.checklist(97, 98)
+@pytest.mark.parametrize(
+    ("endpoints", "zone", "used"),
+    [
+        ([NEAR, FAR], "zone-a", {HERE}),
+        ([NEAR, FAR], "zone-b", {THERE}),
+        ([NEAR, FAR], "zone-c", {HERE, THERE}),
+        ([NEAR, FAR], "", {HERE, THERE}),
+        ([NEAR, endpoint(THERE, OTHER_NODE)], "zone-a", {HERE, THERE}),
+        ([NEAR, FAR, dead(THERE_TOO, OTHER_NODE)], "zone-a", {HERE}),
+        ([FAR, endpoint(HERE, ready=False, zones=["zone-a"])], "zone-a", {THERE}),
+        ([endpoint(THERE, OTHER_NODE, zones=["zone-b", "zone-a"]), endpoint(HERE, zones=["zone-b"])], "zone-a", {THERE}),
+        ([draining(HERE), draining(THERE, OTHER_NODE, zones=["zone-b"])], "zone-a", {HERE, THERE}),
+        ([ON_NODE, endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"])], "zone-a", {HERE}),
+        ([ON_NODE, endpoint(HERE_TOO, zones=["zone-a"]), FAR], "zone-a", {HERE, HERE_TOO}),
+        (
+            [
+                endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"]),
+                endpoint(THERE_TOO, "node-c", nodes=["node-c"], zones=["zone-b"]),
+            ],
+            "zone-a",
+            {THERE},
+        ),
+    ],
+)
+def test_hints_for_this_node_or_else_for_its_zone_are_used_if_every_ready_endpoint_has_such_hints(
+    endpoints: list[Endpoint], zone: str, used: set[str]
+) -> None:
+    assert _choose(*endpoints, zone=zone)[0] == used
 
 
 @pytest.mark.checklist(99)
 def test_hints_for_other_zones_never_exclude_a_local_endpoint_from_traffic_with_policy_local() -> None:
     hinted = endpoint(HERE, zones=["zone-b"]), endpoint(THERE, OTHER_NODE, zones=["zone-a"])
     assert _choose(*hinted) == ({THERE}, {HERE})
-
-
-def test_terminating_endpoints_serve_whatever_their_hints() -> None:
-    leaving = draining(HERE), draining(THERE, OTHER_NODE, zones=["zone-b"])
-    assert _choose(*leaving)[0] == {HERE, THERE}
 
 
 @hypothesis.given(st.lists(strategies.ENDPOINTS, max_size=6), st.sampled_from(["zone-a", "zone-b", ""]))
