@@ -138,20 +138,13 @@ def test_the_value_primary_means_all_addresses_in_a_family_where_the_nodes_own_a
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
 
 
-def test_the_first_address_of_each_family_is_the_primary_address_of_the_node() -> None:
-    view = builders.node_view(node_object=builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"))
-    assert view.primary_addresses == {Family.IPV4: parse_address("10.0.0.1"), Family.IPV6: parse_address("2001:db8::1")}
-
-
-def test_a_bind_address_that_is_not_unspecified_takes_precedence_over_the_node_object() -> None:
-    view = builders.node_view(settings=Settings(bind_address=parse_address("192.0.2.7")))
-    assert view.primary_addresses[Family.IPV4] == parse_address("192.0.2.7")
-
-
-@pytest.mark.parametrize("text", ["0.0.0.0", "::"])
-def test_if_the_bind_address_is_unspecified_the_addresses_come_from_the_node_object(text: str) -> None:
-    view = builders.node_view(settings=Settings(bind_address=parse_address(text)))
-    assert view.primary_addresses[Family.IPV4] == parse_address(builders.NODE_ADDRESS)
+@pytest.mark.parametrize(("bind_address", "primary"), [("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("192.0.2.7", "192.0.2.7")])
+def test_the_primary_addresses_are_the_bind_address_or_the_first_of_each_family_of_the_node(
+    bind_address: str, primary: str
+) -> None:
+    node = builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2")
+    view = builders.node_view(node_object=node, settings=Settings(bind_address=parse_address(bind_address)))
+    assert view.primary_addresses == {Family.IPV4: parse_address(primary), Family.IPV6: parse_address("2001:db8::1")}
 
 
 def test_without_a_node_object_the_primary_addresses_are_loopback_and_zone_and_pod_ranges_are_unknown() -> None:

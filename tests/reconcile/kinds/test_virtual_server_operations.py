@@ -75,52 +75,36 @@ def test_an_undesired_virtual_server_is_removed_together_with_its_real_servers()
     assert operations(None, None) == []
 
 
-@pytest.mark.checklist(26)
-def test_a_desired_real_server_at_weight_zero_gets_its_weight_back() -> None:
-    for weight in (0, 5):
-        result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
-        assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
+ALIEN = builders.backend("fd00::1")
 
 
-def test_a_desired_real_server_with_another_forwarding_method_is_set_again() -> None:
-    result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
-    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
-
-
-def test_a_tunnelled_real_server_of_the_other_family_is_removed_without_a_drain() -> None:
-    alien = builders.backend("fd00::1")
-    result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: 1, alien: NOT_MASQUERADED}))
-    assert result == [Operation(Verb.REMOVE, RealServers.of(KEY, alien, 0))]
-
-
-@pytest.mark.checklist(90)
-def test_an_undesired_tcp_real_server_first_gets_weight_zero() -> None:
-    result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
-    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
-
-
-def test_an_undesired_real_server_of_weight_zero_that_does_not_drain_yet_begins_to_drain() -> None:
-    result = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
-    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
-
-
-def test_a_weight_that_another_program_gave_to_a_draining_real_server_is_set_to_zero() -> None:
-    result = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
-    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
-
-
-def test_a_draining_real_server_needs_no_operation_until_its_drain_is_over() -> None:
-    desired, seen = examples.virtual_server(KEY, TWO), examples.observed({ONE: 0, TWO: 1})
-    assert operations(desired, seen, over=False) == []
-    assert operations(desired, seen, over=True) == [Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0))]
-
-
-@pytest.mark.checklist(91)
-@pytest.mark.parametrize("key", [DATAGRAMS, ASSOCIATIONS])
-@pytest.mark.parametrize("weight", [0, 1])
-def test_undesired_real_servers_of_protocols_other_than_tcp_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
-    result = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
-    assert result == [Operation(Verb.REMOVE, RealServers.of(key, ONE, 0))]
+@pytest.mark.checklist(26, 90, 91)
+@pytest.mark.parametrize(
+    ("key", "desired", "weights", "over", "expected"),
+    [
+        pytest.param(KEY, [ONE], {ONE: 0}, False, (Verb.SET, ONE, 1), id="desired again"),
+        pytest.param(KEY, [ONE], {ONE: 5}, False, (Verb.SET, ONE, 1), id="another weight"),
+        pytest.param(KEY, [ONE], {ONE: NOT_MASQUERADED}, False, (Verb.SET, ONE, 1), id="another forwarding method"),
+        pytest.param(KEY, [ONE], {ONE: 1, ALIEN: NOT_MASQUERADED}, None, (Verb.REMOVE, ALIEN, 0), id="of the other family"),
+        pytest.param(KEY, [TWO], {ONE: 1, TWO: 1}, None, (Verb.SET, ONE, 0), id="undesired"),
+        pytest.param(KEY, [], {ONE: 0}, None, (Verb.SET, ONE, 0), id="begins to drain at weight zero"),
+        pytest.param(KEY, [], {ONE: 3}, False, (Verb.SET, ONE, 0), id="drains with another program's weight"),
+        pytest.param(KEY, [TWO], {ONE: 0, TWO: 1}, False, None, id="drains"),
+        pytest.param(KEY, [TWO], {ONE: 0, TWO: 1}, True, (Verb.REMOVE, ONE, 0), id="has drained"),
+        *((key, [TWO], {ONE: 1, TWO: 1}, None, (Verb.REMOVE, ONE, 0)) for key in (DATAGRAMS, ASSOCIATIONS)),
+        *((key, [TWO], {ONE: 0, TWO: 1}, None, (Verb.REMOVE, ONE, 0)) for key in (DATAGRAMS, ASSOCIATIONS)),
+    ],
+)
+def test_a_real_server_gets_the_one_operation_that_it_needs(
+    key: VirtualServerKey,
+    desired: list[RealServerKey],
+    weights: dict[RealServerKey, int],
+    expected: tuple[Verb, RealServerKey, int] | None,
+    *,
+    over: bool | None,
+) -> None:
+    result = operations(examples.virtual_server(key, *desired), examples.observed(weights), over=over)
+    assert result == ([Operation(expected[0], RealServers.of(key, *expected[1:]))] if expected else [])
 
 
 def test_if_all_real_servers_are_replaced_the_new_ones_are_added_before_the_old_ones_are_removed() -> None:

@@ -1,6 +1,7 @@
 """The removals of a cleanup, and their order. ``tests/commands/test_cleanup.py`` shows that the cleanup works on a kernel."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -124,17 +125,6 @@ def test_only_objects_that_hide_an_api_server_are_removed(*, routed: bool) -> No
     assert todo.witnesses == (*(remove(SetEntries.of(one)) for one in SETS_AT_API_SERVER), remove(kind.of(API_SERVER.address)))
 
 
-def test_a_cluster_ip_that_leads_to_the_api_server_is_never_removed() -> None:
-    entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
-    assert own_objects.give_up(hiding(entry), (), [API_SERVER], ()).operations == ()
-
-
-def test_a_cluster_ip_that_leads_to_the_api_server_is_kept_after_a_change_of_the_backend() -> None:
-    entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
-    assert own_objects.give_up(hiding(), [entry], [API_SERVER], ()).operations == ()
-    assert own_objects.give_up(hiding(), (), [API_SERVER], ()).operations != ()
-
-
 def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_if_an_entry_shows_an_external_address() -> None:
     observed = hiding()
     server = ObservedVirtualServer(examples.ROUND_ROBIN, {builders.backend("10.244.0.9", 6443): 1})
@@ -147,13 +137,24 @@ def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_if_an_
         assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
 
 
-def test_no_address_is_removed_for_the_api_server_while_the_objects_that_prove_ownership_cannot_be_read() -> None:
-    assert own_objects.give_up(dataclasses.replace(hiding(), sets=None), (), [API_SERVER], ()).operations == ()
-    assert own_objects.give_up(dataclasses.replace(hiding(), virtual_servers=None), (), [API_SERVER], ()).operations == ()
+CLUSTER_IP = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
 
 
-def test_an_allowed_address_of_an_api_server_is_not_removed() -> None:
-    assert own_objects.give_up(hiding(), (), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
+@pytest.mark.parametrize(
+    ("observed", "former", "allowed"),
+    [
+        pytest.param(hiding(CLUSTER_IP), (), (), id="a cluster IP"),
+        pytest.param(hiding(), [CLUSTER_IP], (), id="a cluster IP in the sets of the other backend"),
+        pytest.param(hiding(), (), ["192.0.2.0/24"], id="allowed"),
+        pytest.param(dataclasses.replace(hiding(), sets=None), (), (), id="sets not read"),
+        pytest.param(dataclasses.replace(hiding(), virtual_servers=None), (), (), id="virtual servers not read"),
+        pytest.param(dataclasses.replace(hiding(), addresses=frozenset({KEY.address})), (), (), id="of another program"),
+    ],
+)
+def test_objects_at_the_address_of_an_api_server_are_kept_if_they_may_lead_to_it_or_are_not_ours(
+    observed: Observation, former: Sequence[SetEntry], allowed: Sequence[str]
+) -> None:
+    assert own_objects.give_up(observed, former, [API_SERVER], builders.networks(*allowed)).operations == ()
 
 
 MARK = FirewallMark.of(Family.IPV4, 0x3FFF)
@@ -198,8 +199,3 @@ def test_a_partial_cleanup_binds_no_address_that_is_already_bound_or_has_no_virt
     assert only_own(with_own_objects(virtual_servers={})).additions == ()
     device, bound = only_own(with_own_objects(device=False)).additions
     assert (device, bound.item) == (Operation(Verb.ADD, Device(DEVICE)), BoundAddresses((KEY.address,)))
-
-
-def test_a_virtual_server_of_another_program_at_the_api_servers_address_is_kept() -> None:
-    observed = dataclasses.replace(hiding(), addresses=frozenset({KEY.address}))
-    assert own_objects.give_up(observed, (), [API_SERVER], ()).operations == ()

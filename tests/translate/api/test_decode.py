@@ -135,33 +135,32 @@ def test_an_added_or_modified_object_becomes_a_put_event(what: str) -> None:
     assert (line.event.key, line.resource_version) == (KEY, "78")
 
 
-def test_a_deleted_object_becomes_a_gone_event() -> None:
-    assert _line("DELETED", SERVICE) == decode.WatchLine(Gone(ObjectKind.SERVICE, KEY), "")
+AT_80 = {"metadata": {"name": "bad", "namespace": "shop", "resourceVersion": "80"}}
+NO_OBJECT = "expected object | null, got {}"
+NAMELESS = Rejected(ObjectKind.SERVICE, None, "", "is missing", "metadata.name")
 
 
-def test_a_deleted_object_becomes_a_gone_event_even_if_it_breaks_the_schema() -> None:
-    assert _line("DELETED", BROKEN).event == Gone(ObjectKind.SERVICE, BROKEN_KEY)
-
-
-def test_a_deletion_without_a_name_is_rejected() -> None:
-    rejected = Rejected(ObjectKind.SERVICE, None, "", "is missing", "metadata.name")
-    assert _line("DELETED", {"metadata": {}}).event == rejected
-    assert isinstance(_line("DELETED", {"metadata": {}, "spec": 1}).event, Rejected)
-
-
-def test_a_bookmark_only_changes_the_resource_version() -> None:
-    item = {"kind": "Service", "metadata": {"resourceVersion": "99", "creationTimestamp": None}, "spec": {}}
-    assert _line("BOOKMARK", item) == decode.WatchLine(None, "99")
-
-
-def test_an_invalid_object_on_a_watch_is_rejected_and_the_watch_continues_from_its_resource_version() -> None:
-    item = BROKEN | {"metadata": {"name": "bad", "namespace": "shop", "resourceVersion": "80"}}
-    assert _line("MODIFIED", item) == decode.WatchLine(Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON, FIELD), "80")
-
-
-def test_an_object_with_invalid_metadata_is_rejected_without_a_key_or_a_resource_version() -> None:
-    line = _line("ADDED", {"metadata": "web"})
-    assert line == decode.WatchLine(Rejected(ObjectKind.SERVICE, None, "", "expected object | null, got str", "metadata"), "")
+@pytest.mark.parametrize(
+    ("what", "item", "event", "version"),
+    [
+        ("DELETED", SERVICE, Gone(ObjectKind.SERVICE, KEY), ""),
+        ("DELETED", BROKEN, Gone(ObjectKind.SERVICE, BROKEN_KEY), ""),
+        ("DELETED", {"metadata": {}}, NAMELESS, ""),
+        (
+            "DELETED",
+            {"metadata": {}, "spec": 1},
+            Rejected(ObjectKind.SERVICE, None, "", "expected object | null, got int", "spec"),
+            "",
+        ),
+        ("BOOKMARK", {"kind": "Service", "metadata": {"resourceVersion": "99", "uid": None}, "spec": {}}, None, "99"),
+        ("MODIFIED", BROKEN | AT_80, Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON, FIELD), "80"),
+        ("ADDED", {"metadata": "web"}, NAMELESS._replace(reason=NO_OBJECT.format("str"), field="metadata"), ""),
+    ],
+)
+def test_a_line_of_a_watch_becomes_one_event_with_its_resource_version(
+    what: str, item: Any, event: Gone | Rejected | None, version: str
+) -> None:
+    assert _line(what, item) == decode.WatchLine(event, version)
 
 
 @pytest.mark.parametrize("kind", ObjectKind)

@@ -124,13 +124,6 @@ def test_refused_load_balancer_addresses_are_left_out_and_the_remaining_addresse
     assert [str(one) for one in why] == ["status.loadBalancer: 192.168.0.99 is the address of an API server"]
 
 
-def test_on_a_node_address_with_an_api_server_only_the_port_of_the_api_server_is_refused() -> None:
-    own = builders.backend(builders.NODE_ADDRESS, 6443)
-    view = node_view(api_servers=frozenset({own}))
-    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=443), view, SETTINGS)[1] == ()
-    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=6443), view, SETTINGS)[1]
-
-
 def test_the_address_of_an_api_server_stays_refused_after_the_api_server_has_disappeared() -> None:
     view = node_view(api_servers=frozenset(), former_api_servers=frozenset({API_SERVER}))
     _, why = refusal.admit(service("10.96.0.10", "192.168.0.99"), view, SETTINGS)
@@ -141,8 +134,8 @@ def test_the_address_of_an_api_server_stays_refused_after_the_api_server_has_dis
     assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=443), own, SETTINGS)[1] == ()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_on_a_loopback_address_only_the_port_of_the_api_server_is_refused(address: str) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", builders.NODE_ADDRESS])
+def test_on_an_address_of_this_node_only_the_port_of_the_api_server_is_refused(address: str) -> None:
     view = node_view(api_servers=frozenset({builders.backend(address, 6443)}))
     assert refusal.admit(service("10.96.0.10", address, port=6443), view, SETTINGS)[1]
     assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
