@@ -57,14 +57,6 @@ def test_a_programmed_virtual_server_has_two_equal_sides_an_owner_and_a_witness(
     assert survey.stage_of(Operation(Verb.ADD, VirtualServer(KEY, examples.ROUND_ROBIN))) is Stage.SERVERS
 
 
-def test_a_conflict_is_found_by_the_key_of_its_virtual_server(node: simulation.SimulatedNode) -> None:
-    node.put(builders.service("other"), builders.endpoint_slice(service="other"))
-    survey = node.reconciler.survey
-    conflict = survey.conflict(KEY)
-    assert conflict is not None
-    assert [conflict] == list(survey.conflicts())
-
-
 def test_an_observed_virtual_server_of_another_program_is_foreign_and_has_no_witness(node: simulation.SimulatedNode) -> None:
     node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
     node.observe()
