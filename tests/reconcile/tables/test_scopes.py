@@ -300,6 +300,21 @@ def add(node: SimulatedNode) -> None:
         at_once(node.reconciler.settling(node.apply(operations), node.now))
 
 
+def test_a_mark_that_the_kernel_still_has_for_a_deleted_service_never_leads_to_endpoints_of_another_service() -> None:
+    node = node_with(0x1)
+    node.put(*shop("first", number=20))
+    node.sync()
+    node.remove("first")
+    service, _ = shop("second", number=21)
+    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="second"))
+    add(node)
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.20": 1}, {1: {HERE, ELSEWHERE}})
+    node.sync()
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.21": 1}, {1: {"10.244.0.9"}})
+
+
 @pytest.mark.parametrize("change", ["is created anew", "is only remembered"])
 def test_the_mark_of_a_service_survives_a_change_of_the_owner_of_its_objects(change: str) -> None:
     node = node_with()
