@@ -36,6 +36,12 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 
 POLL_INTERVAL_S = 3.0
 """The least time between two polls, unless the drift-check interval is shorter."""
+POLL_INTERVAL_AFTER_FAILURE_S = 10.0
+"""The time between two polls while a part cannot be read.
+
+Each poll tries unreadable rules again, which starts a program of iptables, whose time is not in the cost of a reading. Audits
+repeat the whole reading after growing pauses.
+"""
 POLL_SHARE, AUDIT_SHARE = 0.05, 0.1
 """The share of one processor for polls of one depth, and for audits.
 
@@ -303,6 +309,8 @@ class KernelReader:
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
+        if errors and self._due_s[Depth.POLL]:  # 0 after a notification; a poll after a notification is not postponed
+            self._due_s[Depth.POLL] = self._due_s[Depth.WHOLE_POLL] = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()
 

@@ -70,9 +70,19 @@ async def test_drift_in_readable_parts_of_the_kernel_is_repaired_within_seconds_
         await node.quiet(500)
         remove_virtual_server(node.kernel)
         with structlog.testing.capture_logs() as logs:
-            await node.quiet(2 * reader.POLL_INTERVAL_S)
+            await node.quiet(reader.POLL_INTERVAL_AFTER_FAILURE_S)
         assert WEB_KEY in node.kernel.virtual_servers
         assert len([line for line in logs if line["event"] == "kernel_unreadable"]) <= 1, "looks do not repeat it"
+
+
+@in_virtual_time
+async def test_a_part_that_stays_unreadable_is_polled_less_often() -> None:
+    async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE) as node:
+        node.kernel.unreadable = {"skeletons"}
+        await node.quiet(500)
+        before = node.kernel.polls
+        await node.quiet(60)
+        assert node.kernel.polls - before <= 60 / reader.POLL_INTERVAL_AFTER_FAILURE_S
 
 
 @in_virtual_time
