@@ -63,7 +63,9 @@ class DirectoryChanges:
 
     def _open(self) -> None:
         """Watch the directory that the path leads to now; watching the same directory again has no effect."""
-        self._polled = self._poll()
+        before, self._polled = self._polled, self._poll()
+        if self._polled[:2] != before[:2]:  # otherwise the former directory would be watched as well
+            self._close()
         if not self.is_notified:
             self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         mask = CHANGES | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR

@@ -114,6 +114,19 @@ async def test_a_symbolic_link_that_is_changed_to_another_directory_is_followed(
             await changes.wait()
 
 
+async def test_the_former_directory_of_a_symbolic_link_wakes_nobody(tmp_path: pathlib.Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "current").symlink_to("one")
+    with inotify.DirectoryChanges(str(tmp_path / "current"), QUICK_S) as changes:
+        (tmp_path / "next").symlink_to("two")
+        (tmp_path / "next").replace(tmp_path / "current")
+        await asyncio.wait_for(changes.wait(), DEADLINE_S)
+        write(tmp_path / "one")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(changes.wait(), 0.1)
+
+
 async def test_without_inotify_the_waiting_task_wakes_up_to_poll(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inotify, "_libc", Mock(inotify_init1=lambda _: -1))
     with inotify.DirectoryChanges(str(tmp_path), QUICK_S) as changes:
