@@ -133,7 +133,11 @@ class IpvsDriver:
         Raises:
             KernelError: the kernel did not answer.
         """
-        return self._channel.do(self._table.encoder.unacceptable_service(scheduler))
+        number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
+        if number == errno.ENOENT:  # or the module was loaded again and has another number
+            self._table.renew()
+            number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
+        return number
 
     def why_unusable(self, scheduler: str) -> str:
         """Why no virtual server can have this scheduler, in one line for the operator; empty if the scheduler is usable.

@@ -23,11 +23,14 @@ class Kernel:
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None
         self.answer: Callable[[int], fake_netlink.Answer] = fake_netlink.error
+        self.number = 33
 
     def __call__(self, data: bytes) -> list[fake_netlink.Answer]:
         _, kind, flags, sequence, _ = fake_netlink.split(data)[-1]
         if kind == 16:
-            return [fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", 33)))]
+            return [fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", self.number)))]
+        if kind != self.number:
+            return [fake_netlink.error(sequence, errno.ENOENT)]
         if flags & netlink.DUMP:
             return [fake_netlink.done(sequence)]
         return [self.answer(sequence)] if self.answers is None else self.answers
@@ -64,6 +67,13 @@ def test_only_esrch_means_that_a_virtual_server_is_already_gone(number: int, *, 
     kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
     assert (bool(outcome.error), outcome.surprise) == (has_error, surprise)
+
+
+def test_a_scheduler_is_not_missing_because_the_module_of_ipvs_was_loaded_again() -> None:
+    driver, kernel = fake()
+    kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.EINVAL)
+    kernel.number = 34
+    assert driver.why_unusable("wlc") == ""
 
 
 @pytest.mark.parametrize(("number", "has_ipv6"), [(errno.EINVAL, True), (errno.EAFNOSUPPORT, False)])
