@@ -12,7 +12,7 @@ from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, Sysctl
-from ipvsproxy.model.plan import Outcome, Verb, one_by_one
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import (
     ApiServersFound,
@@ -98,10 +98,11 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
             for operation in one_by_one([outcome.operation]):
                 log.debug("operation", operation=str(operation), **({"error": outcome.error} if outcome.error else {}))
     elif logs.shows(logs.CHANGES_VERBOSITY):
-        for operation in one_by_one(outcome.operation for outcome in outcomes if not outcome.error):
-            verb, item = operation
+        # Chosen first: after a start, most outcomes are additions of many objects each.
+        for verb, item in (outcome.operation for outcome in outcomes if not outcome.error):
             if isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses | LocalRoutes)):
-                log.info("operation", operation=str(operation))
+                for operation in one_by_one([Operation(verb, item)]):
+                    log.info("operation", operation=str(operation))
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
