@@ -184,8 +184,11 @@ def _bounded_ports(
     ``addresses`` holds the external addresses, and the addresses to which source ranges apply.
     """
     external, balanced = addresses
-    each = max(1, len(external), len(balanced) * max(1, len(ranges)))
-    most = MOST_ENTRIES // each
+    if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
+        return ports
+    # A set has the entries of one family, and a range applies to the addresses of its family.
+    counts = [[sum(item.family is family for item in items) for items in (external, balanced, ranges)] for family in Family]
+    most = MOST_ENTRIES // max(1, *(max(outside, inside * max(1, many)) for outside, inside, many in counts))
     if len(ports) > most:
         reason = f"{len(ports)} of them would be more than {MOST_ENTRIES} entries of an ipset; the first {most} are used"
         skipped.append(Skipped("spec.ports", reason))
