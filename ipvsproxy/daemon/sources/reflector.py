@@ -157,6 +157,7 @@ class Reflector:
         self._version = ""
         self._must_list = True
         self._needs_latest = False
+        self._needs_one_page = False
         self._is_known_there = True
         self._gets_bookmarks = False
         self._asked_for_s = math.inf
@@ -207,7 +208,8 @@ class Reflector:
         self._must_list |= trouble in LIST_AGAIN
         # After a 410 in a watch, it is enough that the list is not older than our version. After a 410 in a list, either the
         # server has not reached our version, or the token expired before the last page.
-        self._needs_latest |= isinstance(error, BehindError) or trouble is Trouble.REFUSED or (was_listing and is_expired)
+        self._needs_one_page |= was_listing and is_expired
+        self._needs_latest |= isinstance(error, BehindError) or trouble is Trouble.REFUSED or self._needs_one_page
         if was_listing:
             return 0 if is_expired and not needed_latest else self._retries.next_s()
         if self._must_list:
@@ -225,7 +227,7 @@ class Reflector:
         is_doubted = self._list_again_at_s < math.inf
         version = LATEST if self._needs_latest or is_doubted else self._version or ANY_VERSION
         # A list in one page needs no token, which could expire.
-        limit = PAGE_ITEMS if version in {LATEST, ANY_VERSION} and not self._needs_latest else 0
+        limit = PAGE_ITEMS if version in {LATEST, ANY_VERSION} and not self._needs_one_page else 0
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (ListStarted(self._kind),)
         token, has_more = "", True
@@ -244,7 +246,7 @@ class Reflector:
                             begins = ()
                 self._is_known_there = True
                 has_more = bool(token)
-        self._must_list = self._needs_latest = False
+        self._must_list = self._needs_latest = self._needs_one_page = False
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))

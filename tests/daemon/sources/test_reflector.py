@@ -320,6 +320,7 @@ async def test_a_server_that_does_not_know_our_resource_version_is_listed_at_onc
     world = World(page(version=100), answer, page(version=42))
     await world.run()
     assert (world.sleeps, versions(world)) == ([], ["0", "latest"])
+    assert "limit=500" in world.lists[1], "all nodes ask at the same time"
     assert world.reflector.status.restarts == {Trouble.EXPIRED: 1}
     assert "resourceVersion=42" in world.watches[1]
 
