@@ -30,8 +30,8 @@ from ipvsproxy.store.objects import Store
 
 SEARCHES = 16
 """The number of searches whose results are kept."""
-SORTED_AT_ONCE = 2000
-"""The number of names that are sorted without a pause, in two milliseconds."""
+SORTED_AT_ONCE = 500
+"""The number of names that are sorted without a pause, in about a millisecond."""
 CONFLICTS_SEEN = 500
 """The largest number of conflicts that are shown at their Services."""
 PENDING_SEEN = 5000
