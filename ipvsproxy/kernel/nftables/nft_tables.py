@@ -373,11 +373,17 @@ class LeftoverTables:
         Raises:
             KernelError: the table could not be read at this time.
         """
-        if modules.may_have_nf_tables(self._root):
-            with Tolerated(errno.EINVAL), _channel() as channel:
-                return _read(channel, place)[1]
-            modules.note_no_nf_tables()
-        return None
+        if not modules.may_have_nf_tables(self._root):
+            return None
+        with _channel() as channel:
+            try:
+                nft.generation(channel)
+            except KernelError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                modules.note_no_nf_tables()
+                return None
+            return _read(channel, place)[1]
 
     def remove(self, place: TablePlace, is_left: Callable[[NftTable], bool]) -> None:
         """Remove the table and its contents if ``is_left`` still returns true for the table.
