@@ -5,7 +5,6 @@ import contextlib
 import errno
 import socket
 from collections.abc import Sequence
-from typing import Self
 
 import pytest
 
@@ -38,10 +37,7 @@ class Listener:
         changes, self.changes = self.changes, []
         return changes
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.is_closed = True
         self._reading.close()
         self._writing.close()
