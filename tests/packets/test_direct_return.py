@@ -63,6 +63,32 @@ def test_tunnelled_packets_from_an_unknown_sender_are_refused(three: Three) -> N
     assert three.lab.probe("client", "TCP", address, 80, count=2, timeout_s=20.0).outcome == "ok", "from a node it is not"
 
 
+_REACHES = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 8080), float(sys.argv[2])).close()
+except TimeoutError:
+    print("timeout")
+"""
+
+
+def test_a_tunnel_from_a_node_leads_to_service_addresses_only(three: Three) -> None:
+    three.have(nodes(*NODES), web("r1"))
+    pod = cluster.address("r1", Family.IPV4)
+    reach = functools.partial(three.lab.run, "third", sys.executable, "-I", "-S", "-c", _REACHES, pod)
+    assert reach("20") == "", "without a tunnel the node reaches the pod"
+    three.lab.ip(
+        "third",
+        "link add inner type ipip local 172.18.0.4 remote 172.18.0.3",
+        "link set inner up",
+        f"route replace {pod}/32 dev inner src 172.18.0.4",
+    )
+    try:
+        assert reach("2").strip() == "timeout"
+    finally:
+        three.lab.ip("third", "link del inner")
+
+
 def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) -> None:
     """The client's route moves from a dead node to another node. Neither node has a pod of the Service."""
     three.have(nodes(*NODES), web("r1", "r2"))
