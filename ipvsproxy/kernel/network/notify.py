@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import enum
 import errno
+import itertools
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
@@ -31,7 +32,7 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # the fields of rtmsg: family, lengths, to
 _ROUTE_PROTOCOL = 5
 _UP = 0x1  # IFF_UP
 _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
-_SO_ATTACH_FILTER = 26
+_SO_ATTACH_FILTER, _EQUALS = 26, 0x15
 _FILTER_STEP = struct.Struct("=HBBI")  # sock_filter: code, number of steps to skip if true and if false, operand
 _IFLA_IFNAME = 3
 _DATAGRAM = 1 << 16
@@ -77,7 +78,7 @@ class ChangeListener:
             self._socket = self.connect()
         except OSError as error:
             raise _broken(error) from error
-        self._ignore_other_routes()
+        self._filter()
         self._index = self._find_device()
         """The index of the device; 0 if the device does not exist."""
         self._has_lost = False
@@ -98,6 +99,8 @@ class ChangeListener:
             KernelError: the socket is broken.
         """
         changes: list[Change] = []
+        if len(self.own_ports) != len(self._filtered):
+            self._filter()
         is_empty = False
         for _ in range(sockets.READS_AT_ONCE):
             try:
@@ -117,19 +120,32 @@ class ChangeListener:
             changes.append(Change.OURS)
         return tuple(changes)
 
-    def _ignore_other_routes(self) -> None:
-        """Let the kernel drop notifications about routes of other protocols: a routing daemon may change a million routes.
+    def _filter(self) -> None:
+        """Let the kernel drop notifications about our own addresses and routes, and about routes of other protocols.
 
-        The filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. Without the filter,
-        ``_decode`` ignores the same routes, but notifications may be lost.
+        A start makes one for each Service, and a routing daemon may change a million routes. The filter is in classic BPF
+        (include/uapi/linux/filter.h), whose numbers are in network byte order. Without it, ``_decode`` ignores the same
+        notifications, but others may be lost.
         """
-        new, deleted = socket.htons(_NEWROUTE), socket.htons(_DELROUTE)
-        load_kind, load_protocol, equals, end = (0x28, 0, 0, 4), (0x30, 0, 0, message.HEADER.size + _ROUTE_PROTOCOL), 0x15, 0x06
-        steps = (load_kind, (equals, 1, 0, new), (equals, 0, 2, deleted), load_protocol, (equals, 0, 1, self.route_protocol))
-        code = b"".join(_FILTER_STEP.pack(*step) for step in (*steps, (end, 0, 0, 0xFFFFFFFF), (end, 0, 0, 0)))
-        address = ctypes.addressof(instructions := ctypes.create_string_buffer(code, len(code)))
+        load_kind, load_port, load_protocol = (
+            (0x28, 0, 0, 4),
+            (0x20, 0, 0, 12),
+            (0x30, 0, 0, message.HEADER.size + _ROUTE_PROTOCOL),
+        )
+        take, drop = (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)
+        self._filtered = tuple(self.own_ports)
+        steps = [load_kind]
+        for kind in (_NEWLINK, _DELLINK):
+            steps += [(_EQUALS, 0, 1, socket.htons(kind)), take]
+        steps.append(load_port)
+        for port in self._filtered:
+            steps += [(_EQUALS, 0, 1, socket.htonl(port)), drop]
+        steps += [load_kind, (_EQUALS, 1, 0, socket.htons(_NEWROUTE)), (_EQUALS, 0, 2, socket.htons(_DELROUTE))]
+        steps += [load_protocol, (_EQUALS, 0, 1, self.route_protocol), take, drop]
+        code = b"".join(itertools.starmap(_FILTER_STEP.pack, steps))
+        instructions = ctypes.create_string_buffer(code, len(code))
         with contextlib.suppress(OSError):
-            program = struct.pack("@HP", len(instructions) // _FILTER_STEP.size, address)
+            program = struct.pack("@HP", len(steps), ctypes.addressof(instructions))
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
     def _find_device(self) -> int:

@@ -80,7 +80,7 @@ def test_our_own_changes_of_addresses_are_left_out(device: str) -> None:
         own_ports.add(ours.getsockname()[0])
         assert listener.read() == ()
         ours.send(new_address_request(device, "192.0.2.1"))
-        assert listener.read() == ()
+        assert select.select([listener], [], [], 0)[0] == [], "nor do they wake the loop"
         others.send(new_address_request(device, "192.0.2.2"))
         assert listener.read() == (OURS,)
         ip("link", "del", device)
@@ -125,7 +125,7 @@ def test_our_own_changes_of_routes_are_left_out(device: str) -> None:
         listener.read()
         (outcome,) = driver.apply([Operation(Verb.ADD, LocalRoutes.of(parse_address("192.0.2.7")))])
         assert outcome.error == ""
-        assert listener.read() == ()
+        assert select.select([listener], [], [], 0)[0] == []
 
 
 def test_an_event_after_which_the_kernel_may_have_removed_our_routes_is_reported(listener: notify.ChangeListener) -> None:
