@@ -69,13 +69,19 @@ def _histogram(
 
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
-    "kubeproxy_network_programming_duration_seconds", "Time until a change of endpoints was programmed.", SLOW_S, *BY_FAMILY
+    "kubeproxy_network_programming_duration_seconds",
+    "Time from a change of endpoints, by its annotation, until it was programmed.",
+    SLOW_S,
+    *BY_FAMILY,
 )
 LAST_SYNC = _gauge(f"{_SYNC}_last_timestamp_seconds", "When a sync was last complete.", *BY_FAMILY)
 LAST_QUEUED = _gauge(f"{_SYNC}_last_queued_timestamp_seconds", "When a sync was last asked for.", *BY_FAMILY)
 RESTORE_FAILURES = _counter(f"{_SYNC}_iptables_restore_failures_total", "Rules that could not be written.", *BY_FAMILY)
 NO_LOCAL_ENDPOINTS = _gauge(
-    f"{_SYNC}_no_local_endpoints_total", "Services with policy Local and no local endpoint.", "traffic_policy", *BY_FAMILY
+    f"{_SYNC}_no_local_endpoints_total",
+    "Services with a Local traffic policy whose endpoints are all on other nodes.",
+    "traffic_policy",
+    "ip_family",
 )
 SERVICE_CHANGES = _counter(f"{_SYNC}_service_changes_total", "Changes of Services.")
 ENDPOINT_CHANGES = _counter(f"{_SYNC}_endpoint_changes_total", "Changes of EndpointSlices.")
@@ -91,7 +97,9 @@ _CODES = (("200",), ("503",))
 HEALTHZ = _counter("kubeproxy_proxy_healthz_total", "Answers of /healthz.", "code", at_zero=_CODES)
 LIVEZ = _counter("kubeproxy_proxy_livez_total", "Answers of /livez.", "code", at_zero=_CODES)
 REQUESTS = _counter("rest_client_requests_total", "Requests to the API server.", "code", "host", "method")
-REQUEST_DURATION = _histogram("rest_client_request_duration_seconds", "Time until an answer began.", REQUEST_S, "host", "verb")
+REQUEST_DURATION = _histogram(
+    "rest_client_request_duration_seconds", "Time until the API server began to answer.", REQUEST_S, "host", "verb"
+)
 
 # Recorded metrics that only ipvsproxy has.
 
@@ -110,7 +118,10 @@ NETLINK_BATCHES = _counter(
     at_zero=[(driver,) for driver in NETLINK_DRIVERS],
 )
 NETLINK_ERRORS = _counter(
-    "ipvsproxy_netlink_errors_total", "Operations over netlink that the kernel refused or did not answer.", "driver", "error"
+    "ipvsproxy_netlink_errors_total",
+    "Operations over netlink that the kernel refused or did not answer, by the name of the error number.",
+    "driver",
+    "error",
 )
 OPERATIONS = _counter("ipvsproxy_operations_total", "Operations on the kernel.", "verb", "kind", "outcome")
 SURPRISES = _counter("ipvsproxy_surprises_total", "Operations that met another state of the kernel than the observed one.")
@@ -127,9 +138,17 @@ EVENTS = _counter(
     "outcome",
     at_zero=[("posted",), ("failed",), ("dropped",)],
 )
-CONFIG_IN_FORCE = _gauge("ipvsproxy_config_in_force", "Whether the configuration file, as last read, is in force.")
+CONFIG_IN_FORCE = _gauge(
+    "ipvsproxy_config_in_force",
+    "Whether the configuration file, as last read, is in force, except for settings that need a restart.",
+)
 BUILD_INFO = _gauge("ipvsproxy_build_info", "Version of this program.", "version", "python_version")
-DRY_RUN_DIFFERENCES = _gauge("ipvsproxy_dry_run_differences", "Kernel objects that a run would change.", "kind", is_late=True)
+DRY_RUN_DIFFERENCES = _gauge(
+    "ipvsproxy_dry_run_differences",
+    "Kernel objects that a run would change, at the last reading of the kernel.",
+    "kind",
+    is_late=True,
+)
 DRY_RUN_LAST_LOOK = _gauge("ipvsproxy_dry_run_last_look_timestamp_seconds", "When a dry run last read the kernel.", is_late=True)
 
 # Metrics that are counted from the tables of desired and observed state at a scrape.
@@ -137,28 +156,48 @@ DRY_RUN_LAST_LOOK = _gauge("ipvsproxy_dry_run_last_look_timestamp_seconds", "Whe
 SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of services that no sync has taken yet.")
 ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that no sync has taken yet.")
 OLDEST_CHANGE_AGE = _gauge("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.")
-UNREADABLE_PARTS = _gauge("ipvsproxy_unreadable_parts", "Parts of the kernel, or the manifests, that cannot be read.")
+UNREADABLE_PARTS = _gauge(
+    "ipvsproxy_unreadable_parts",
+    "Parts of the kernel, or the manifests, that cannot be read; nothing in them is removed meanwhile.",
+)
 LEFTOVER_RULES = _gauge(
     "ipvsproxy_leftover_rules",
-    "Whether rules of kube-proxy, or ours in an unused variant, resist removal.",
-    *BY_FAMILY,
+    "Whether rules of kube-proxy's iptables or nftables mode, or ours in an unused variant of iptables, resist removal.",
+    "ip_family",
     "variant",
 )
-OTHER_BACKEND_LEFT = _gauge("ipvsproxy_other_backend_left", "Whether our objects in the other --rules-backend resist removal.")
+OTHER_BACKEND_LEFT = _gauge(
+    "ipvsproxy_other_backend_left",
+    "Whether sets, or the table of nftables, that the other --rules-backend holds of ours resist removal.",
+)
 UNOPENED_PORTS = _gauge("ipvsproxy_health_check_ports_unopened", "Health-check node ports that could not be opened, by address.")
 VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ours.", *BY_FAMILY)
 REAL_SERVERS = _gauge("ipvsproxy_real_servers", "Real servers of ours.", *BY_FAMILY)
-TUNNELS = _gauge("ipvsproxy_tunnels", "Other nodes as real servers, to which direct return sends packets by tunnel.", *BY_FAMILY)
+TUNNELS = _gauge(
+    "ipvsproxy_tunnels", "Real servers of ours that are other nodes, to which direct return sends packets by tunnel.", *BY_FAMILY
+)
 ADDRESSES = _gauge("ipvsproxy_addresses", "Addresses on kube-ipvs0.", *BY_FAMILY)
 ROUTES = _gauge("ipvsproxy_routes", "Local routes of ours, with --ipvs-vip-binding=routes.", *BY_FAMILY)
 SET_ENTRIES = _gauge("ipvsproxy_set_entries", "Entries of each set; a hash set starts with room for 65536.", "set")
 PENDING = _gauge("ipvsproxy_pending", "Kernel objects whose observed state differs from the desired one.", "kind")
-DRIFT = _counter("ipvsproxy_drift_total", "Kernel objects found changed by another program.", "kind")
-DOUBTED_DELETIONS = _gauge("ipvsproxy_doubted_deletions", "Objects that a doubted list lacked, still served.", "kind")
+DRIFT = _counter(
+    "ipvsproxy_drift_total", "Kernel objects that another program has changed, by the readings of the kernel.", "kind"
+)
+DOUBTED_DELETIONS = _gauge(
+    "ipvsproxy_doubted_deletions",
+    "Services or endpoints that a list lacked, served until another list confirms it.",
+    "kind",
+)
 CONFLICTS = _gauge("ipvsproxy_conflicts", "Addresses and ports that several Services desire.")
-WITHOUT_SCOPE = _gauge("ipvsproxy_ports_without_scope", "Service ports without a packet mark for this node's clients.")
+WITHOUT_SCOPE = _gauge(
+    "ipvsproxy_ports_without_scope",
+    "Service ports with externalTrafficPolicy Local that have no packet mark left for a scope of this node's clients.",
+)
 DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new ones.")
-WAITING_REMOVALS = _gauge("ipvsproxy_waiting_removals", "Real servers without connections in the backlog of removals.")
+WAITING_REMOVALS = _gauge(
+    "ipvsproxy_waiting_removals",
+    "Real servers at weight 0 without connections, in the backlog of removals.",
+)
 OLDEST_DRAIN_AGE = _gauge("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.")
 WATCH_CONNECTED = _gauge("ipvsproxy_watch_connected", "Whether a watch is open.", "kind")
 WATCH_STALE = _gauge("ipvsproxy_watch_stale", "Whether a watch has been silent for too long.", "kind")
@@ -170,7 +209,10 @@ WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Lists and watches t
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", "kind")
 TRAFFIC_UNLISTED = _gauge("ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, counted together.", "kind")
 OPEN_CONNECTIONS = _gauge(
-    "ipvsproxy_endpoint_open_connections", "Connections by endpoint; by default of draining ones only.", *_BY_ENDPOINT, "state"
+    "ipvsproxy_endpoint_open_connections",
+    "Connections by endpoint; without --endpoint-metrics, of draining endpoints only.",
+    *_BY_ENDPOINT,
+    "state",
 )
 _IN_AND_OUT = "from clients (in) and to them (out)."
 SERVICE_CONNECTIONS = _counter("ipvsproxy_service_connections_total", "Connections by service.", *_BY_PORT)
