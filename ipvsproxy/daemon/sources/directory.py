@@ -250,7 +250,7 @@ class DirectorySource(Source):
     async def run(self, deliver: Deliver) -> None:
         """Deliver events until this task is cancelled: first all objects, then differences.
 
-        The ends of the lists are delivered when every file is readable.
+        As soon as every file is readable, the reader reports that the first lists are complete.
         """
         with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
             await self.read(deliver)

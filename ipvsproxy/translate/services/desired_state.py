@@ -53,8 +53,8 @@ def translate(
 ) -> ServiceState:
     """The desired state of a Service on this node.
 
-    ``slices`` are the EndpointSlices that are labelled with the Service's name, in any order. ``remembered``: the newest list
-    does not contain the Service, so Services on the newest list have precedence.
+    ``slices`` are the EndpointSlices that are labelled with the Service's name, in any order. ``remembered`` means that
+    the newest list of Services does not contain this Service, so the Services of that list have precedence over it.
     """
     return at_once(translating(service, slices, view, settings, remembered=remembered))
 

@@ -160,8 +160,8 @@ def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Ski
 
     Without an annotation for flags, ``mh`` gets the fall-back flag: the kernel keeps a real server in its lookup table when the
     real server's weight becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c), and without the flag refuses clients that
-    are mapped to it (kubernetes/kubernetes #139497). If ``mh`` is the node's scheduler, it also has the port flag, as with
-    kube-proxy.
+    are mapped to it (kubernetes/kubernetes #139497). If the node's scheduler is ``mh``, virtual servers also get the flag
+    ``mh-port``, as with kube-proxy.
     """
     why_missing = settings.missing_schedulers.get(chosen.scheduler, "")
     if why_missing:
