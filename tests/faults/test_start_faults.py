@@ -35,6 +35,7 @@ ACTS = (
     "receive route type 26 dump",
     "send generic command 1",
     "receive generic command 1",
+    "file /sys/class/net/tunl0/ifalias",
     "getsockopt level 0 option 64",
     "getsockopt level 0 option 65",
     "getsockopt level 41 option 64",
@@ -69,7 +70,6 @@ ACTS = (
     "receive netfilter type 257 dump",
     "send netfilter type 1549",
     "receive netfilter type 1549",
-    "file /sys/class/net/tunl0/ifalias",
 )
 """All acts of a start; add new ones here."""
 
