@@ -2,7 +2,7 @@
 
 The flags, the configuration file, ``--help``, completion, ``Config`` and the documentation are derived from this table. Flags,
 defaults and bounds are the same as in kube-proxy 1.36 (cmd/kube-proxy/app/options.go and pkg/proxy/apis/config in
-kubernetes/kubernetes). The options have the order in which they are written to a file.
+kubernetes/kubernetes). The options are listed in the order in which their fields are written to a file.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.translation_settings import Binding, DirectReturn, LocalMode, TrafficScopes
 
-ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on it
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on this address
 LOWEST_ROUTE_PROTOCOL = 5
 """The kernel and administrators use lower protocol numbers (include/uapi/linux/rtnetlink.h)."""
 

@@ -15,8 +15,8 @@ from ipvsproxy.config.option import Kind, Likeness, Option
 class Command(NamedTuple):
     """A command that accepts the flags of ``run``.
 
-    ``subject`` names the single argument that the command takes; it is empty if the command takes none. ``implied`` is the flag
-    that is put before the other flags if they contain neither a mode nor a configuration file.
+    ``subject`` names the single argument that the command takes, and is empty for a command without an argument. ``implied`` is a
+    flag that is added in front of the given flags if the given flags name neither a mode nor a configuration file.
     """
 
     name: str
@@ -74,8 +74,8 @@ def _command(
 ) -> Command:
     """A command with its help text.
 
-    ``usage`` is a part of the first line. ``flags`` says which flags of ``run`` the command uses; ``examples`` are example
-    arguments.
+    ``usage`` lists the command's own flags in the first line of the help text. ``flags`` says which flags of ``run`` the command
+    uses; ``examples`` are example arguments.
     """
     own = [option for option in catalogue.OF_COMMANDS if option.command and option.is_of(name)]
     options = [*own, *(catalogue.BY_KEY[key] for key in (("dry-run", "output") if name == "cleanup" else ("output",)))]
@@ -298,7 +298,7 @@ def render_completion(shell: str) -> str:
     The library shtab generates the script from a parser that has all commands, flags and values of the catalogue. Only shtab uses
     this parser. Command lines are parsed by ``config/load.py`` instead, because argparse's rules differ from kube-proxy's.
     """
-    shtab = importlib.import_module("shtab")  # no other command needs it
+    shtab = importlib.import_module("shtab")  # only the command ``completion`` needs shtab
     parser = argparse.ArgumentParser("ipvsproxy", add_help=False)
     _add_flags(parser, "run", shtab)
     subparsers = parser.add_subparsers()

@@ -1,9 +1,10 @@
 """Reads and writes the file that ``--config`` names: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
 
-Parsing is exactly as strict as in kube-proxy. Invalid YAML, another kind and a value of the wrong type are refused. An unknown
-field is ignored with a notice, and so is the earlier of two fields with the same name. kube-proxy therefore accepts a file with
-ipvsproxy's additional fields, which are in the section ``ipvsproxy:``, and logs one line about them. An unknown field in the
-section ``ipvsproxy:`` is refused, because no other program reads that section.
+Parsing is exactly as strict as in kube-proxy. A file is refused if its YAML is invalid, if it is an object of another kind, or if
+a value has the wrong type. An unknown field is ignored with a notice. If a file has two fields with the same name, the earlier
+field is ignored with a notice. kube-proxy therefore accepts a file with ipvsproxy's additional fields, which are in the section
+``ipvsproxy:``, and logs one line about them. An unknown field in the section ``ipvsproxy:`` is refused, because no other program
+reads that section.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class _WrongTypeError(Exception):
 
 
 class _File(Values):
-    """The content of a file as far as it has been read."""
+    """The part of a file's content that has been read so far."""
 
     def read_kind(self, root: yaml.MappingNode) -> None:
         """Check ``apiVersion`` and ``kind``."""
@@ -62,7 +63,7 @@ class _File(Values):
                 self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {expected}"))
 
     def read_section(self, section: yaml.MappingNode, prefix: str = "") -> None:
-        """Read the fields of one mapping. ``prefix`` is the beginning of their full names."""
+        """Read the fields of one mapping. ``prefix`` is the beginning of the fields' full names."""
         for key, node in self._fields(section, prefix):
             path = f"{prefix}{key.value}"
             if path not in _FIELDS and path not in _SECTIONS:
@@ -223,13 +224,13 @@ def _value(node: yaml.Node, option: Option) -> Value:
 def render(config: Config) -> str:
     """The configuration as the text of a file that kube-proxy can read.
 
-    Reading the text again gives an equal configuration, except for options that exist only as flags.
+    A configuration that is read from this text equals the original, except for options that exist only as flags.
     """
     return str(yaml.safe_dump(document(config), default_flow_style=False, width=10_000))
 
 
 def document(config: Config) -> dict[str, Any]:
-    """The configuration as an object of JSON types, with every field."""
+    """The configuration as a dictionary whose values have JSON types."""
     root: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
     for key, value in config.values.items():
         option = catalogue.BY_KEY[key]
@@ -246,7 +247,7 @@ def document(config: Config) -> dict[str, Any]:
 def digest(config: Config) -> str:
     """A short digest of the configuration.
 
-    The digest is equal on nodes with the same configuration, because the node's own name and IP are not included.
+    Nodes with the same configuration have the same digest, because the digest does not include the node's name and IP.
     """
     shared = {key: value for key, value in document(config).items() if key not in ("hostnameOverride", "bindAddress")}
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,12 +1,12 @@
-"""Makes one ``Config`` from a command line and the configuration file that it names.
+"""Makes one ``Config`` from a command line and from the configuration file that the command line names.
 
 The functions have no side effects: the caller passes the host's name and a function that reads files. Flags are parsed as Go's
 pflag parses them, so that every kube-proxy command line has the same meaning in ipvsproxy.
 
 The accepted forms are ``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4`` and ``-v4``.
-Dashes and underscores in a name are equivalent. The last value of a repeated flag counts, but a repeated list flag adds up its
-values. Arguments after ``--`` are not flags. The module argparse differs in each of these details (a switch takes the next word,
-a value must not begin with a dash, parsing ends at the first error), so this module has its own parser.
+Dashes and underscores in a flag's name are equivalent. If a flag is repeated, its last value counts; the values of a repeated
+list flag are joined. Arguments after ``--`` are not flags. Python's argparse cannot be used, because its rules differ: a switch
+takes the next word, a value must not begin with a dash, and parsing ends at the first error.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output", "n": "na
 
 
 def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool = False) -> Values:
-    """Parse all flags of a command. A word that is not a flag is a problem if the command takes no words."""
+    """Parse all flags of a command. If the command takes no words, any word that is not a flag is a problem."""
     known = {name: option for name, option in catalogue.BY_FLAG.items() if option.is_of(command)}
     values = Values()
     given, problems = values.given, values.problems
@@ -78,12 +78,12 @@ def _split(argument: str) -> tuple[str, str | None]:
     name, equals, value = argument.lstrip("-").partition("=")
     name = name.replace("_", "-")
     if not argument.startswith("--"):
-        name = f"-{name}"  # a single dash is only for the shorthands; no option's name begins with a dash
+        name = f"-{name}"  # only shorthands have a single dash, and no option's name begins with a dash
     return name, value if equals else None
 
 
 def _appended(kind: Kind, before: Any, new: Any) -> Any:
-    """The value of a repeated flag: lists and mappings add up, and of other values the last one counts."""
+    """The value of a repeated flag: lists and mappings are joined; otherwise the last value counts."""
     if kind is Kind.GATES:
         return before | new
     return before + new if kind in (Kind.LIST, Kind.PATTERNS) else new
@@ -101,10 +101,10 @@ def load(
     """The configuration that a command line gives; ``arguments`` does not include the program and the command.
 
     As in kube-proxy, a configuration file replaces all flags except ``--hostname-override``, the logging flags and the flags that
-    select a task. Flags that kube-proxy does not have are used as well, because kube-proxy may share the file. A flag that
-    kube-proxy does not have replaces the field in the file. If there is a file, the defaults for files apply. The defaults for
-    files differ from the defaults of the flags in ``ipvs.minSyncPeriod``, which is 0 instead of 1s. ``read_file`` may raise
-    OSError. ``subject`` names the single word that the command needs; it is empty if the command takes none.
+    select a task. A flag that only ipvsproxy has is used even with a file, because kube-proxy may share the file; such a flag
+    replaces the field in the file. If there is a file, the defaults for files apply. The only different default is
+    ``ipvs.minSyncPeriod``, which is 0 in a file and 1s among flags. ``read_file`` may raise OSError. ``subject`` names the single
+    word that the command needs, and is empty for a command without a word.
 
     Raises:
         ConfigError: the configuration has problems; the error contains all problems.

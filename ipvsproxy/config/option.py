@@ -20,14 +20,14 @@ Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
 
 
 def quoted(text: str) -> str:
-    """The text as an error message shows it: in quotes, on one line, and shortened to 80 characters."""
+    """The text in the form that error messages show: in quotes, on one line, and shortened to 80 characters."""
     return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - as the docstring says
 
 
 def suggestion(text: str, known: Iterable[str], dashes: str = "") -> str:
     """A question such as "did you mean", to append to an error about an unknown word.
 
-    The result is empty if no known word is similar.
+    If no known word is similar to the unknown word, the result is empty.
     """
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(text[:60].lower(), by_lower, n=1)
@@ -108,7 +108,7 @@ def parse_duration(text: str) -> float:
 
 
 def render_duration(seconds: float) -> str:
-    """The duration as Go prints it: ``1m30s``, ``24h0m0s``, ``1.5ms``, ``0s``."""
+    """The duration as Go prints it, such as ``1m30s``, ``24h0m0s``, ``1.5ms`` or ``0s``."""
     total_ns = round(fractions.Fraction(abs(seconds)) * _UNITS_NS["s"])
     sign = "-" if seconds < 0 and total_ns else ""
     if total_ns < _UNITS_NS["s"]:
@@ -204,15 +204,16 @@ class Option(NamedTuple):
 
     ``flag`` is the name without leading dashes, ``field`` is a dotted path; either of them may be empty. ``to`` is the attribute
     of ``Config`` that stores the value. ``default`` is written as the value of a flag; if a file is given, ``file_default`` is
-    used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. For a duration, all three
-    are in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that only one command takes.
+    used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. The three bounds of a
+    duration are in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that only some commands
+    take.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes), and an empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even
-    if ``--config`` is given, and replaces the value in the file. ``implied`` is the value that the flag has if it is given
-    without a value; boolean flags do not need it. ``nanoseconds``: in a file, a plain number is in nanoseconds. ``deprecated``
-    says which option to use instead. ``command`` names the only command that takes the flag; an empty ``command`` means that all
-    commands take it.
+    if ``--config`` is given, and replaces the value in the file. ``implied`` is the value of a flag that is given without a
+    value; boolean flags do not need ``implied``. ``nanoseconds``: a number without a unit in a file is in nanoseconds.
+    ``deprecated`` says which option to use instead. ``command`` names the commands that take the flag; an empty ``command`` means
+    that all commands take the flag.
     """
 
     flag: str
@@ -236,7 +237,7 @@ class Option(NamedTuple):
     command: str = ""
 
     def is_of(self, command: str) -> bool:
-        """Whether a command takes this option: every command does if ``command`` is empty."""
+        """Whether a command takes this option: if ``Option.command`` is empty, every command does."""
         return not self.command or command in self.command.split()
 
     def explained(self, text: str) -> Self:
@@ -244,7 +245,7 @@ class Option(NamedTuple):
         return self._replace(help=text)
 
     def parse(self, text: str) -> Value:
-        """Reads a value in the form in which a flag has it."""
+        """Parses the text of a flag's value."""
         return self.kind.parse(text)
 
     @property
@@ -259,7 +260,7 @@ class Option(NamedTuple):
 
     @property
     def implied_value(self) -> str:
-        """The value that the flag has if it is given without a value. An empty text means that the next word is the value."""
+        """The value of a flag that is given without a value. An empty text means that the word after the flag is its value."""
         return "true" if self.kind is Kind.BOOLEAN else self.implied
 
     @property
@@ -268,7 +269,7 @@ class Option(NamedTuple):
         return self.to in AT_START or self.to.partition(".")[0] in AT_START
 
     def written(self, value: Value) -> str:
-        """A value, written as the value of a flag."""
+        """The text with which a flag sets this value."""
         if isinstance(value, Mapping):
             return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
         if isinstance(value, tuple):
@@ -278,7 +279,7 @@ class Option(NamedTuple):
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def default_in(self, *, file: bool) -> str:
-        """The option's default in a file or among flags, in the form in which a flag has it."""
+        """The option's default in a file or among flags, as the text of a flag's value."""
         return self.file_default if file and self.file_default is not None else self.default
 
     @property
@@ -305,7 +306,7 @@ class Option(NamedTuple):
 class ValuePlace(NamedTuple):
     """The place where a value was given: a flag, or a field of a file.
 
-    Lines are counted from 1; 0 means that the line is not known.
+    Lines are counted from 1; line 0 means that the line is not known.
     """
 
     name: str
@@ -314,7 +315,7 @@ class ValuePlace(NamedTuple):
     element_lines: tuple[int, ...] = ()
 
     def element(self, index: int) -> Self:
-        """The place of one element of a list, counted from 0. If the list was given by a flag, this is the flag itself."""
+        """The place of one element of a list, counted from 0. If the list was given by a flag, the place is the flag."""
         if not self.element_lines:
             return self
         return type(self)(f"{self.name}[{index}]", self.file, self.element_lines[index])
@@ -336,7 +337,7 @@ class Given(NamedTuple):
 class Problem(NamedTuple):
     """A reason why the configuration is refused.
 
-    ``key`` is the ``Option.key`` of the option that has the problem, if the problem belongs to one option.
+    If the problem belongs to one option, ``key`` is the ``Option.key`` of this option.
     """
 
     source: ValuePlace
@@ -350,7 +351,7 @@ class Problem(NamedTuple):
 class ConfigError(Exception):
     """The configuration is refused.
 
-    ``problems`` holds every reason: first the reasons from the flags, then from the file, then from the rules.
+    ``problems`` holds every reason: first problems of the flags, then problems of the file, then violated rules.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:

@@ -33,7 +33,7 @@ class Format(enum.StrEnum):
 
 
 class Sort(enum.StrEnum):
-    """How ``top`` sorts Services: by traffic with the busiest first, or by name."""
+    """The order in which ``top`` shows Services: by traffic with the busiest Service first, by problems, or by name."""
 
     NAME = "name"
     CONNECTIONS = "connections"
@@ -60,7 +60,7 @@ class TopOptions:
 class FleetOptions:
     """The pods that ``fleet`` queries: their namespace, and the selector for their labels.
 
-    If ``pods`` are named, these pods are queried, and no list.
+    If ``pods`` names pods, ``fleet`` queries only these pods, and does not list pods by their labels.
     """
 
     namespace: str = "kube-system"
@@ -84,7 +84,7 @@ class EngineSettings:
 
     ``audit_interval_s`` is the time between two regular audits, and ``drift_check_interval_s`` is the time between two regular
     polls of the whole kernel state. Polls of single kinds of kernel objects happen every few seconds. ``sysctls`` and
-    ``timeouts`` are the desired values in the kernel.
+    ``timeouts`` are the values that the kernel should have.
     """
 
     min_interval_s: float
@@ -97,7 +97,7 @@ class EngineSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """The backend that holds rules and sets, and the protocol number of our local routes, for every binding.
+    """The backend that holds rules and sets, and the protocol number of our local routes, which is set for every binding.
 
     ``direct_return``: whether this node takes part in direct return between nodes.
     """
@@ -126,7 +126,7 @@ class ServiceSource:
 
     ``kubeconfig`` is the path of a file, and ``api_server`` is a URL that replaces the URL in the kubeconfig. If both are empty,
     the pod's service account is used. ``mass_deletion_percent``: if more than this share of all objects is absent from a list, a
-    second list must confirm it; 0 accepts every list.
+    second list must confirm the first; 0 means that every list is accepted.
     """
 
     manifests: str = ""
@@ -139,11 +139,10 @@ class ServiceSource:
 class Servers:
     """The HTTP servers; None means that a server is turned off.
 
-    ``bind_hard_fail``: if an address cannot be bound, the process ends. A watch that had no contact with the API server for
-    ``stale_watch_s`` is stale (0: never). With ``stale_watch_unhealthy``, the health checks of load balancers then fail. ``ui``:
-    the metrics server also serves a web page about the node. Service ports have traffic metrics. At most
-    ``service_metrics_limit`` of the ports have their own series (0: none). With ``endpoint_metrics``, endpoints have traffic
-    metrics, too.
+    ``bind_hard_fail``: if an address cannot be bound, the process ends. A watch is stale after ``stale_watch_s`` without contact
+    with the API server (0: never). With ``stale_watch_unhealthy``, the health checks of load balancers fail while a watch is
+    stale. ``ui``: the metrics server also serves a web page about the node. At most ``service_metrics_limit`` Service ports have
+    their own series of traffic metrics (0: none). With ``endpoint_metrics``, endpoints have traffic metrics, too.
     """
 
     health: ListenAddress | None
@@ -158,9 +157,9 @@ class Servers:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
-    """Logging; ``verbosity`` is klog's verbosity, where 0 is the default level.
+    """Settings of the log; ``verbosity`` is klog's verbosity, where 0 is the default level.
 
-    ``profiling``: The verbosity may be changed by HTTP requests.
+    ``profiling``: HTTP requests may change the verbosity.
     """
 
     format: Format = Format.TEXT
@@ -172,18 +171,17 @@ class Logging:
 class Config:
     """All settings from the flags and the file.
 
-    ``translation``, ``policy`` and ``engine`` do not depend on the host; ``on_host`` adds the settings that do. If the bind
-    address is unspecified (0.0.0.0 or ::), the Node object determines the primary address. ``node_name`` is the overriding
-    hostname or else the host's name, in lower case. ``oom_score_adj`` is a number from -1000 to 1000. ``config_file`` and
-    ``write_config_to`` are paths; an empty path means that the flag was not given. With ``write_config_to``, ``cleanup`` or
-    ``init_only``, the process does only that task; if several are given, the first in this order counts. ``dry_run``, ``output``,
-    ``only``, ``top`` and ``fleet`` are options of commands. The options of commands are not settings, and a file cannot contain
-    them. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
+    ``translation``, ``policy`` and ``engine`` do not depend on the host; ``on_host`` adds the settings that depend on the host.
+    If the bind address is unspecified (0.0.0.0 or ::), the Node object determines the primary address. ``node_name``, in lower
+    case, is the value of ``--hostname-override`` or, if that is empty, the host's name. ``oom_score_adj`` is a number from -1000
+    to 1000. ``config_file`` and ``write_config_to`` are paths; an empty path means that the flag was not given.
+    ``write_config_to``, ``cleanup`` and ``init_only`` each limit the process to one task; if several are given, the process does
+    the first in this order. ``dry_run``, ``output``, ``only``, ``top`` and ``fleet`` are options of commands, which a file cannot
+    contain. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
 
-    ``without_effect`` names the options that differ from their defaults although they have no effect in ipvsproxy; ``notices``
-    are messages for the operator about accepted options. ``values`` contains every setting that a file can contain, by its dotted
-    path; it is used to write a file. Two configurations that differ only in ``values``, ``without_effect`` and ``notices`` are
-    equal.
+    ``without_effect`` names the given options that have no effect in ipvsproxy; ``notices`` are messages for the operator about
+    accepted options. ``values`` maps the dotted path of each field of a file to its value, and is used to write a file. Two
+    configurations that differ only in ``values``, ``without_effect`` and ``notices`` are equal.
     """
 
     node_name: str
@@ -218,7 +216,7 @@ class Config:
 
     @property
     def guard_percent(self) -> int:
-        """The share of all objects that may be absent from a list; 0 accepts any share.
+        """The percentage of all objects that may be absent from a list; 0 means that any percentage may be absent.
 
         Lists from a directory of manifests are always trusted.
         """
@@ -241,9 +239,9 @@ class Config:
     def on_host(
         self, random_fully: Mapping[Family, bool], scheduler: str, backend: Backend, kernel_sysctls: tuple[Sysctl, ...]
     ) -> Choices:
-        """The settings for a host. ``random_fully`` maps each served IP family to whether its rules support that option.
+        """The settings for a host. ``random_fully`` tells for each served IP family whether its rules support fully random ports.
 
-        ``scheduler`` is the configured scheduler, or its replacement if the kernel does not have the configured one. ``backend``
+        ``scheduler`` is the configured scheduler, or another scheduler if the kernel lacks the configured scheduler. ``backend``
         is the backend that holds the rules; it is never ``AUTO``.
         """
         families = frozenset(random_fully)
@@ -261,7 +259,7 @@ class Config:
         )
 
     def keeping(self, before: Self, attributes: Iterable[str]) -> Self:
-        """This configuration, in which the given attributes have the values that they had in ``before``.
+        """A copy of this configuration in which the given attributes have their values from ``before``.
 
         Attributes are dotted paths (``Option.to``).
         """
@@ -276,10 +274,10 @@ class Config:
     def warnings(self, families: Collection[Family]) -> Iterator[str]:
         """A sentence for each field of the configuration that has no value for a served IP family.
 
-        The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go). Two differ:
-        there is no warning about an unset ``nodePortAddresses``, which is the default, and there is an additional warning if only
-        loopback addresses are given. Warnings about ``clusterCIDR`` and ``spec.podCIDRs`` come from the module that knows the
-        Node. Families that the word ``primary`` excludes are not known in this method.
+        The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), with two
+        differences. An unset ``nodePortAddresses`` causes no warning, because unset is the default. If ``nodePortAddresses`` has
+        only loopback addresses, there is an additional warning. Warnings about ``clusterCIDR`` and ``spec.podCIDRs`` come from
+        the module that knows the Node. This method does not know which families the word ``primary`` excludes.
         """
         node_ports = () if self.translation.node_port_primary else self.translation.node_port_networks
         for field, networks in (("nodePortAddresses", node_ports), ("ipvs.excludeCIDRs", self.policy.excluded)):

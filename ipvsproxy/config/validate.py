@@ -31,13 +31,13 @@ _ALL = "all"
 _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
 """The ranges that a word of ``nodePortAddresses`` stands for (cmd/kube-proxy/app/server.go since 1.37)."""
 _HOST_PORT = re.compile(r"(?:\[(.+)\]|([^:]+)):([0-9]{1,5})", re.ASCII)
-_SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
-_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # the excluded characters cannot stand in a rule or a name
-_MARK_DROP = 0x8000  # the kubelet's KUBE-MARK-DROP
+_SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # the kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
+_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # the excluded characters are not allowed in a rule or in a name
+_MARK_DROP = 0x8000  # the mark bit of the kubelet's chain KUBE-MARK-DROP
 _MOST_SCOPE_BITS = 16
 _INTERFACE_NAMES: Mapping[LocalMode, tuple[str, int]] = {
-    LocalMode.BRIDGE_INTERFACE: ("detectLocal.bridgeInterface", 15),  # IFNAMSIZ is 16 with the NUL
-    # Rules append a plus sign to the prefix, which counts towards iptables' limit.
+    LocalMode.BRIDGE_INTERFACE: ("detectLocal.bridgeInterface", 15),  # the kernel's limit IFNAMSIZ is 16 with the NUL
+    # A rule appends a plus sign to the prefix, and the plus sign counts towards iptables' limit.
     LocalMode.INTERFACE_NAME_PREFIX: ("detectLocal.interfaceNamePrefix", 14),
 }
 """The option that names the interfaces of a mode, and the longest name in bytes."""
@@ -58,10 +58,10 @@ _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAll
 
 @dataclasses.dataclass(eq=False)
 class Values:
-    """What has been read of a command line or a file: values by ``Option.key``, problems, and notices for the operator.
+    """The parsed parts of a command line or a file: values by ``Option.key``, problems, and notices for the operator.
 
     An option with a problem gets its default value. ``config_file`` is empty if there is no configuration file. ``words`` are the
-    arguments that are no flags; they may appear anywhere among the flags.
+    arguments that are not flags; a word may appear anywhere among the flags.
     """
 
     config_file: str = ""
@@ -78,18 +78,18 @@ class Values:
         return option.parse(option.default_in(file=bool(self.config_file)))
 
     def source(self, key: str) -> ValuePlace:
-        """The place where the value was given, or where the user could give it."""
+        """The place where the user gave the option's value, or could give it."""
         if key in self.given:
             return self.given[key].source
         option = catalogue.BY_KEY[key]
         return ValuePlace(option.field, self.config_file) if self.config_file and option.field else ValuePlace(f"--{option.flag}")
 
     def refuse(self, key: str, text: str, source: ValuePlace | None = None) -> None:
-        """Record a problem with an option; ``source`` is the place of the problem if only a part of the value is wrong."""
+        """Record a problem with an option; if only a part of the value is wrong, ``source`` is the place of this part."""
         self.problems.append(Problem(source or self.source(key), text, key))
 
     def known(self, *keys: str) -> bool:
-        """Whether all of these options are free of problems, so that their values can be compared."""
+        """Whether none of these options has a problem, so that their values can be compared."""
         return not any(problem.key in keys for problem in self.problems)
 
 
@@ -97,14 +97,14 @@ def resolve(values: Values, hostname: str) -> Config:
     """Apply defaults and rules.
 
     Raises:
-        ConfigError: there are problems, found by this function or before.
+        ConfigError: this function, or the parser before, has found problems.
     """
     _check_bounds(values)
     fields = _fields(values)
     _check_mode(values)
     bind_address = _bind_address(values)
     fields["servers"] |= {
-        "health": _listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - as kube-proxy
+        "health": _listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - kube-proxy has the same default
         "metrics": _listen(values, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
     }
     servers = settings.Servers(**fields["servers"])
@@ -151,7 +151,8 @@ def resolve(values: Values, hostname: str) -> Config:
 def _fields(values: Values) -> dict[str, dict[str, Any]]:
     """The value of each option that has an attribute of ``Config`` (``Option.to``), grouped by section and then by name.
 
-    A text with a fixed set of values has become a member of its enumeration. A text with its own syntax is not parsed yet.
+    An option with a fixed set of values has a member of an enumeration as its value. A text that has a special syntax is not
+    parsed yet.
     """
     fields: dict[str, dict[str, Any]] = collections.defaultdict(dict)
     for key, option in catalogue.BY_KEY.items():
@@ -284,7 +285,7 @@ def _scheduler(values: Values) -> str:
 
 
 def _annotations(values: Values) -> frozenset[Annotation]:
-    """The annotations that this node obeys: all, none, or the named ones (with or without their prefix)."""
+    """The annotations that this node obeys: all, none, or the annotations that the option names, with or without their prefix."""
     key = "ipvsproxy.serviceAnnotations"
     names = [name.strip().removeprefix(PREFIX) for name in (values.get(key) or "all").split(",")]
     if names == ["all"]:

@@ -1,4 +1,4 @@
-"""The two backends of rules and sets: which one this host uses, its drivers, and our objects that the other backend has."""
+"""The two backends of rules and sets: the choice of one for this host, its drivers, and our objects in the other backend."""
 
 import contextlib
 import errno
@@ -51,7 +51,7 @@ MODULES: Mapping[Backend, Sequence[str]] = {Backend.IPTABLES: host.MODULES, Back
 
 
 class BackendChoice(NamedTuple):
-    """The backend to use, never ``AUTO``, and the reason."""
+    """The backend to use, which is never ``AUTO``, and the reason for this choice."""
 
     backend: Backend
     reason: str
@@ -63,7 +63,7 @@ def choose(asked: Backend) -> BackendChoice:
     ``AUTO`` means nftables on a host that has no iptables or whose kernel lacks a type of ipset; otherwise it means iptables.
 
     Raises:
-        KernelError: the kernel did not answer on this attempt.
+        KernelError: the kernel did not answer this time; a later attempt may succeed.
     """
     if asked is not Backend.AUTO:
         return BackendChoice(asked, "it is configured")
@@ -75,7 +75,7 @@ def choose(asked: Backend) -> BackendChoice:
 
 
 def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/")) -> tuple[Backend, ...]:
-    """The backends that may hold rules or sets of ipvsproxy; if neither may, the backend that needs no additional kernel module.
+    """The backends that may hold our rules or sets; if there is none, the backend that needs no additional kernel module.
 
     ``chains`` are our chains.
 
@@ -115,7 +115,7 @@ def remove_table() -> bool:
     Returns whether any of our objects existed.
 
     The removal does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
-    load nf_tables to answer the request. If the kernel could not load nf_tables, no further query is sent until the module
+    load nf_tables to answer the request. If the kernel could not load nf_tables, it gets no further query until the module
     appears.
 
     Raises:
@@ -142,13 +142,13 @@ def remove_table() -> bool:
                 return True
             number = failed[min(failed)]
             if number != nft.STALE:
-                nft.run(channel, content.emptying(), generation)  # chains in use by other programs must have no effect
+                nft.run(channel, content.emptying(), generation)  # our chain must not affect packets if another program uses it
                 break
         raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
 
 def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
-    """The named sets that exist in the backend that is not ``used``, read without loading ipset or nf_tables.
+    """The named sets in the backend other than ``used``, as far as they exist; reading them loads neither ipset nor nf_tables.
 
     Raises:
         KernelError: a set could not be read.
@@ -165,7 +165,7 @@ def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pa
 
 
 def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str:
-    """A description of our objects in the backend that is not ``used``; empty if that backend has no such objects.
+    """A description of our objects in the backend other than ``used``; empty if that backend has none of our objects.
 
     This function loads neither ipset nor nf_tables.
 
@@ -183,15 +183,15 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
 
 
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
-    """Remove the ipsets that have our names; the removal does not load ipset.
+    """Remove the ipsets that have our names, without loading the module of ipset.
 
     Returns the sets that could not be removed because a rule still uses them.
 
-    Sets that are still used by rules are emptied: if another program holds the lock of iptables, a rule cannot be removed now,
-    and it must not decide about packets by outdated entries.
+    A set that a rule still uses is emptied: if another program holds the lock of iptables, the rule cannot be removed now, and
+    the rule must not decide about packets by outdated entries.
 
     Raises:
-        KernelError: a set could not be removed for another reason.
+        KernelError: a set that no rule uses could not be removed.
     """
     if not (sys / "module/ip_set").exists():
         return ()
@@ -212,11 +212,11 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
 
 
 def remove_other(used: Backend) -> Collection[str]:
-    """Remove our ipsets or our nftables table from the backend that is not ``used``.
+    """Remove our ipsets or our nftables table from the backend other than ``used``.
 
     Returns the sets that could not be removed because rules still use them.
 
-    Our rules of iptables are returned as ``LeftoverRules``; a set is kept while these rules use it.
+    This function does not remove our rules in iptables; ``LeftoverRules`` removes them.
 
     Raises:
         KernelError: one of our objects exists, and could not be removed.
@@ -228,7 +228,7 @@ def remove_other(used: Backend) -> Collection[str]:
 
 
 class Driver(Protocol):
-    """Applies operations on some kinds of objects, in order, and returns one outcome for each operation."""
+    """Applies operations on some kinds of objects in the given order, and returns one outcome for each operation."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply all operations. If an operation fails, the later operations are applied nevertheless."""
@@ -254,8 +254,8 @@ class BackendDrivers(NamedTuple):
 
     ``writes_sets`` and ``writes_rules`` are the same object if one transaction writes both sets and rules.
 
-    ``changes`` reports changes that other programs make in our table; None means that nobody watches for such changes, or that
-    the backend has no notifications.
+    ``changes`` reports changes that other programs make in our table; None means that no caller watches for changes of other
+    programs, or that the backend has no notifications.
     """
 
     backend: Backend
@@ -278,7 +278,7 @@ class BackendDrivers(NamedTuple):
         on_late_end: Callable[[], None] = lambda: None,
         listen: bool = False,
     ) -> Self:
-        """Open the drivers in the network namespace of the calling thread; only this thread may use them.
+        """Open the drivers in the network namespace of the calling thread; only the calling thread may use the drivers.
 
         ``listen`` means that the caller watches ``changes`` of nftables.
         ``patience_s`` and ``on_late_end`` have the same meaning as in ``RulesDriver``.

@@ -5,11 +5,11 @@ import os
 
 
 class KernelError(Exception):
-    """The kernel, or a program that configures the kernel, refused a request or could not be read.
+    """The kernel, or a program that configures the kernel, refused a request, or its state could not be read.
 
-    ``action`` is what was attempted (``iptables-restore``, ``read net/ipv4/ip_forward``). ``errno`` is the kernel's error number,
-    or 0 if the kernel gave no number. ``detail`` is one line for the operator; if it is empty, it is replaced by the text of the
-    error number.
+    ``action`` is the failed attempt, such as ``iptables-restore`` or ``read net/ipv4/ip_forward``. ``errno`` is the kernel's
+    error number, or 0 if the kernel gave no number. ``detail`` is one line for the operator; if no detail is given, the text of
+    the error number replaces it.
     """
 
     def __init__(self, *, action: str, errno: int = 0, detail: str = "") -> None:
@@ -20,9 +20,9 @@ class KernelError(Exception):
 
 
 class Tolerated(contextlib.AbstractContextManager[None]):
-    """If an error with one of these numbers occurs in the ``with`` block, it only ends the block.
+    """A context manager that ends its ``with`` block silently if a ``KernelError`` with one of these numbers occurs in the block.
 
-    The context manager is meant for objects that may be absent.
+    The context manager is meant for work on kernel objects that may be absent.
     """
 
     def __init__(self, *numbers: int) -> None:

@@ -1,7 +1,7 @@
-"""Netlink messages as bytes: templates encode messages; attribute walks and fixed layouts decode them.
+"""Netlink messages as bytes: templates encode messages, and attribute walks and fixed layouts decode messages.
 
-The message format comes from pyroute2: a template is compiled from bytes that a message class of pyroute2 has encoded.
-pyroute2's own encoder takes 300 µs for a message that the kernel handles in 2 µs.
+The message format comes from pyroute2: a template is compiled from bytes that a message class of pyroute2 has encoded. Templates
+exist because pyroute2's own encoder takes 300 µs for a message that the kernel handles in 2 µs.
 """
 
 import errno
@@ -30,7 +30,7 @@ _NETFILTER = struct.Struct(">BBH")
 Sample = tuple[Any, Any]
 """Two values of one field, as pyroute2 takes them, that differ in every byte."""
 ADDRESSES: Mapping[Family, Sample] = {
-    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample value
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - the address is only a sample value
     Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
 }
 """Samples of a field that holds an address."""
@@ -41,16 +41,16 @@ class Template:
 
     ``build`` takes one keyword argument for each field, and returns the encoded message. A template is compiled by calling
     ``build`` with two different values for each field, which shows where the field is in the message. ``encode`` takes the values
-    for the placeholders as bytes, in the order of the fields' names; for a whole message, ``nlmsg_seq`` (4 bytes, host byte
-    order) comes first. ``encode`` takes 0.3 µs and checks no lengths: if a value has the wrong length, the kernel cuts off the
-    message without an error.
+    for the placeholders as bytes, in the order of the fields' names; in a template for a whole message, the first value is
+    ``nlmsg_seq`` (4 bytes, host byte order). ``encode`` takes 0.3 µs and checks no lengths: if a value has the wrong length, the
+    kernel cuts off the message without an error.
 
     ``size`` is the length of an encoded message in bytes.
 
-    Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
+    ``encode`` uses bytes formatting, which is as fast as a generated ``struct`` call and needs no generated code.
 
     Raises:
-        ValueError: a field has no fixed position, or its position is before that of the field that precedes it in ``samples``.
+        ValueError: a field has no fixed position, or the fields have another order in the message than in ``samples``.
     """
 
     __slots__ = ("encode", "size")
@@ -82,12 +82,12 @@ def encode(message: Any, kind: int, flags: int) -> bytes:
 
 
 def numbered(data: bytes, sequence: bytes) -> bytes:
-    """The message with its sequence number replaced by this number."""
+    """A copy of the message with this sequence number."""
     return data[:SEQUENCE_OFFSET] + sequence + data[SEQUENCE_OFFSET + 4 :]
 
 
 def attribute(number: int, payload: bytes) -> bytes:
-    """An attribute with this payload, padded to the alignment."""
+    """An attribute with this payload, which is padded to the alignment of netlink."""
     return _ATTRIBUTE.pack(4 + len(payload), number) + payload + bytes(-len(payload) & 3)
 
 
@@ -130,10 +130,10 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:
 
 
 def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, payload start and payload end of each attribute from ``start`` to ``end``, up to the first malformed attribute."""
+    """Number, payload start and payload end of each attribute in ``start`` to ``end``, up to the first malformed attribute."""
     while start + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, start)
-        if length < 4 or start + length > end:  # noqa: PLR2004 - the header's length
+        if length < 4 or start + length > end:  # noqa: PLR2004 - an attribute's header has 4 bytes
             return
         yield kind & KIND_MASK, start + 4, start + length
         start += (length + 3) & ~3
@@ -142,7 +142,7 @@ def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
     """The payloads of the attributes between ``start`` and ``end``, by attribute number.
 
-    If several attributes have the same number, the last of them counts.
+    If several attributes have the same number, the last of these attributes counts.
     """
     return {kind: (first, last) for kind, first, last in walk(data, start, end)}
 
@@ -150,7 +150,7 @@ def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
 class Attributes:
     """The attributes of a message or of a nested attribute, by attribute number.
 
-    If several attributes have the same number, the last of them counts.
+    If several attributes have the same number, the last of these attributes counts.
 
     Reading an absent attribute raises KeyError if no default is given.
     """
@@ -197,7 +197,10 @@ class Field(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """The positions of the fields in messages of one length. ``pick`` sorts the unpacked values into the order of the fields."""
+    """The positions of the fields in messages of one length.
+
+    ``pick`` puts the unpacked values into the order of the layout's fields.
+    """
 
     values: struct.Struct
     pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]

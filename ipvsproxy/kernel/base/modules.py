@@ -1,4 +1,4 @@
-"""Finds kernel modules by the files of this host. No function of this file loads a module."""
+"""Finds out about kernel modules by reading files of this host. No function of this file loads a module."""
 
 import enum
 import os
@@ -23,7 +23,7 @@ class ModuleState(enum.StrEnum):
 
 
 def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleState:
-    """The state of this kernel module. Reading the state does not load the module."""
+    """The state of this kernel module. Reading the state of a module does not load the module."""
     if (root / "sys/module" / name).exists():
         return ModuleState.LOADED
     directory = root / "lib/modules" / os.uname().release
@@ -40,9 +40,8 @@ def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleSta
 def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
     """Whether the kernel may have tables of nf_tables.
 
-    If the answer is no, do not send a query to nf_tables: the query would load the module, or would start modprobe in vain.
-
-    If the files of the host's modules are not visible, the answer is yes until ``note_no_nf_tables`` is called, and yes again as
+    If the result is false, do not send a query to nf_tables: the query would load the module, or would start modprobe in vain. If
+    the files of the host's modules are not visible, the result is true until ``note_no_nf_tables`` is called, and true again as
     soon as the module appears.
     """
     state = module_state(_NF_TABLES, root)
@@ -50,7 +49,7 @@ def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
 
 
 def note_no_nf_tables() -> None:
-    """Note that the kernel has no nf_tables: it answered EINVAL, because no module has registered nf_tables with netlink."""
+    """Record that the kernel has no nf_tables: its answer was EINVAL, because no module has registered nf_tables with netlink."""
     _REFUSED.set()
 
 

@@ -1,17 +1,17 @@
 """A netlink socket for dumps and for requests in large numbers.
 
 Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and produces the next part of a dump at each
-``recv``. Therefore an answer either can be received at once or is lost.
+``recv``. Therefore each answer either can be received at once or is lost.
 
-Rule 2: the answer to a failed message has the sequence number of that message, even if the message does not request an
+Rule 2: the kernel answers a failed message with the sequence number of the message, even if the message does not request an
 acknowledgement. After a failed message, the kernel continues with the next message. Therefore only the last message of a chunk
 requests an acknowledgement, which proves that all messages of the chunk were handled.
 
-Rule 3: a socket that has lost an answer is closed. Otherwise a late answer in the socket's queue could be mistaken for the answer
+Rule 3: a socket that has lost an answer is closed, because a late answer in the socket's queue could be mistaken for the answer
 to a later request.
 
-The sockets are Python's, not pyroute2's: each socket of pyroute2 starts an event loop, and stops working for good after an
-overrun.
+This module uses Python's sockets instead of pyroute2's: each socket of pyroute2 starts an event loop, and does not work any more
+after an overrun.
 """
 
 import contextlib
@@ -61,11 +61,11 @@ EXCLUSIVE = 0x200
 _DUMP_INTERRUPTED = 0x10
 _ERROR = 2
 _DONE = 3
-_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; Python's socket module has neither of these two constants
+_SO_SNDBUFFORCE = 32  # from include/uapi/asm-generic/socket.h, because Python's socket module lacks this constant and the next
 _SO_RCVBUFFORCE = 33
 _SOL_NETLINK = 270
 _CAP_ACK = 10
-_REPLY_COST = 1024  # bytes of receive buffer for one error reply: 768 and a reserve
+_REPLY_COST = 1024  # bytes of receive buffer for one error reply: 768 bytes and a reserve
 _INTEGER = struct.Struct("=i")
 _SEQUENCE = struct.Struct("=I")
 _SEQUENCE_END = 1 << 32
@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 class Socket(Protocol):
-    """The methods of a socket that this module uses."""
+    """The part of a socket's interface that this module uses."""
 
     def send(self, data: bytes, /) -> int:
         """Send messages to the kernel."""
@@ -97,7 +97,7 @@ class Socket(Protocol):
 
 
 class Reply(NamedTuple):
-    """One message of a dump. The message's payload, which follows the netlink header, is ``data`` from ``start`` to ``end``."""
+    """One message of a dump. ``data`` from ``start`` to ``end`` is the message's payload, which follows the netlink header."""
 
     data: bytes
     start: int
@@ -105,7 +105,7 @@ class Reply(NamedTuple):
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket in the network namespace of the calling thread, with the largest buffers that this process is allowed to set."""
+    """A netlink socket in the network namespace of the calling thread, with the largest buffers that this process may set."""
     opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     opened.setblocking(False)
     for forced, usual in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
@@ -119,7 +119,7 @@ def open_socket(protocol: int) -> socket.socket:
 
 
 def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable[[int], socket.socket]:
-    """Opens sockets as ``connect`` does, and records each socket's port ID: changes through these sockets are our own."""
+    """A function that opens sockets as ``connect`` does, and records each socket's port ID, which marks a change as our own."""
 
     def connect_and_note(protocol: int) -> socket.socket:
         opened = connect(protocol)
@@ -132,7 +132,7 @@ def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable
 class Channel:
     """Requests and dumps over one netlink protocol. Only the thread that creates this object may use it.
 
-    ``connect`` opens a socket for the protocol; it is called again after a socket has been closed because of rule 3.
+    ``connect`` opens a socket for the protocol; after a socket has been closed because of rule 3, ``connect`` is called again.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class Channel:
 
     @property
     def limit(self) -> int:
-        """The largest number of messages for ``run``: if all of them fail, their answers still fit into the receive buffer."""
-        with contextlib.suppress(KernelError):  # ``run`` will report this error
+        """The largest number of messages for ``run``: even if every message fails, all answers fit into the receive buffer."""
+        with contextlib.suppress(KernelError):  # the receiving part of ``run`` will report this error
             self._open()
         return self._limit
 
@@ -182,7 +182,7 @@ class Channel:
         messages.
 
         Returns the error number of each failed message by the index of the message, in any order; ``UNANSWERED`` means that the
-        answer was lost. All messages that are not in the result have been applied.
+        answer was lost. Every message that is not in the result has been applied.
         """
         failed: dict[int, int] = {}
         first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
@@ -201,7 +201,7 @@ class Channel:
         return failed
 
     def run_all(self, messages: Sequence[bytes], at_once: int = CHUNK_LIMIT) -> dict[int, int]:
-        """Does the same as ``run`` for any number of messages, with at most ``at_once`` messages in one ``send``."""
+        """Sends any number of messages as ``run`` does, with at most ``at_once`` messages in one ``send``."""
         step = min(at_once, self.limit) if messages else 1
         runs = ((first, self.run(messages[first : first + step])) for first in range(0, len(messages), step))
         return {first + index: number for first, failed in runs for index, number in failed.items()}
@@ -209,12 +209,12 @@ class Channel:
     def do(self, request: bytes) -> int:
         """Have the kernel handle one message; the message may have any sequence number.
 
-        Returns 0 if the message succeeded, otherwise the error number or ``UNANSWERED``.
+        Returns 0 if the message succeeded; otherwise returns the error number, or ``UNANSWERED`` if the answer was lost.
         """
         return self.run([self._numbered(request)[0]]).get(0, 0)
 
     def ask(self, request: bytes, action: str) -> Reply:
-        """Send a request whose answer is a single message, and return this answer.
+        """Send a request, and return the single message with which the kernel answers.
 
         ``request`` may have any sequence number. ``action`` describes the request in error messages.
 
@@ -244,7 +244,7 @@ class Channel:
         ``request`` may have any sequence number. ``action`` describes the request in error messages.
 
         Raises:
-            KernelError: the kernel refused the request, or no attempt gave a complete and consistent dump.
+            KernelError: the kernel refused the request, or no attempt returned a complete and consistent dump.
         """
         return self.gather(request, action, lambda replies: replies)
 
@@ -267,7 +267,7 @@ class Channel:
                 number, detail = error.errno or 0, f"the dump broke off: {os.strerror(error.errno or 0)}"
                 lost += 1
                 continue
-            except KernelError:  # a refusal shows that answers arrive
+            except KernelError:  # an answer that refuses the request shows that answers arrive
                 self._loses_answers = False
                 raise
             self._loses_answers = False
@@ -280,7 +280,7 @@ class Channel:
     def dumping(self, request: bytes, action: str) -> Iterator[list[Reply]]:
         """A single attempt at a dump, returned in the parts in which the dump arrives.
 
-        The kernel's data may change during the dump.
+        The data that the kernel dumps may change during the dump.
 
         ``request`` and ``action`` have the same meaning as in ``dump``. This channel must not be used for anything else before
         the end of the dump.
@@ -313,7 +313,7 @@ class Channel:
         """Receive one datagram.
 
         Raises:
-            OSError: no datagram has arrived, datagrams were lost, or the datagram is truncated.
+            OSError: no datagram has arrived, a datagram was lost, or the received datagram is truncated.
         """
         size = self._open().recv_into(self._buffer, RECEIVE_SIZE, socket.MSG_TRUNC)
         if size > RECEIVE_SIZE:
@@ -370,7 +370,7 @@ class Channel:
 
 
 def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> bytes:
-    """A hash of a dump, without the first ``skip`` bytes of each payload, combined with other data (``beside``)."""
+    """A hash of the data in ``beside`` and of a dump without the first ``skip`` bytes of each payload."""
     hashed = hashlib.blake2b(repr(beside).encode(), digest_size=16)
     for data, start, end in replies:
         hashed.update(memoryview(data)[start + skip : end])
@@ -382,7 +382,7 @@ def parsing(action: str) -> Iterator[None]:
     """A context manager for parsing an answer that may be too short or may lack an attribute.
 
     Raises:
-        KernelError: the answer is too short, or an attribute is missing in it.
+        KernelError: the answer is too short, or the answer lacks an attribute.
     """
     try:
         yield
@@ -391,16 +391,16 @@ def parsing(action: str) -> Iterator[None]:
 
 
 def explain(number: int) -> str:
-    """The meaning of the error number of a failed message."""
+    """What the error number of a failed message means."""
     if number == UNANSWERED:
         return "the kernel's answer was lost, so this may or may not be in force"
     return os.strerror(number)
 
 
 def outcome(operation: Operation, number: int, expected: Collection[int] = (), reason: str = "") -> Outcome:
-    """The outcome of an operation whose message succeeded (0), failed with this error number, or was not answered.
+    """The outcome of an operation: ``number`` is 0 for success, an error number, or ``UNANSWERED``.
 
-    An ``expected`` number means that the object was unexpectedly present or absent. ``reason`` explains any other number.
+    A number in ``expected`` means that the object was unexpectedly present or absent. ``reason`` explains any other error number.
     """
     if number == 0 or number in expected:
         return Outcome(operation, surprise=number != 0)
@@ -428,4 +428,4 @@ def resolve_family(channel: Channel, name: str, module: str) -> int:
         raise
     with parsing(f"find {name}"):
         first, last = message.attributes(data, start + 4, end)[_FAMILY_ID]
-        return struct.unpack_from("=H", data[:last], first)[0]  # type: ignore[no-any-return]  # struct values are untyped
+        return struct.unpack_from("=H", data[:last], first)[0]  # type: ignore[no-any-return] # values from struct are untyped

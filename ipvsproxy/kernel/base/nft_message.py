@@ -60,9 +60,9 @@ _BEGIN, _END = 16, 17
 NFTA_GEN_ID = 1
 _APPEND = 0x800
 INET = 1  # NFPROTO_INET
-_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: how programs print it
-_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, the same number for tables and elements: programs print this text as a comment
-_LONG_TEXT, _FINGERPRINT = 0x69, 0x6A  # types of our own: programs ignore types of user data that they do not know
+_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN, for printing
+_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, the same number for tables and elements: programs print the text as a comment
+_LONG_TEXT, _FINGERPRINT = 0x69, 0x6A  # our private types: other programs ignore types of user data that they do not know
 NFTA_LIST_ELEM = 1
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2, 1, 2
@@ -79,7 +79,7 @@ class Message(NamedTuple):
     family: int = INET
 
     def numbered(self, sequence: int) -> bytes:
-        """This message, with this sequence number."""
+        """The bytes of this message with this sequence number."""
         return _whole(self.kind, self.payload, self.flags, self.family, sequence)
 
 
@@ -88,11 +88,11 @@ def _whole(kind: int, payload: bytes, flags: int = 0, family: int = INET, sequen
 
 
 def transaction(messages: Sequence[Message], first: int, generation: int | None = None) -> list[bytes]:
-    """Messages that the kernel applies either all or not at all, to be sent by one ``Channel.run``.
+    """The messages of a transaction, which the kernel applies either completely or not at all; send them by one ``Channel.run``.
 
-    The result begins with the message that starts the transaction. The message that ends the transaction is appended to the last
-    message, because kernels before 6.10 do not acknowledge the end message. Sequence numbers count up from ``first``. If
-    ``generation`` is given and the kernel's generation has changed by then, the kernel refuses the transaction with ``STALE``.
+    The result begins with the message that starts the transaction. The end of the transaction is appended to the last message,
+    because kernels before 6.10 do not acknowledge the end as a separate message. Sequence numbers count up from ``first``. If
+    ``generation`` is given and is not the kernel's generation any more, the kernel refuses the transaction with ``STALE``.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin, end = (
@@ -105,9 +105,9 @@ def transaction(messages: Sequence[Message], first: int, generation: int | None 
 
 
 def run(channel: netlink.Channel, messages: Sequence[Message], generation: int | None = None) -> dict[int, int]:
-    """Have the kernel apply messages either all or not at all.
+    """Have the kernel apply messages as one transaction, either completely or not at all.
 
-    Returns the error number of each refused message by the index of the message; the index -1 means the transaction as a whole.
+    Returns the error number of each refused message by the index of the message; index -1 stands for the transaction as a whole.
     An empty result means that all messages have been applied.
     """
     sequences = channel.reserve(len(messages) + 2)
@@ -121,10 +121,11 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
 def run_while_stale(
     channel: netlink.Channel, make: Callable[[], tuple[Sequence[Message], int | None]], *, insists: bool = False
 ) -> dict[int, int]:
-    """Run the messages that ``make`` returns with the generation in which they were made; return the same as ``run``.
+    """Run the messages that ``make`` returns, for the generation that ``make`` names; return the same as ``run``.
 
-    If other programs change tables meanwhile, the messages are made and run again, ``ATTEMPTS`` times in all. With ``insists``,
-    the last attempt names no generation, so it succeeds even if other programs change tables all the time. No messages succeed.
+    If other programs change tables meanwhile, the messages are made and run again, in at most ``ATTEMPTS`` attempts. With
+    ``insists``, the last attempt names no generation, so the attempt succeeds even if other programs change tables all the time.
+    No messages succeed.
     """
     for attempt in range(ATTEMPTS):
         messages, generation = make()
@@ -136,7 +137,7 @@ def run_while_stale(
 
 
 def trial(family: int, table: str) -> list[Message]:
-    """Creates a table with a chain, then makes a removal that the kernel refuses (ENOENT), so that nothing remains."""
+    """Creates a table with a chain, then requests a removal that the kernel refuses (ENOENT), so that nothing remains."""
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
         Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
@@ -146,7 +147,7 @@ def trial(family: int, table: str) -> list[Message]:
 
 
 def table() -> Message:
-    """Creates our table; if the table exists but is dormant, makes it active."""
+    """Creates our table, or makes the existing table active if it is dormant."""
     return Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
@@ -156,7 +157,7 @@ def table_removal(name: str = TABLE, family: int = INET) -> Message:
 
 
 def chain(name: str, place: BaseChain | None = None) -> Message:
-    """Creates a chain if it does not exist yet; an existing chain is not changed."""
+    """Creates a chain unless the chain exists; an existing chain is not changed."""
     payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
     if place is not None:
         number = integer(NFTA_HOOK_HOOKNUM, HOOKS.index(place.hook))
@@ -176,9 +177,10 @@ def flushing(name: str) -> Message:
 
 
 def rule(name: str, expressions: Sequence[bytes], carried: str, fingerprint: bytes = b"") -> Message:
-    """Appends a rule to a chain. The rule carries a text, and a fingerprint of ``FINGERPRINT_SIZE`` bytes or none.
+    """Appends a rule to a chain.
 
-    If the text of the rule is short enough for a comment, programs such as nft print it as the rule's comment.
+    The rule carries a text and, unless ``fingerprint`` is empty, a fingerprint of ``FINGERPRINT_SIZE`` bytes. If the text of the
+    rule is short enough for a comment, programs such as nft print it as the rule's comment.
     """
     marked = bytes((_FINGERPRINT, len(fingerprint))) + fingerprint if fingerprint else b""
     return rule_again(name, b"".join(expressions), _user_data(carried) + marked)
@@ -203,7 +205,7 @@ def read(part: netlink.Reply) -> message.Attributes:
 
 
 def text_of(user_data: bytes) -> str:
-    """The text in the user data of a rule, a table or an element; empty if there is no such text."""
+    """The text in the user data of a rule, a table or an element; empty if the user data has no text."""
     return _value(user_data, _COMMENT, _LONG_TEXT).split(b"\0", 1)[0].decode(errors="replace")
 
 
@@ -213,7 +215,7 @@ def fingerprint_of(user_data: bytes) -> bytes:
 
 
 def _value(user_data: bytes, *kinds: int) -> bytes:
-    while len(user_data) > 2:  # noqa: PLR2004 - the lengths of type and length
+    while len(user_data) > 2:  # noqa: PLR2004 - each item has a byte for its type and a byte for its length
         kind, length = user_data[:2]
         if kind in kinds:
             return user_data[2 : 2 + length]
@@ -222,10 +224,10 @@ def _value(user_data: bytes, *kinds: int) -> bytes:
 
 
 class SetShape(NamedTuple):
-    """The parameters of a set: type and length of its keys and, if it is a map, of its values.
+    """The parameters of a set: the type and length of its keys and, if the set is a map, of its values.
 
-    The types are numbers that only the program ``nft`` interprets and that the kernel only stores: six bits for each field of a
-    key. ``is_plain`` means that the set has no flag except possibly the map flag, and has no size limit.
+    A type is a number with six bits for each field of a key, which the program ``nft`` interprets and the kernel only stores.
+    ``is_plain`` means that the set has no flag except possibly the map flag, and has no size limit.
     """
 
     key_type: int
@@ -240,7 +242,10 @@ def _set(name: str) -> bytes:
 
 
 def new_set(name: str, shape: SetShape, number: int) -> Message:
-    """Creates a set. The message fails if a set of that name exists. Each set of a transaction needs a different ``number``."""
+    """Creates a set.
+
+    Creating a set fails if a set with the same name exists. Each set that a transaction creates needs a different ``number``.
+    """
     payload = _set(name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
     payload += integer(NFTA_SET_KEY_TYPE, shape.key_type) + integer(NFTA_SET_KEY_LEN, shape.key_length)
     if shape.data_length:
@@ -250,7 +255,7 @@ def new_set(name: str, shape: SetShape, number: int) -> Message:
 
 
 def set_removal(name: str) -> Message:
-    """Removes a set and its elements; no rule may use the set."""
+    """Removes a set and its elements; the removal fails while a rule uses the set."""
     return Message(NFT_MSG_DELSET, 0, _set(name))
 
 
@@ -262,7 +267,7 @@ def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
 
 
 def element_for_all_others() -> bytes:
-    """The element that matches all keys that are not in its set (NFT_SET_ELEM_CATCHALL), for its removal."""
+    """The catch-all element (NFT_SET_ELEM_CATCHALL), which matches every key that is not in its set; only used to remove it."""
     return nested(NFTA_LIST_ELEM, integer(NFTA_SET_ELEM_FLAGS, _FOR_ALL_OTHERS))
 
 
@@ -272,17 +277,17 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
 
 
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
-    """Adds elements to a set, or removes elements from it; the elements may have at most ``ELEMENTS_LIMIT`` bytes.
+    """Adds elements to a set, or removes elements from the set; all elements together may have at most ``ELEMENTS_LIMIT`` bytes.
 
     If ``is_exclusive`` is false, adding an element that is already present with the same data succeeds, and the element keeps its
-    old comment. Removing an absent element fails.
+    old comment. Removing an element that is absent fails.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
     return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))
 
 
 def is_for_all_others(found: message.Attributes) -> bool:
-    """Whether an element matches all keys that are not in its set, and therefore has no key."""
+    """Whether an element is the catch-all element of its set, which has no key."""
     return bool(found.number(NFTA_SET_ELEM_FLAGS, 0) & _FOR_ALL_OTHERS)
 
 
@@ -290,7 +295,7 @@ def read_element(found: message.Attributes) -> tuple[bytes, bytes, str]:
     """The key, the mapped value and the comment of an element.
 
     Raises:
-        KeyError: the element has no key.
+        KeyError: the element has no key, as a catch-all element.
     """
     key = found.inside(NFTA_SET_ELEM_KEY).payload(NFTA_DATA_VALUE)
     mapped = found.inside(NFTA_SET_ELEM_DATA).payload(NFTA_DATA_VALUE, b"")
@@ -341,7 +346,7 @@ def generation(channel: netlink.Channel) -> int:
     """The number of the current generation, which changes with every change to any table in this network namespace.
 
     Raises:
-        KernelError: the kernel has no nf_tables (EINVAL), or it did not answer.
+        KernelError: the kernel has no nf_tables (EINVAL), or the kernel did not answer.
     """
     action = "read the generation of nf_tables"
     answer = channel.ask(_whole(NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
@@ -350,7 +355,7 @@ def generation(channel: netlink.Channel) -> int:
 
 
 def explain(number: int) -> str:
-    """The meaning of an error number that a transaction returned."""
+    """What an error number from a transaction means."""
     return _MEANINGS.get(number) or netlink.explain(number)
 
 

@@ -1,7 +1,7 @@
-"""Imports single modules of a package without executing the package, which would import all of its modules.
+"""Imports single modules of a package; the package itself is not executed, because its code would import all of its modules.
 
-The package can be in ``sys.modules`` without having been executed. Each module of such a package can then be imported on its own,
-in the usual manner.
+A package can be in ``sys.modules`` although its code has not been executed. Each of its modules can then be imported in the usual
+manner.
 """
 
 import importlib
@@ -11,24 +11,23 @@ from types import ModuleType
 
 
 class _Deferred(ModuleType):
-    """A package in ``sys.modules`` that is executed only when an attribute is accessed that the package does not have yet."""
+    """A package in ``sys.modules`` whose code is executed only if an attribute is accessed that the package does not have yet."""
 
     def __getattr__(self, name: str) -> object:
-        self.__class__ = ModuleType  # type: ignore[assignment]  # the package is an ordinary module from now on
+        self.__class__ = ModuleType  # type: ignore[assignment] # from now on, the package is an ordinary module
         if self.__spec__ and self.__spec__.loader:
             self.__spec__.loader.exec_module(self)
         return getattr(self, name)
 
 
 def defer(package: str, *modules: str) -> ModuleType:
-    """Put a package into ``sys.modules`` without executing it; it is executed only when that becomes necessary.
+    """Put a package into ``sys.modules``; the package's code is executed only when necessary.
 
-    If the package is already in ``sys.modules``, it is not changed.
-
-    ``modules`` are imported at once, because other modules of the package import them by ``from package import module``.
+    A package that is already in ``sys.modules`` is not changed. ``modules`` are imported at once, because other modules of the
+    package import them by ``from package import module``.
 
     Raises:
-        ModuleNotFoundError: the package does not exist, or the package does not have one of the modules.
+        ModuleNotFoundError: the package, or one of the modules, does not exist.
     """
     if package not in sys.modules:
         spec = importlib.util.find_spec(package)
@@ -39,7 +38,7 @@ def defer(package: str, *modules: str) -> ModuleType:
         sys.modules[package] = module
         parent, _, name = package.rpartition(".")
         if parent:
-            setattr(sys.modules[parent], name, module)  # an import does the same
+            setattr(sys.modules[parent], name, module)  # an import statement sets the same attribute
     for name in modules:
         importlib.import_module(f"{package}.{name}")
     return sys.modules[package]

@@ -20,8 +20,8 @@ from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEn
 class ObservedSet(NamedTuple):
     """An observed set.
 
-    A set of ports has neither a family nor a capacity: its ``family`` is None and its ``capacity`` (``maxelem``) is 0.
-    If the set ``differs_from`` our set of the same name, ``entries`` is empty.
+    For a set of ports, ``family`` is None and ``capacity`` (``maxelem``) is 0. If a set ``differs_from`` our set with the same
+    name, ``entries`` is empty.
     """
 
     type: str
@@ -30,7 +30,7 @@ class ObservedSet(NamedTuple):
     entries: AbstractSet[SetEntry]
 
     def differs_from(self, ip_set: IpSet) -> str:
-        """How the parameters of this set differ from the parameters of our set; empty if they are equal."""
+        """How the parameters of this set differ from the parameters of our set; empty if the parameters are equal."""
         ours = parameters(ip_set)
         # Our sets may have been enlarged, so a larger capacity is no difference.
         theirs = (self.type, self.family, min(self.capacity, ours[2]))
@@ -45,9 +45,9 @@ class EncodedEntry(NamedTuple):
 
 
 class SetsDriver(abc.ABC):
-    """Reads and writes sets in the network namespace of the thread that creates this object. Only that thread may use the object.
+    """Reads and writes sets in the network namespace of the thread that creates this object.
 
-    The driver handles only the sets in ``IP_SETS``.
+    Only the creating thread may use the object. The driver handles only the sets in ``IP_SETS``.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -60,26 +60,27 @@ class SetsDriver(abc.ABC):
         self._channel.close()
 
     def observe(self, names: Collection[str]) -> dict[str, ObservedSet]:
-        """The named sets, as far as they exist, with their entries.
+        """The named sets with their entries; sets that do not exist are left out.
 
         Raises:
             KernelError: a set could not be read.
         """
-        self.forget()  # the next ``observe_changed`` must return every set
+        self.forget()  # the next call of ``observe_changed`` must return every set
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Make the next call of ``observe_changed`` return every set."""
+        """Make the next call of ``observe_changed`` return every named set."""
         self._digests.clear()
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
-        """The named sets that have changed since the last call that returned them; None means that the set does not exist.
+        """The named sets that have changed since this method last returned them; None means that a set does not exist.
 
-        A set that this driver has written since then counts as changed. After a call of ``observe`` or ``forget``, every set
+        A set that this driver has written in the meantime counts as changed. After a call of ``observe`` or ``forget``, every set
         counts as changed.
 
         Raises:
-            KernelError: a set could not be read. The next call then returns at least the sets that this call would have returned.
+            KernelError: a set could not be read. After an error, the next call returns at least the sets that this call would
+                have returned.
         """
         changed: dict[str, ObservedSet | None] = {}
         digests: dict[str, bytes] = {}
@@ -93,12 +94,12 @@ class SetsDriver(abc.ABC):
                 changed[name] = self._read(name, parts)
                 digests[name] = digest
         for name in changed:
-            self._digests.pop(name, None)  # an absent set counts as changed when it exists again
+            self._digests.pop(name, None)  # an absent set counts as changed as soon as the set exists again
         self._digests |= digests
         return changed
 
     def has_copy(self) -> bool:
-        """Whether a ``SetCopy`` exists, left by a process that was killed while it was enlarging a set.
+        """Whether a ``SetCopy`` exists, because a process was killed while it was enlarging a set.
 
         Raises:
             KernelError: the copy could not be read.
@@ -106,18 +107,16 @@ class SetsDriver(abc.ABC):
         return False
 
     def written(self, operations: Iterable[Operation]) -> None:
-        """Note that these operations are being sent to the kernel, so that the sets concerned count as changed."""
+        """Record that these operations are sent to the kernel, so that their sets count as changed."""
         for _, item in operations:
             self._digests.pop(item.set if isinstance(item, SetEntries) else item.name if isinstance(item, IpSet) else "", None)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the given order.
+        """Create and destroy sets, destroy a ``SetCopy``, and add and remove entries, in the given order.
 
-        Repeating an operation is no error.
-
-        Consecutive operations with the same set and verb share messages. If the kernel refuses an entry, all other entries are
-        applied nevertheless. Outcomes have the order of the operations. An operation on several entries has a single outcome if
-        all of them were added; otherwise it has one outcome for each entry.
+        It is not an error to repeat an operation. Consecutive operations with the same set and verb share messages. If the kernel
+        refuses an entry, all other entries are applied nevertheless. The outcomes have the same order as the operations. An
+        operation on several entries has a single outcome if all entries succeeded; otherwise each entry has a separate outcome.
         """
         self.written(operations)
         results: list[Outcome] = []
@@ -161,7 +160,7 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _create(self, ip_set: IpSet) -> int:
-        """Create a set. Returns 0, or an error number: EEXIST if a set of its name exists. Raises KernelError."""
+        """Create a set. Returns 0, or an error number: EEXIST if a set with the same name exists. Raises KernelError."""
 
     @abc.abstractmethod
     def _destroy(self, name: str) -> int:
@@ -169,22 +168,22 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _explain(self, number: int, set_type: SetType | None) -> str:
-        """The meaning of an error number."""
+        """What an error number means."""
 
     @abc.abstractmethod
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         """Add and remove entries.
 
-        Returns the outcomes of entries that failed, or that were unexpectedly present or absent; the keys are operations on
-        single entries.
+        Returns the outcomes of entries that failed, or that were unexpectedly present or absent; each key is an operation on a
+        single entry.
         """
 
 
 class EntryBatch(abc.ABC):
     """Set entries to be sent together, and their outcomes.
 
-    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; its keys are operations on
-    single entries.
+    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; each key of ``reported`` is
+    an operation on a single entry.
     """
 
     def __init__(self, channel: netlink.Channel) -> None:
@@ -193,7 +192,7 @@ class EntryBatch(abc.ABC):
 
     @abc.abstractmethod
     def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Add entries of one set to this batch."""
+        """Add operations with this verb on entries of one set to this batch."""
 
     @abc.abstractmethod
     def flush(self) -> None:
@@ -207,7 +206,7 @@ class EntryBatch(abc.ABC):
         return self.reported
 
     def encoded(self, verb: Verb, entries: Iterable[SetEntry], encode: Callable[[SetEntry], bytes]) -> list[EncodedEntry]:
-        """The entries with their bytes. An entry that cannot be encoded is reported as failed, and left out."""
+        """The entries together with their encoded bytes. An entry that cannot be encoded is reported as failed, and left out."""
         encoded: list[EncodedEntry] = []
         for entry in entries:
             try:

@@ -21,8 +21,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: int) -> socket.socket:
     """A socket that receives the notifications of some groups, in the network namespace of the calling thread.
 
-    ``protocol`` is a netlink family, ``groups`` are the numbers of its multicast groups, and ``receive_buffer`` is the size of
-    the notification queue in bytes.
+    ``protocol`` is a netlink family, ``groups`` are numbers of multicast groups of that family, and ``receive_buffer`` is the
+    size of the notification queue in bytes.
 
     Raises:
         OSError: the kernel refused to create or configure the socket.
@@ -30,7 +30,7 @@ def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: in
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     try:
         made.setblocking(False)
-        with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN, the default size has to suffice
+        with contextlib.suppress(PermissionError):  # a process without CAP_NET_ADMIN has to use the default size
             made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_buffer)
         made.bind((0, 0))
         for group in groups:
@@ -42,9 +42,10 @@ def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: in
 
 
 def ask(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
-    """The answer to a query by ``getsockopt``: the same buffer holds the query and then the kernel's answer.
+    """The answer to a query by ``getsockopt``.
 
-    The answer cannot be longer than the query. ``action`` describes the query in error messages.
+    The answer cannot be longer than the query, because the kernel writes the answer into the buffer of the query. ``action``
+    describes the query in error messages.
 
     Raises:
         KernelError: the kernel refused the query.
