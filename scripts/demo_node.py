@@ -206,7 +206,8 @@ def _abridge(seen: lab.Result) -> str:
 def main(mailbox: pathlib.Path | None = None) -> int:
     """Run the demo, and return the exit status.
 
-    If a directory for requests for the page is given, the node continues to run before the demo ends.
+    If there is a directory for requests for the page, the node continues to run after the last check until the user ends the
+    demo.
     """
     begin = time.monotonic()
     screen = Screen()
@@ -340,7 +341,7 @@ def _run(line: str) -> str:
     """Returns the output of a command line, which is stopped after one minute. The node is the namespace of this process."""
     environment = {**os.environ, "PATH": f"{pathlib.Path('.venv/bin').absolute()}:{os.environ['PATH']}"}
     command = ["timeout", "60", "bash", "-c", line]
-    # Not by the lab's agent: that would stop the clients until the command has ended.
+    # The lab's agent does not run the command, because the clients would stop until the command has ended.
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )

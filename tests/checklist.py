@@ -146,11 +146,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{number:3} {title}", *(tests or ["(no test)"]), sep="\n      ")  # noqa: T201 - output for a person
     missing = [number for number in CASES if not collector.tests[number]]
     unknown = {number: tests for number, tests in collector.tests.items() if number not in CASES}
-    print(f"{len(CASES) - len(missing)} of {len(CASES)} cases have a test; missing:", *(missing or ("none",)))  # noqa: T201 - as above
+    print(f"{len(CASES) - len(missing)} of {len(CASES)} cases have a test; missing:", *(missing or ("none",)))  # noqa: T201 - output for a person
     for number, names in unknown.items():
-        print(f"there is no case {number!r}:", *names)  # noqa: T201 - as above
+        print(f"there is no case {number!r}:", *names)  # noqa: T201 - output for a person
     for name in collector.errors:
-        print(f"could not be collected: {name}")  # noqa: T201 - as above
+        print(f"could not be collected: {name}")  # noqa: T201 - output for a person
     return 1 if missing or unknown or collector.errors else 0
 
 

@@ -30,7 +30,7 @@ class MemoryApi:
         self.first_byte_s = 0.0
         self.sent_lines = 0
         self._pages = pages
-        self._buffer = bytearray(b" ") * CHUNK_BYTES  # written, so that the memory is allocated
+        self._buffer = bytearray(b" ") * CHUNK_BYTES  # written once, so that the memory is really allocated
         self._watches: dict[str, asyncio.Queue[tuple[bytes, int] | asyncio.StreamReader]] = {
             kind: asyncio.Queue() for kind in workload.KINDS
         }
@@ -86,7 +86,7 @@ class Source:
         async def connect() -> AsyncIterator[reflector.ApiConnection]:
             yield api
 
-        importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has it in memory, too
+        importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has this module in memory, too
         pace = reflector.WatchPace(shortest_watch_s=86400, longest_watch_s=86400)
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, connect, _Silent(), pace)
@@ -104,7 +104,7 @@ class Source:
         return "API server in memory"
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """Returns None, because no viewer has opened the page."""
+        """Returns no targets, because no viewer opens the page."""
         del service
         return {}
 

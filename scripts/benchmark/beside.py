@@ -60,7 +60,7 @@ class Size(NamedTuple):
 
 
 def run(command: str, services: int, endpoints: int, places: outside.Places | None = None, **others: float) -> Figures:
-    """Measure ``command`` (empty: ipvsproxy) with a cluster of this size; ``others`` are fields of ``Size``.
+    """Measure ``command``, or ipvsproxy if it is empty, with a cluster of this size; ``others`` are fields of ``Size``.
 
     Raises:
         RuntimeError: the process has ended, or a phase was not finished in time.
@@ -137,7 +137,7 @@ class _Replaced(NamedTuple):
 
 
 class Cluster:
-    """The objects of the API server: Services with one EndpointSlice each, and later one Service with many slices."""
+    """The objects of the API server, namely Services with one EndpointSlice each, and later one Service with many slices."""
 
     def __init__(self, server: ApiServer, size: Size) -> None:
         self._server = server
@@ -271,7 +271,7 @@ class _Measured:
         def is_over(table: str) -> bool:
             now_s, at_work = time.perf_counter(), outside.serving(table)
             latencies_s.extend(now_s - made_s.pop(address) for address in made_s.keys() & at_work)
-            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # or raises the error of the task
+            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # raises if the task failed
 
         try:
             await self._proxy.until(is_over, STORM_POLL_S)

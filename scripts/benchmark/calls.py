@@ -36,22 +36,22 @@ class CountedSocket:
         self._make = make
 
     def send(self, data: bytes, /) -> int:
-        """The method of the same name of a socket, counted."""
+        """Calls the socket's method of the same name, and counts the call."""
         sent: int = self._make(SENDS, self._opened.send, data)
         return sent
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
-        """The method of the same name of a socket, counted."""
+        """Calls the socket's method of the same name, and counts the call."""
         size: int = self._make(RECEIVES, self._opened.recv_into, buffer, nbytes, flags)
         return size
 
     def getsockopt(self, level: int, option: int, /) -> int:
-        """The method of the same name of a socket, counted."""
+        """Calls the socket's method of the same name, and counts the call."""
         value: int = self._make(QUESTIONS, self._opened.getsockopt, level, option)
         return value
 
     def close(self) -> None:
-        """The method of the same name of a socket, counted."""
+        """Calls the socket's method of the same name, and counts the call."""
         self._opened.close()
 
 
@@ -77,7 +77,7 @@ class _ListeningSocket:
 def cover(make: Make, counts: Counter[str]) -> None:
     """Route the calls of each new channel, and each query, through ``make``, and count the calls of listening sockets."""
     netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to observe its calls
-    notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # likewise
+    notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # to count
     sockets._libc.getsockopt = functools.partial(make, QUESTIONS, sockets._libc.getsockopt)
 
 

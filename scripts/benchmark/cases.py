@@ -109,7 +109,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     """
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
-    churn = "churn of 10 s" if quick else "churn"  # two names, because memory and backlog have less time to grow
+    churn = "churn of 10 s" if quick else "churn"  # another name, because memory and backlog have less time to grow
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
         *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # repeated, as a single short run says little
@@ -151,7 +151,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
             name=f"own {churn}", measurements=[_own_steady("churn", churn_s)], rows=functools.partial(_own_churn, f"own {churn}")
         ),
         Case(name="flows", measurements=[("flows", {"flows": FLOWS})], rows=_flows),
-        *(_tools(*size, quick=size[0] == 1_000) for size in (*SMALL, MAIN)),  # noqa: PLR2004 - ten thousand take a minute
+        *(_tools(*size, quick=size[0] == 1_000) for size in (*SMALL, MAIN)),  # noqa: PLR2004 - 10,000 Services take a minute
         *(_launch(*size, quick=size != MAIN) for size in (SMALL[-1], MAIN)),
         _viewer(),
         *(_beside(*size, kube_proxy) for size in SMALL if kube_proxy),
@@ -248,7 +248,7 @@ def _recording(size: Sequence[int | str]) -> str:
 
 
 def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
-    """Combine repeated measurements: takes the median of each figure separately, or another selection.
+    """Combine repeated measurements by the median of each figure, or by another selection.
 
     The median of ratios is not used: if the machine is slow for a second, it slows only one measurement of a pair, and a slow
     replay results in a good ratio.
@@ -489,7 +489,7 @@ def _of_nodes(name: str, found: Found) -> Iterator[Row]:
 def _annotations(repeats: int) -> Case:
     """Measures starts with and without annotations alternately.
 
-    The Services have no annotations, with the feature turned off and on, or have annotations.
+    The Services have no annotations while the feature is off and while it is on, and then each Service has annotations.
     """
     ignored, counted = ["--service-annotations=none"], ["--service-annotations=all"]
     sides = ((MAIN, ignored), (MAIN, counted), (ANNOTATED, counted))

@@ -39,7 +39,7 @@ def unmeasured(case: str) -> Row:
 
 
 def distribution(values_s: Sequence[float]) -> dict[str, float]:
-    """Percentiles of times, in milliseconds."""
+    """Percentiles of durations, in milliseconds."""
     ordered = sorted(values_s)
     return {
         "p50_ms": statistics.median(ordered) * 1e3,

@@ -4,9 +4,9 @@
 
 A measurement is a name of ``measure`` and its arguments. The argument ``pages`` is the number of Services, the number of
 endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a file. A measurement ``restart`` runs
-in the namespace of the previous measurement, in the state that the previous measurement left. A measurement that takes longer
-than ``limit_s`` is stopped. Then similar measurements, and measurements that need its recording, are not started. Each line of
-output is JSON: a result, ``error``, or ``stopped_s``, the time after which it was stopped.
+in the namespace and on the state that the previous measurement left. A measurement that takes longer than ``limit_s`` is stopped.
+Then similar measurements, and measurements that need its recording, are not started. Each line of output is JSON: a result,
+``error``, or ``stopped_s``, the time after which it was stopped.
 """
 
 import json
@@ -110,7 +110,7 @@ def rest() -> None:
     """Wait until the kernel's threads have cleaned up the previous namespace."""
     deadline_s = time.monotonic() + LONGEST_REST_S
     calm = 0
-    while calm < 2 and time.monotonic() < deadline_s:  # noqa: PLR2004 - once may be a coincidence
+    while calm < 2 and time.monotonic() < deadline_s:  # noqa: PLR2004 - one idle interval may be a coincidence
         before = processor_times()
         time.sleep(0.3)
         spent = [after - then for after, then in zip(processor_times(), before, strict=True)]

@@ -132,7 +132,7 @@ def tools(services: int, endpoints: int) -> Figures:
 
 
 def flows(flows: int) -> Figures:
-    """Clean up with a tenth of ``flows`` tracked, then with all of them.
+    """Measures a clean-up with a tenth of ``flows`` tracked, and then with all ``flows`` tracked.
 
     The memory figure is the largest growth of the process.
     """

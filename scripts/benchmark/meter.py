@@ -111,13 +111,13 @@ class Meter:
             (reader.KernelReader, "observe", "audit"),
         ):
             setattr(owner, function, self._timed_whole(getattr(owner, function), name))
-        netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # as above
-        netlink.Channel.gather = self._counted(  # type: ignore[method-assign]  # as above
+        netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # to count it
+        netlink.Channel.gather = self._counted(  # type: ignore[method-assign]  # to count it
             self._timed(netlink.Channel.gather, "dump"), "dumps"
         )
-        ipvs.IpvsDriver.refusal_with = self._asking(ipvs.IpvsDriver.refusal_with)  # type: ignore[method-assign]  # as above
+        ipvs.IpvsDriver.refusal_with = self._asking(ipvs.IpvsDriver.refusal_with)  # type: ignore[method-assign]  # to count it
         iptables_process.run = self._rules(iptables_process.run)
-        subprocess.Popen.__init__ = self._counted(  # type: ignore[method-assign]  # as above
+        subprocess.Popen.__init__ = self._counted(  # type: ignore[method-assign]  # to count it
             subprocess.Popen.__init__, "processes"
         )
         calls.cover(self._made, self.counts)

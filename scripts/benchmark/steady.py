@@ -162,7 +162,7 @@ class _Steady:
         return {**distribution(latencies_s), "messages": statistics.median(messages)}
 
     def _new_service(self, number: int) -> dict[str, bytes]:
-        """Watch lines that add a Service with this number and its EndpointSlice, by kind. Its endpoint is on another node."""
+        """Watch lines that add a Service with this number and its EndpointSlice, by kind. The endpoint is on another node."""
         self._version += 1
         pod = self._services * self._endpoints + 500_000 + number * workload.FEWEST_NODES + 1
         return {
@@ -183,7 +183,7 @@ class _Steady:
                 await asyncio.sleep(LATENCY_PERIOD_S)
                 self._meter.step(f"connection {number}")
                 connecting = asyncio.create_task(client.connect(workload.cluster_address(number)))
-                await asyncio.sleep(0)  # the client tries from now on
+                await asyncio.sleep(0)  # the client tries to connect from now on
                 began_s = time.perf_counter()
                 for kind, line in lines.items():
                     self._running.api.send(kind, line, 1)
@@ -266,7 +266,7 @@ class _Steady:
 
     async def polled(self) -> None:
         """Wait for the end of the poll that is due or running."""
-        while self._running.engine._reader.next_part_s <= time.monotonic():  # noqa: ASYNC110 - a look is no event
+        while self._running.engine._reader.next_part_s <= time.monotonic():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
 
     async def idle(self) -> Figures:
@@ -300,7 +300,7 @@ class _Steady:
 
     async def _nothing_read(self) -> None:
         """Wait for the end of the running audit or poll, which then sets the times of the next audit and poll."""
-        while self._running.engine._reader._reading:  # noqa: ASYNC110 - a look is no event
+        while self._running.engine._reader._reading:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
 
     async def _processor_share(self, seconds: float) -> float:

@@ -42,12 +42,12 @@ ON_DEMAND = (
     nft_numgen nft_limit nft_log nft_queue nft_hash nft_redir nft_objref xt_multiport xt_statistic xt_limit xt_nat
     xt_REDIRECT xt_LOG xt_NFLOG xt_CT xt_tcpudp xt_connmark xt_physdev iptable_mangle ip6table_mangle iptable_raw ip6table_raw
     xt_TCPMSS ipip ip6_tunnel
-""".split(),  # noqa: SIM905 - as above
+""".split(),  # noqa: SIM905 - a list of program names reads better as a paragraph
 )
 """What is loaded when a test needs it: by the kernel for rules, above all those of neighbours, and by a test for tunnels."""
 
 TOOLS = (
-    *"ip ipset ipvsadm nft conntrack sysctl mount umount sleep cat true sh bash".split(),  # noqa: SIM905 - as above
+    *"ip ipset ipvsadm nft conntrack sysctl mount umount sleep cat true sh bash".split(),  # noqa: SIM905 - a list of program names reads better as a paragraph
     *(
         f"{family}-{variant}{ending}"
         for family in ("iptables", "ip6tables")
@@ -69,7 +69,7 @@ def directory(command: list[str], mounts: list[str], iptables: str | None) -> It
     Args:
         command: the command and its arguments.
         mounts: lines of fstab, mounted before /run and /tmp are replaced.
-        iptables: the variant of iptables that the command gets; None means the one of the host.
+        iptables: the variant of iptables that the command gets; None means the host's variant.
 
     Raises:
         NoKernelError: the working directory would not be visible.
@@ -118,7 +118,7 @@ def private_directories(control: pathlib.Path) -> list[str]:
     lines = ["tmpfs /run tmpfs mode=755 0 0", f"{fstab(control)} {INSIDE} none bind,X-mount.mkdir 0 0"]
     inside = sorted({path for path in kept if path.is_relative_to("/tmp")})  # noqa: S108 - the path is only compared, not used
     outermost = [path for path in inside if not any(other in path.parents for other in inside)]
-    if pathlib.Path("/tmp") in outermost or any(path.is_relative_to("/run") for path in kept):  # noqa: S108 - as above
+    if pathlib.Path("/tmp") in outermost or any(path.is_relative_to("/run") for path in kept):  # noqa: S108 - the path is only compared, not used
         raise NoKernelError("the working directory cannot be /tmp itself or in /run: both are empty where the command runs")
     for number, path in enumerate(outermost):
         lines.append(f"{fstab(path)} /run/kept/{number} none rbind,X-mount.mkdir 0 0")

@@ -1,8 +1,8 @@
 """Debian's generic kernel, in a virtual machine of QEMU: several processors, preemption, and nf_tables.
 
 QEMU translates every instruction, so everything takes 10 to 25 times as long. The virtual machine uses the host's files through
-9p: the root file system is read-only with an overlay in memory, and the working directory and the control directory are mounted
-writable on top of it. Changes that the host makes in the working directory meanwhile may not be visible in the guest, because the
+9p: the root file system is read-only, with an overlay in memory. The working directory and the control directory are mounted on
+it, and are writable. Changes that the host makes in the working directory meanwhile may not be visible in the guest, because the
 guest caches the files that it has read.
 """
 
@@ -75,7 +75,7 @@ class DebianKernel:
                 *shared("control", directory),
             ],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": processes.SYSTEM_PATH}, start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see there
+            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see die_with_parent
         )  # fmt: skip
         routes = {}
         for name, target in (("stdout", sys.stdout), ("stderr", sys.stderr)):
@@ -91,7 +91,7 @@ def written(name: str, path: pathlib.Path) -> list[str]:
 
 def shared(name: str, path: pathlib.Path, *more: str) -> list[str]:
     """Return the arguments of QEMU for a directory of the host that the guest can mount by this name."""
-    # Applied only if permitted: if the caller is not root, new files belong to the caller.
+    # Ownership is stored only if permitted: if the caller is not root, new files belong to the caller.
     options = ("local", f"id={name}", f"path={quoted(path)}", "security_model=none", "multidevs=remap", *more)
     return ["-fsdev", ",".join(options), "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
 

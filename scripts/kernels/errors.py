@@ -14,7 +14,7 @@ class NoKernelError(Exception):
     """No kernel with ip_vs could be started, or the kernel crashed; the message is one sentence for a person."""
 
 
-class InterruptedRun(Exception):  # noqa: N818 - not an error: a request to stop
+class InterruptedRun(Exception):  # noqa: N818 - this is a request to stop, not an error
     """A signal has requested to stop; this exception carries the number of the signal."""
 
     def __init__(self, number: int) -> None:

@@ -59,11 +59,11 @@ class Guest(Protocol):
     """One kind of guest.
 
     Attributes:
-        name: what messages call it.
-        consoles: its devices that carry the command's stdout and stderr.
-        variants: the variants of iptables that work there, the default one first.
-        memory: its default memory.
-        processors: its default number of processors.
+        name: the name of this kind of guest in messages.
+        consoles: the devices that carry the command's stdout and stderr.
+        variants: the variants of iptables that work in the guest, the default one first.
+        memory: the default memory of the guest.
+        processors: the default number of processors.
 
     """
 
@@ -84,8 +84,8 @@ class Guest(Protocol):
 
         Args:
             directory: the control directory.
-            size: of the machine.
-            log: for what kernel and program have to say; opened to append.
+            size: the size of the machine.
+            log: the file for messages of the kernel and the program, opened to append.
 
         Raises:
             NoKernelError: a needed file is missing, or a size is wrong.
@@ -110,14 +110,14 @@ def run(
     Args:
         guest: the kind of guest.
         command: the command and its arguments.
-        deadline: of time.monotonic; None for no limit.
-        iptables: a variant of iptables; None for the guest's default.
-        memory: of the guest, a number with a unit; None for its default.
-        processors: of the guest; None for its default.
+        deadline: a time of time.monotonic; None means no limit.
+        iptables: a variant of iptables; None means the guest's default.
+        memory: the guest's memory, a number with a unit; None means the guest's default.
+        processors: the guest's number of processors; None means the guest's default.
 
     Raises:
         NoKernelError: the guest cannot be started, or died.
-        TimeoutError: the deadline came first.
+        TimeoutError: the deadline has passed.
 
     """
     if reason := guest.why_not():
@@ -161,7 +161,7 @@ def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
     for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         (directory / "dev" / link).symlink_to(f"/proc/self/fd{target}")
     # The modules are not in the usual directory of modprobe, and /lib/modules may not exist. The kernel itself also runs this
-    # program.
+    # modprobe.
     control.write_program(directory / "bin/modprobe", f'#!/bin/sh\nexec /sbin/modprobe -d {control.INSIDE} "$@"\n')
     if sys.stdout.isatty():
         size = os.get_terminal_size(sys.stdout.fileno())
@@ -182,7 +182,7 @@ def memory_size(memory: str) -> int:
 
 
 def last_words(log: IO[bytes]) -> str:
-    """Find the line of the kernel's log that best explains why the kernel ended; the result is empty if the log is empty."""
+    """Find the line of the kernel's log that best explains why the kernel ended; empty if the log is empty."""
     log.seek(0)
     lines = [TIME_IN_LOG.sub("", line.strip()) for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     for sign in ("scripts/kernel:", "Kernel panic", "Out of memory"):

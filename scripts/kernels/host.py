@@ -27,12 +27,12 @@ def run(command: list[str], deadline: float | None, iptables: str | None) -> int
 
     Args:
         command: the command and its arguments.
-        deadline: of time.monotonic; None for no limit.
-        iptables: a variant of iptables; None for the host's own.
+        deadline: a time of time.monotonic; None means no limit.
+        iptables: a variant of iptables; None means the host's own variant.
 
     Raises:
         NoKernelError: the host's kernel cannot be used.
-        TimeoutError: the deadline came first.
+        TimeoutError: the deadline has passed.
 
     """
     if reason := why_not():
@@ -44,7 +44,7 @@ def run(command: list[str], deadline: float | None, iptables: str | None) -> int
         process = subprocess.Popen(
             [*processes.IN_NAMESPACES, "--net", str(directory / "init"), "host"],
             stdin=subprocess.DEVNULL, env={"PATH": processes.SYSTEM_PATH}, start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see there
+            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see die_with_parent
         )  # fmt: skip
         with processes.killed_at_the_end(process):
             try:

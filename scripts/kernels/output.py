@@ -16,7 +16,7 @@ def pass_on(routes: dict[int, int], deadline: float | None) -> None:
     The keys of ``routes`` are the pipes, and the values are the targets.
 
     Raises:
-        TimeoutError: the deadline (of time.monotonic) came first.
+        TimeoutError: the deadline (a time of time.monotonic) has passed.
 
     """
     with selectors.DefaultSelector() as selector:
@@ -37,7 +37,7 @@ def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: f
     The keys of ``routes`` are the files, and the values are the targets of the copies.
 
     Raises:
-        TimeoutError: the deadline (of time.monotonic) came first.
+        TimeoutError: the deadline (a time of time.monotonic) has passed.
 
     """
     while True:

@@ -37,10 +37,10 @@ class UserModeLinux:
     Attributes:
         name: see guest.Guest.
         variants: see guest.Guest.
-        program: the kernel.
-        files: of its modules, a folder for each version; outside /tmp and /run.
-        remedy: what to do if program or modules are not there, or outdated.
-        is_outdated: whether the remedy would replace what is there.
+        program: the program that is the kernel.
+        files: the directory of the kernel's modules, with a folder for each version; it is outside /tmp and /run.
+        remedy: what to do if the program or the modules are missing or outdated.
+        is_outdated: whether the remedy would replace the present kernel.
 
     """
 
@@ -83,7 +83,7 @@ class UserModeLinux:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(guest_stdout, guest_stderr),
                 env={"PATH": processes.SYSTEM_PATH, "TMPDIR": memory_directory(directory, size.memory), **registers},
                 start_new_session=True,
-                preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see there
+                preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see die_with_parent
             )  # fmt: skip
             os.close(guest_stdout)
             os.close(guest_stderr)

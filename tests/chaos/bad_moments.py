@@ -122,8 +122,8 @@ def _live_beside_native_rule(life: Life) -> None:
 def _lose_address(life: Life) -> None:
     """An address of the node is missing for a moment, while a connection through a node port on it is open.
 
-    The client sends nothing in this time: the packet would take another route than when the connection was masqueraded, and the
-    kernel would then delete the connection (``nf_nat_oif_changed``), whatever the proxy does.
+    The client sends nothing in this time, because its packet would take another route than when the connection was masqueraded.
+    The kernel would then delete the connection (``nf_nat_oif_changed``), whatever the proxy does.
     """
     with moments.second_address(), contextlib.ExitStack() as cleaning:
         life.wait_until_quiet(REACHED_WITHIN_S)
@@ -156,7 +156,10 @@ def _hear_nothing(life: Life) -> None:
 
 
 def _reload_without_room(life: Life) -> None:
-    """The file names another scheduler while the kernel has no memory to answer a query. Later, it has memory again."""
+    """The configuration file names another scheduler while the kernel has no memory to answer a query.
+
+    Later, the kernel has memory again.
+    """
     logged = life.log.stat().st_size
     before = life.faults.injected()
     life.faults.order(Order(Kind.ENOBUFS, 1.0, once=False))
@@ -173,7 +176,7 @@ def _reload_without_room(life: Life) -> None:
 
 
 def _stall_log(life: Life) -> None:
-    """No process reads the log. Changes are applied, the process answers, and it ends on request."""
+    """No process reads the log. Nevertheless, changes are applied, and the process answers and ends on request."""
     life.stall_log()
     _expect_service(life)
     life.stop_and_start()
@@ -215,7 +218,7 @@ def _observed(life: Life) -> kernel_state.State:
 def _move_under_lock(life: Life) -> None:
     """A start with the nftables backend cannot remove the iptables rules, because another program holds the iptables lock.
 
-    These rules must not affect any packet.
+    The remaining iptables rules must not affect any packet.
     """
     life.put(world.closed_service())
     if life.configuration.backend is not Backend.IPTABLES:

@@ -12,7 +12,7 @@ from tests.chaos.moments import Moment
 
 
 def _give_up_families() -> None:
-    """Treat every failed trial write as if the family were not supported."""
+    """Treat every failed trial write as a proof that the IP family is not supported."""
     from ipvsproxy.kernel.iptables import iptables_driver as iptables  # noqa: PLC0415 - imported only in the process that needs it
     from ipvsproxy.kernel.iptables import rules_driver  # noqa: PLC0415 - imported only in the process that needs it
 

@@ -234,12 +234,12 @@ def remove_device(_state: State, _dice: random.Random) -> str:
 
 
 def change_sysctl(_state: State, dice: random.Random) -> str:
-    """Change a kernel setting; one of direct return only while it is on."""
+    """Change a kernel setting; a setting of direct return is changed only while direct return is on."""
     paths = ["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template"]
     if ("tunl0", "up") in kernel_state.read_tunnels():
         paths += kernel_state.SYSCTLS_OF_TUNNELS
     path = dice.choice(paths)
-    with open(f"/proc/sys/{path}", "r+") as file:  # noqa: PTH123 - one call of open for both
+    with open(f"/proc/sys/{path}", "r+") as file:  # noqa: PTH123 - one call of open for reading and writing
         value = "1" if file.read().strip() == "0" else "0"
         file.seek(0)
         file.write(value)

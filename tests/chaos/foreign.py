@@ -67,7 +67,7 @@ def add(*, virtual_servers_only: bool = False) -> None:
     _run("ipset", "restore", stdin=_SETS)
     _run("iptables-restore", "--noflush", stdin=RULES)
     _run("ip", "-batch", "-", stdin=_LINKS)
-    subprocess.run(("nft", "-f", "-"), input=_NFT_RULES, capture_output=True, text=True, check=False)  # if that is possible
+    subprocess.run(("nft", "-f", "-"), input=_NFT_RULES, capture_output=True, text=True, check=False)  # fails without nf_tables
 
 
 def put_back_after_flush() -> None:

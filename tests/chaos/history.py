@@ -80,8 +80,8 @@ class History:
     ) -> None:
         """``backend`` is the backend that has the rules and sets at the beginning. ``quick``: ``verify`` is run only at the end.
 
-        ``direct_return``: it is on, and Services and Nodes choose it by annotations. The program runs without the fix for the
-        moment that ``without`` names.
+        ``direct_return`` says whether direct return is on, and Services and Nodes then choose it by annotations. The program runs
+        without the fix for the moment that ``without`` names.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
@@ -337,7 +337,7 @@ class History:
                 self.delete(items)
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._running.kill()
-                self._start()  # the program has never observed IPv6
+                self._start()  # the new process has never observed IPv6
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._spoil(spoil)
                 self.put(items)

@@ -72,7 +72,7 @@ def count_tasks(path: Path) -> None:
 
     def count() -> None:
         draft = path.with_suffix(".draft")
-        with contextlib.suppress(FileNotFoundError):  # the directory may be removed first
+        with contextlib.suppress(FileNotFoundError):  # the directory may be removed before the thread ends
             while True:
                 draft.write_text(str(sum(len(asyncio.all_tasks(loop)) for loop in policy.loops)))
                 draft.rename(path)

@@ -113,7 +113,7 @@ def read_tunnels() -> Iterator[tuple[str, str]]:
         yield device, "up" if flags.exists() and int(flags.read_text(), 16) & 1 else "down"
     for name in SYSCTLS_OF_TUNNELS:
         path = Path("/proc/sys", name)
-        yield name, path.read_text().strip() if path.exists() else "0"  # that of tunl0 exists with the device
+        yield name, path.read_text().strip() if path.exists() else "0"  # the setting of tunl0 exists only if the device exists
 
 
 def _normal(state: State) -> State:

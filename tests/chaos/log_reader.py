@@ -25,7 +25,7 @@ class LogReader:
         # Another open description of the same pipe, because the program's own must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
         _fill(pipe)
-        self._has_stalled.wait()  # the thread reads once more
+        self._has_stalled.wait()  # until the thread has read once more
         _fill(pipe)
         os.close(pipe)
 

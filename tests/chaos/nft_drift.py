@@ -1,4 +1,4 @@
-"""Drift of rules and sets in nftables, caused with ``nft``: for each kind in iptables and ipset, one with the same effect.
+"""Drift of rules and sets in nftables, caused with ``nft``: an equivalent of each kind of drift in iptables and ipset.
 
 The state has the form of the recordings, as in ``drift``.
 """

@@ -1,4 +1,6 @@
-"""Draws the steps of a history from its number and a seed. Steps are random; kinds of drift, faults and the like come in turn.
+"""Draws the steps of a history from its number and a seed.
+
+Steps are random, but the kinds of drift, of faults and of all other steps take turns.
 
 The sequence of kinds continues from one history to the next, so that a known number of histories of the same length has all
 kinds.
@@ -60,7 +62,7 @@ KINDS |= {f"{one.when.name}-{one.drift.__name__}".lower().replace("_", "-"): one
 
 
 def name_of(kind: Special) -> str:
-    """The name on the command line."""
+    """The name of this kind on the command line."""
     return next(name for name, one in KINDS.items() if one is kind)
 
 

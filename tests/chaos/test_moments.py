@@ -1,4 +1,4 @@
-"""Bad moments: each has its effect on the node, the program survives it, and the suite detects a program without the fix."""
+"""Bad moments: each has its effect on the node, the program survives it, and the suite detects a program without its fix."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The objects of a random cluster: Services of all kinds that are added, changed and deleted, and their endpoints.
+"""The objects of a random cluster, namely Services of all kinds that are added, changed and deleted, and their endpoints.
 
 The readiness of the endpoints changes often.
 
@@ -97,7 +97,7 @@ class World:
     """All objects by key. A change consists of the objects to put, and the keys of the objects to delete."""
 
     def __init__(self, dice: random.Random, *, direct_return: bool = False) -> None:
-        """``direct_return``: other Nodes come and go, and some Nodes and Services have the annotation for direct return."""
+        """With ``direct_return``, other Nodes come and go, and some Nodes and Services have the annotation for direct return."""
         self._dice = dice
         self._direct_return = direct_return
         self.objects: dict[Key, Object] = {key_of(item): item for item in anchors()}
@@ -219,7 +219,7 @@ class World:
         return self._slices(name, protocols, (*ANSWERING, *SILENT), 0) if protocols else []
 
     def _slices(self, name: str, protocols: list[str], addresses: tuple[str, ...], least: int) -> list[Object]:
-        """One to three EndpointSlices with some of the addresses; each address is in one of them, sometimes in two."""
+        """One to three EndpointSlices with some of the addresses; each address is in one slice, sometimes in two."""
         dice = self._dice
         chosen = dice.sample(addresses, dice.randint(least, min(6, len(addresses))))
         parts: list[dict[str, Object]] = [{} for _ in range(dice.randint(1, 3))]
@@ -246,7 +246,7 @@ def closed_service(*, is_open: bool = False) -> list[Object]:
 
 
 def checked_services(count: int) -> list[Object]:
-    """This many Services with a health-check node port each, numbered from ``FIRST_CHECKED_PORT`` on."""
+    """Returns this many Services, each with a health-check node port; the ports are numbered from ``FIRST_CHECKED_PORT`` on."""
     services = []
     for number in range(count):
         more = {

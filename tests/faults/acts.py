@@ -1,6 +1,7 @@
-"""Acts: the interactions of a start with the system: netlink messages, ``getsockopt``, processes, files of the kernel.
+"""An act is one interaction of a start with the system: a netlink message, ``getsockopt``, a process, or a file of the kernel.
 
-``install`` intercepts all acts of the calling process. It records each act in a file, in order, and makes the ordered acts fail.
+``install`` intercepts all acts of the calling process. ``install`` also records each act in a file, in order, and lets the acts
+fail that a test has ordered to fail.
 """
 
 import builtins
@@ -49,7 +50,7 @@ _HEADER = struct.Struct("=IHHII")
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
 _REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h)
-_FIRST_FAMILY = 17  # numbers of generic families begin behind that of their control
+_FIRST_FAMILY = 17  # numbers of generic netlink families begin after the number of their controller
 
 
 class Order(NamedTuple):
@@ -61,9 +62,9 @@ class Order(NamedTuple):
 
 
 class Act(NamedTuple):
-    """An act, and its occurrence among the acts of this name.
+    """An act, and the number of its occurrence among the acts of this name.
 
-    ``removes``: the act is a message that removes something from IPVS.
+    ``removes`` says whether the act is a message that removes something from IPVS.
     """
 
     name: str

@@ -176,8 +176,8 @@ class Node:
     def _lacking(self, *, hides_rules: bool, guards_tunnels: bool) -> list[str]:
         """The objects that differ from the desired state.
 
-        ``hides_rules``: rules cannot be listed, so a jump may exist twice; that does not change how packets are treated.
-        ``guards_tunnels``: there may be more chains and rules, which guard a tunnel device.
+        ``hides_rules`` says that rules cannot be listed, so a jump may exist twice, which does not change how packets are
+        treated. ``guards_tunnels`` says that there may be additional chains and rules, which guard a tunnel device.
         """
         differing = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
         return [
@@ -220,7 +220,7 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     return wrong
 
 
-def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - as ``Ending`` has them
+def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - the arguments are the fields of ``Ending``
     """The places that must report objects as not programmed, but do not report them."""
     signs = {"a metric": bool(shown), "the log": bool(warnings)}
     if any(item.startswith(SHARED) for item in lacking):  # a missing object of one Service does not make the node unhealthy
@@ -229,7 +229,7 @@ def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str],
 
 
 def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
-    """All failures to try in a start with these acts.
+    """All failures that are tried in a start with these acts.
 
     Each act fails once at its first occurrence, once at its last occurrence, and always.
     """

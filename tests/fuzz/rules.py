@@ -106,4 +106,4 @@ def _check_encoding(desired: ServiceState) -> None:
 
 
 def _decoded(codec: ipset_message.EntryCodec, data: bytes) -> SetEntry | None:
-    return codec.decode(data, 4, len(data))  # after the header of the attribute
+    return codec.decode(data, 4, len(data))  # the value follows the header of the attribute

@@ -1,4 +1,4 @@
-"""A node at each of its limits, under traffic: Services are still served and changed.
+"""A node at each of its limits, under traffic. Services are still served and changed.
 
 ``/livez`` still answers, and SIGTERM ends the program.
 """
@@ -170,7 +170,10 @@ def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...]
 def test_a_node_at_a_limit_still_serves_traffic_applies_changes_answers_requests_and_stops(
     laboratory: lab.Lab, limits: tuple[Limit, ...], starter: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The limits are tested one after the other. Each has its own Service, because the Service of the previous test drains."""
+    """The limits are tested one after the other.
+
+    Each limit has its own Service, because the Service of the previous test drains.
+    """
     with _working_node(laboratory, tmp_path, starter) as running:
         usual = running.objects[3:]
         for number, limit in zip(range(200, 240, 10), limits, strict=False):

@@ -71,7 +71,7 @@ def test_any_text_either_parses_as_an_address_or_raises_value_error(text: str) -
         try:
             read(text)
         except ValueError as error:
-            assert type(error) is ValueError  # noqa: PT017 - that no other error gets out is the point
+            assert type(error) is ValueError  # noqa: PT017 - the assertion is that no other error is raised
 
 
 @hypothesis.given(ADDRESSES, st.data())

@@ -1,4 +1,4 @@
-"""The lab of a test module, or its three nodes, and both bindings of Service addresses, which must give the same results."""
+"""The lab or the three nodes of a test module, and both bindings of Service addresses, which must give the same results."""
 
 from collections.abc import Iterator
 

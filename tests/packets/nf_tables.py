@@ -9,7 +9,7 @@ from ipvsproxy.model.net import Family
 
 
 def is_missing() -> bool:
-    """Whether nf_tables of this kernel cannot hold our rules."""
+    """Whether this kernel's nf_tables lacks features that our rules need."""
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
         return driver.try_writing(Family.IPV4) is not None
 

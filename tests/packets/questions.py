@@ -82,7 +82,8 @@ def of_binding(asked: Iterable[Question], binding: Binding | None) -> list[Quest
 def ask(laboratory: lab.Lab, asked: Sequence[Question]) -> Mapping[Question, lab.Result]:
     """Run all probes.
 
-    Requests that get no answer run at the same time. All other probes run one after the other, because the scheduler takes turns.
+    Requests that get no answer run at the same time. All other probes run one after the other, because the scheduler chooses the
+    endpoints in turn.
     """
     silent = [one for one in asked if one.row.outcome != ANSWERED]
     results = dict(zip(silent, laboratory.probe_all(one.probe for one in silent), strict=True))

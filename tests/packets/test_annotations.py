@@ -155,7 +155,7 @@ def _identity(running: Cluster, address: str) -> int:
 def test_a_client_is_sent_to_the_same_endpoint_by_two_nodes(
     running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str
 ) -> None:
-    """This node under another name plays the other node, which changes the order of real servers in other schedulers."""
+    """The second node is this node under another name; with other schedulers, the name changes the order of real servers."""
     sources = {family: _sources(running, family) for family in Family}
     running.have()
     maps = []
@@ -178,7 +178,7 @@ def test_a_client_is_sent_to_the_same_endpoint_by_two_nodes(
 
 
 def test_the_share_of_a_new_endpoint_is_small_and_rises_gradually(running: Cluster) -> None:
-    """The first shares are measured in a rise of an hour, because requests take long on a busy machine."""
+    """The first shares are measured while the weight rises for an hour, because requests take long on a busy machine."""
     running.have()
     running.have(_web("p1", scheduler="wrr", slow_start="1h"))
     running.have(_web("p1", "r1", scheduler="wrr", slow_start="1h"))

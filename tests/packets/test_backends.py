@@ -35,7 +35,7 @@ SERVICES = [
 REFUSED = [
     (name, to, port, family)
     for name, to, port in (
-        *[("client2", "balancer 3", 80)] * 5,  # outside the source ranges; one that waits for an answer asks seldom
+        *[("client2", "balancer 3", 80)] * 5,  # outside the source ranges; a client without an answer sends few requests
         ("client", "cluster 1", 22),  # the host's own port
         ("client", "balancer 1", 22),
     )
@@ -66,7 +66,7 @@ def _has_logged(running: Cluster, pattern: str, count: int) -> bool:
     return len(running.logged(pattern)) == count
 
 
-def test_a_restart_switches_backends_without_lost_connections_failed_requests_or_admitted_strangers(
+def test_a_restart_switches_backends_without_lost_connections_failed_requests_or_admitted_excluded_clients(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"
@@ -203,7 +203,7 @@ def listed() -> list[str]:
     return sorted(word for line in done.stdout.splitlines() for word in line.strip().split(", "))
 
 
-def test_a_ruleset_saved_before_a_boot_can_be_loaded_and_is_no_witness_for_any_virtual_server(
+def test_a_ruleset_saved_before_a_boot_can_be_loaded_and_does_not_prove_that_any_virtual_server_is_ours(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}

@@ -62,7 +62,7 @@ def test_a_change_of_source_ranges_never_drops_an_allowed_client_or_admits_anoth
     assert running.lab.probe("client", "TCP", balancer, 80, src=outsider).outcome == "timeout"
 
 
-# For UDP and SCTP: tracked flows.
+# Tracked flows of UDP and SCTP.
 
 
 @by_ipv6
@@ -85,8 +85,8 @@ def test_a_udp_client_that_was_refused_is_served_once_there_is_an_endpoint(runni
     running.have(service("web", 1, "p1"))
     connection = running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53)
     running.have(service("web", 1))
-    # IPVS ends connections of a removed real server one timer tick later (expire_nodest_conn_flush, since Linux 5.9). Until then,
-    # it drops packets of the tracked flow.
+    # IPVS ends connections of a removed real server one timer tick later (expire_nodest_conn_flush, since Linux 5.9). Until that
+    # tick, IPVS drops packets of the tracked flow.
     running.wait_until(lambda: not _flows(running, family, "UDP"), "forgotten by connection tracking")
     running.wait_until(lambda: "UDP" not in Path("/proc/net/ip_vs_conn").read_text(), "forgotten by IPVS")
     with pytest.raises(lab.LabError, match="ConnectionRefused"):
@@ -171,7 +171,7 @@ def test_a_direct_connection_to_a_pod_times_out_while_the_same_client_port_is_co
 
 @by_ipv4
 def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> None:
-    # The affinity entry must last longer than the connections, even with a late last answer: if a connection still exists when
+    # The affinity entry must last longer than the connections, even with a late last answer. If a connection still exists when
     # the affinity expires, the kernel keeps the affinity for another minute (ip_vs_conn_expire).
     for_a_while = {"clientIP": {"timeoutSeconds": 2 * UDP_TIMEOUT_S}}
     running.have(service("web", 1, "p1", "r1", protocols=["UDP"], sessionAffinity="ClientIP", sessionAffinityConfig=for_a_while))
@@ -189,7 +189,7 @@ def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> 
     assert len(first) == 1
     assert backends() == first
     after = []
-    for _ in range(2):  # the scheduler chooses anew, possibly the same one
+    for _ in range(2):  # the scheduler chooses again, possibly the same endpoint
         running.wait_until(lambda: not is_remembered(), "forgotten")
         after.append(backends())
     assert len({first, *after}) == 2
@@ -197,7 +197,7 @@ def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> 
 
 @with_addresses
 def test_affinity_lasts_longer_than_its_timeout_while_ipvs_has_a_connection_of_the_client(running: Cluster) -> None:
-    """As docs/runbook.md says: an entry with source port 0 is the affinity, and the client's other entries keep it alive."""
+    """docs/runbook.md says: an entry with source port 0 is the affinity, and the client's other entries keep it alive."""
     shortest = {"clientIP": {"timeoutSeconds": 1}}
     running.have(service("web", 1, "p1", "r1", protocols=["TCP"], sessionAffinity="ClientIP", sessionAffinityConfig=shortest))
     to = cluster.address("cluster 1", Family.IPV4)

@@ -1,4 +1,4 @@
-"""Direct return on three nodes with one program each: who answers, which client address is seen, and what a dead node affects.
+"""Direct return on three nodes: which pod answers, which client address the pod sees, and what a dead node affects.
 
 Service addresses are on the device; ``three_nodes.py`` describes the nodes.
 """
@@ -110,9 +110,9 @@ def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) ->
 
 
 def test_a_packet_for_an_endpoint_that_was_just_removed_is_refused_and_not_forwarded(three: Three) -> None:
-    """The program of the third node is dead, so that kernel still sends to the second node, which has no endpoint any more.
+    """Without its program, the third node still sends packets to the second node, which has no endpoint any more.
 
-    The second node in turn sends clients outside to the third node, to which it believes the endpoint has moved.
+    The second node sends outside clients to the third node, because it believes that the endpoint has moved there.
     """
     three.lab.ip("client", "link set third up")
     three.have(nodes(*NODES), web("r1", "r2"))
@@ -149,12 +149,15 @@ _SAMPLE = 1000
     ],
     ids=["2", "3", "10", "50"],
 )
-def test_the_next_node_of_entry_chooses_the_same_nodes_except_for_a_share_that_falls_with_their_number(
+def test_the_next_node_of_entry_chooses_the_same_nodes_except_for_a_share_that_falls_with_the_number_of_nodes(
     three: Three, count: int, moved_at_most: float, ports: range
 ) -> None:
-    """The choices of two kernels by their connections. Most nodes with endpoints exist in the API alone, so no answers come.
+    """Reads from the connections of two kernels which nodes they have chosen.
 
-    ``count`` nodes have endpoints, among them the next node of entry, or not. At last, one of them goes at the same moment.
+    Most nodes with endpoints exist only in the API, so datagrams to them get no answer.
+
+    ``count`` nodes have endpoints; at first the next node of entry is one of them, and then it is not. At last, one of these
+    nodes disappears at the moment at which the client changes its node of entry.
     """
     three.lab.ip("client", "link set third up")
     three.have(*_many(count - 1, "p1"))
@@ -174,7 +177,7 @@ def _share_moved(before: Mapping[int, str], after: Mapping[int, str]) -> float:
 
 
 def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
-    """A Service with these endpoints, and one on each of so many other Nodes."""
+    """A Service with these endpoints, and with one endpoint on each of ``count`` other Nodes."""
     far = [
         {
             "apiVersion": "v1",
@@ -193,7 +196,7 @@ def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
 
 
 def _choices(three: Three, ports: Collection[int], change: Callable[[], None] = lambda: None) -> list[dict[int, str]]:
-    """The node to which each of two nodes of entry sends a datagram from each port of the client, with a change in between."""
+    """The nodes to which two nodes of entry send a datagram, by port of the client; ``change`` is called in between."""
     to, source = (cluster.address(name, Family.IPV4) for name in ("balancer 1", "client"))
     chosen: dict[str, dict[int, str]] = {"third": {}, "node": {}}
 

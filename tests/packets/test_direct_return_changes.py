@@ -1,6 +1,6 @@
-"""Direct return with choices of a Service and of its network, under load, and with a node of entry that has endpoints.
+"""Direct return with options of a Service and of its network, under load, and with a node of entry that has endpoints.
 
-Service addresses are local by routes; ``three_nodes.py`` describes the nodes.
+Service addresses are local routes; ``three_nodes.py`` describes the nodes.
 """
 
 import contextlib
@@ -27,12 +27,17 @@ FLAGS = ("--ipvs-vip-binding=routes",)
 
 
 @pytest.mark.parametrize("entry", [pytest.param(one, marks=[] if one == "third" else patience.THOROUGH) for one in ENTRIES])
-def test_endpoints_see_the_client_address_and_answer_directly_also_where_addresses_are_routes(three: Three, entry: str) -> None:
+def test_endpoints_see_the_client_address_and_answer_directly_if_service_addresses_are_local_routes(
+    three: Three, entry: str
+) -> None:
     check_each_protocol(three, entry)
 
 
-def test_with_session_affinity_a_client_keeps_its_endpoint_by_any_node_of_entry(three: Three) -> None:
-    """Neither node of entry has endpoints of the Service. Packets by tunnel have the affinity of the other node, too."""
+def test_with_session_affinity_a_client_keeps_its_endpoint_whichever_node_of_entry_it_uses(three: Three) -> None:
+    """Neither node of entry has endpoints of the Service.
+
+    Affinity of the other node also applies to packets that arrive through a tunnel.
+    """
     three.have(nodes(*NODES), web("r1", "r2", sessionAffinity="ClientIP"))
     for protocol in ("TCP", "UDP"):
         reached = set()
@@ -44,8 +49,8 @@ def test_with_session_affinity_a_client_keeps_its_endpoint_by_any_node_of_entry(
         assert len(reached) == 1, protocol
 
 
-def test_source_ranges_hold_at_the_node_of_entry(three: Three) -> None:
-    """The node with the endpoint gets no packets of a client outside of the ranges, although it would refuse them as well."""
+def test_source_ranges_are_enforced_at_the_node_of_entry(three: Three) -> None:
+    """The node with the endpoint gets no packets of a client outside the ranges; it would refuse such packets as well."""
     three.have(nodes(*NODES), web("r1", loadBalancerSourceRanges=[f"{CLIENT}/32"]))
     three.enter_by("third")
     assert three.lab.probe("client", "TCP", BALANCER, 80, src=CLIENT, count=4, timeout_s=20.0).outcome == "ok"
@@ -88,7 +93,7 @@ def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_no
 def test_no_request_or_open_connection_fails_while_a_node_is_drained_by_its_weight_and_by_terminating_endpoints(
     three: Three,
 ) -> None:
-    """The node of entry learns of each step later than the node with the endpoint."""
+    """The node of entry receives each change later than the node with the endpoint."""
     both = {"p1", "r1"}
     steps = (
         (web("p1", "r1", weights="node/node-b=0, other=1"), both, {"p1"}),
@@ -112,7 +117,7 @@ def test_no_request_or_open_connection_fails_while_a_node_is_drained_by_its_weig
 def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
     """Fail if a request to the Service fails, or a connection in the list that the block gets is lost.
 
-    All are of TCP: endpoints of UDP and SCTP are removed at once, as by kube-proxy.
+    All connections are TCP connections, because endpoints of UDP and SCTP are removed at once, as by kube-proxy.
     """
     held: list[lab.Connection] = []
     with contextlib.ExitStack() as loading:
@@ -163,9 +168,10 @@ with socket.socket(family) as client:
     ],
 )
 def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, family: Family, mtu: int) -> None:
-    """200 kB to the endpoint of another node, and 300 kB back, with path MTU discovery as usual, so no packet is fragmented.
+    """Transfer 200 kB to the endpoint of another node and 300 kB back, unfragmented, with the usual path MTU discovery.
 
-    With 1,480 bytes between the nodes, packets with the segments of the rule do not fit, so the client must learn the path MTU.
+    If the MTU between the nodes is 1,480 bytes, the segment size that the rule sets is too large, so the client must learn the
+    path MTU.
     """
     three.have(nodes(*NODES), web("r1"))
     three.enter_by("third")
@@ -174,7 +180,8 @@ def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, fa
     for place in ("third", "remote"):
         three.lab.ip(place, f"link set eth0 mtu {mtu}")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)  # not by the lab, whose pods would wait for it
+        # The lab does not run this command, because its pods would wait.
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     finally:
         for place in ("third", "remote"):
             three.lab.ip(place, "link set eth0 mtu 1500")
@@ -189,7 +196,7 @@ MOVED_AT_MOST = 1 / 3
 """The share of connections that the table of another node sends elsewhere, if one of two nodes of entry has endpoints."""
 
 
-def test_few_open_connections_end_where_the_next_node_of_entry_has_endpoints(three: Three) -> None:
+def test_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_of_its_own(three: Three) -> None:
     """The source ports are fixed, so the hash and the result are the same in each run."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by("third")

@@ -1,7 +1,7 @@
-"""A node that takes over what kube-proxy has left, with direct return turned on, and goes back to kube-proxy, under load.
+"""A node takes over from kube-proxy with direct return turned on, and goes back to kube-proxy, under load.
 
-kube-proxy is represented by its recorded state, as in ``test_over_and_back.py``. The other node of the cluster always has direct
-return.
+The recorded state of kube-proxy replaces kube-proxy, as in ``test_over_and_back.py``. The other node of the cluster always has
+direct return.
 """
 
 import contextlib
@@ -47,13 +47,14 @@ WITHIN_S = patience.seconds(600.0)
 
 
 @pytest.mark.parametrize("way", ["cleanup", pytest.param("off", marks=patience.THOROUGH)])
-def test_a_node_takes_over_from_kube_proxy_with_direct_return_and_leaves_nothing_of_it_on_the_way_back(
+def test_a_node_takes_over_from_kube_proxy_with_direct_return_and_no_part_of_direct_return_is_left_on_the_way_back(
     tmp_path: Path, way: str
 ) -> None:
-    """The way back is ``cleanup --only=own``, or a start with the flag off. All connections to other Services go on.
+    """The way back is ``cleanup --only=own``, or a start with the flag off. All connections to other Services must continue.
 
-    With rules in nftables, kube-proxy starts and writes its own rules before that cleanup. At last, the other node has the
-    flag off, and is cleaned. Its virtual servers by mark would stay until their connections are over.
+    With rules in nftables, kube-proxy starts and writes its own rules before ``cleanup --only=own`` is run. At last, the flag is
+    turned off on the other node, and the other node is cleaned up. Without this cleanup, the other node's virtual servers by mark
+    would stay until their connections are over.
     """
     three_nodes.load_tunnels()
     manifests = _write_manifests(tmp_path)
@@ -106,7 +107,7 @@ UP = (set(TUNNEL_DEVICES.values()), CHANGED)
 
 
 def _write_manifests(directory: Path) -> Path:
-    """The manifests of the node, and of the other node in a folder beside it: the Services with direct return alone."""
+    """The manifests of the node, and, in a folder beside them, the other node's Services, all with direct return."""
     manifests, others = directory / "manifests", directory / "others"
     for folder in (manifests, others):
         folder.mkdir()
@@ -160,13 +161,13 @@ def _tunnels_and_settings(node: lab.Lab, place: str) -> tuple[set[str], dict[str
 
 
 def _sources(node: lab.Lab) -> tuple[str, ...]:
-    """The client addresses that the pods of both nodes see behind the Service with direct return; none if not all is served."""
+    """The client addresses that pods of both nodes see behind the Service with direct return; empty if a request fails."""
     seen = node.probe("client", "TCP", *DIRECT, src=CLIENT, count=three_nodes.CLIENTS, timeout_s=20.0)
     return seen.sources if (seen.outcome, seen.backends) == ("ok", ("10.244.0.11", "10.244.1.11")) else ()
 
 
 def _differing() -> list[tuple[str, str, str]]:
-    """The rows that differ from those that kube-proxy left, except intended differences."""
+    """The rows that differ from the rows that kube-proxy left, except intended differences."""
     found = golden_state.differences(RECORDED, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
     return [(part, row, kind) for part, row, kind, *_ in golden_fixtures.unaccepted(found)]
 

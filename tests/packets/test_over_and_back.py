@@ -1,12 +1,12 @@
 """The migration from kube-proxy to ipvsproxy and back, step by step on one kernel, while clients send requests all the time.
 
 The steps are the commands of docs/migration.md as printed, from the check of the configuration to the return in both ways: by
-label, and in place. ``tests.support.one_node`` stands for the cluster. kube-proxy is represented by its recorded state: the state
-of the kernel when ipvsproxy starts, and the rules and sets that kube-proxy writes after its return. ipvsproxy uses kube-proxy's
-configuration file, without any field of its own, and gets its own features from additional flags: second scopes, and local
+label, and in place. ``tests.support.one_node`` replaces the cluster. The recorded state of kube-proxy replaces kube-proxy: the
+state of the kernel when ipvsproxy starts, and the rules and sets that kube-proxy writes after its return. The configuration
+file is that of kube-proxy, without additional fields. Additional flags turn on features of ipvsproxy: second scopes, and local
 routes or nftables. After each step the objects of both proxies are compared with the recording.
 
-Not tested are kube-proxy itself, the update of a DaemonSet by a cluster, and commands that need a registry.
+The test does not cover kube-proxy itself, the update of a DaemonSet by a cluster, and commands that need a registry.
 """
 
 import contextlib
@@ -164,7 +164,7 @@ def _health() -> int:
         return 0
 
 
-@pytest.mark.timeout(3600)  # it starts ipvsproxy seven times
+@pytest.mark.timeout(3600)  # the test starts ipvsproxy seven times
 @pytest.mark.parametrize(("backend", "binding"), WAYS)
 def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
     node: lab.Lab, tmp_path: Path, backend: Backend, binding: Binding
@@ -192,7 +192,7 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
 
 
 def _migrate(one: OneNode, proxies: Proxies) -> None:
-    """Type in each command of the page, over and back by label, and then over and back in place."""
+    """Run each command of docs/migration.md, over and back by label, and then over and back in place."""
     fetch, check = _printed("2. ")
     beside, no_shadow = _printed("3. ")
     prepare, label, look, unlabel = _printed("4. ")

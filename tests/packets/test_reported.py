@@ -46,7 +46,7 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
     """Set the API's objects, and wait until they are programmed.
 
     ``Cluster.have`` waits for one sync with Services. An interface that an earlier test has removed causes such a sync as well.
-    Here a second sync, which has one Service more, begins when that of the objects has ended.
+    Here a second sync, which has one Service more, begins when the sync of the objects has ended.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
     for number in itertools.islice(MARKERS, 2):
@@ -203,7 +203,7 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
 
 
 def test_without_strict_arp_each_node_answers_arp_requests_for_addresses_of_load_balancers(start: Start) -> None:
-    """In layer 2 mode, MetalLB answers ARP itself, and needs strict ARP as kube-vip does, whose test follows."""
+    """In layer 2 mode, MetalLB answers ARP requests itself, and needs strict ARP, as kube-vip does in the next test."""
     running = start()
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
     have(running, [cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
@@ -219,7 +219,7 @@ def test_without_strict_arp_each_node_answers_arp_requests_for_addresses_of_load
 def test_an_address_is_served_before_while_and_after_the_leader_of_kube_vip_has_it(start: Start, binding: Binding) -> None:
     """kube-vip adds the address to an interface of its leader, here ``eth0``, and removes it when another node leads.
 
-    With strict ARP, only the leader answers ARP requests for it, as only the node that MetalLB has chosen does.
+    With strict ARP, only the leader of kube-vip answers ARP requests for the address, as only the chosen node of MetalLB does.
     """
     running = start("--ipvs-strict-arp=true", f"--ipvs-vip-binding={binding}")
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
@@ -234,7 +234,7 @@ def test_an_address_is_served_before_while_and_after_the_leader_of_kube_vip_has_
             laboratory.ip("client", "neighbour flush dev lan")
             leads = stage == "leads"
             running.wait_until(
-                # Reading the virtual servers starts no process, so that is asked first.
+                # The virtual servers are read first, because reading them starts no process.
                 lambda leads=leads: (  # type: ignore[misc]  # a default
                     (("TCP", balancer, 30001) in running.virtual_servers()) is leads
                     and (balancer in running.local_addresses(binding)) is not leads
@@ -261,7 +261,7 @@ def test_calico_affects_only_the_second_scope_for_pods(start: Start, scopes: str
     laboratory = running.lab
     balanced = service("local", 1, "p1", "r1", protocols=["TCP"], balancer=True, externalTrafficPolicy="Local")
     web = service("web", 2, "p1", "r1", protocols=["TCP"], node_port=30002)
-    typha = service("typha", 3, "node", "remote", protocols=["TCP"])  # its pods are in the host's network
+    typha = service("typha", 3, "node", "remote", protocols=["TCP"])  # the pods of typha are in the host's network
     asked = [(who, "balancer 1", 80) for who in ("p2", "host", "client")]
     asked += [("p2", "cluster 2", 80), ("host", "cluster 2", 80), ("p2", "node", 30002), ("client", "node", 30002)]
     asked.append(("host", "cluster 3", 80))

@@ -49,7 +49,7 @@ PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefi
     "flags",
     [
         pytest.param((*BRIDGE, "--masquerade-all"), id="bridge, masquerade all"),
-        # The rules are those of test_scopes.py, and that of a bridge with a wildcard.
+        # The rules are those of test_scopes.py, and a rule for a bridge name with a wildcard.
         pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node", marks=patience.THOROUGH),
         pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
@@ -184,7 +184,7 @@ def test_connections_survive_a_restart_and_the_removal_of_second_scopes_which_le
         assert [one.ask() for one in held] == [one.backend for one in held]
         for one in held:
             one.abort()
-        # Reading /proc is cheap, and the virtual servers of marks are among the last to go.
+        # Reading /proc is cheap, and the virtual servers of marks are among the last objects to be removed.
         running.wait_until(lambda: "FWM" not in Path("/proc/net/ip_vs").read_text() and traces(running) == [], "without a trace")
         running.program.__exit__(None, None, None)
 
@@ -205,7 +205,7 @@ THIRD_NODE = {Family.IPV4: ("10.244.2.11", "10.244.2.0/24"), Family.IPV6: ("fd00
 
 @contextlib.contextmanager
 def _third_node(laboratory: lab.Lab) -> Iterator[None]:
-    """A third node with a pod, next to the remote one: answers of remote pods to that pod do not pass this node."""
+    """A third node with a pod: answers of remote pods to this pod do not pass the node under test."""
     with contextlib.ExitStack() as undo:
         for family, (address, pods) in THIRD_NODE.items():
             route = f"{pods} via {cluster.address('client', family)}"
@@ -219,9 +219,9 @@ def _third_node(laboratory: lab.Lab) -> Iterator[None]:
 def test_a_pod_of_a_third_node_gets_no_answer_at_a_node_port_if_the_node_has_no_local_endpoint(
     running: cluster.Cluster,
 ) -> None:
-    """Packets of that pod keep their source address, and the endpoint answers them without passing this node.
+    """Packets of the third node's pod keep their source address, and the endpoint answers them without passing this node.
 
-    Kubernetes' test of this is named in conformance.md.
+    The file conformance.md names the test of Kubernetes for this case.
     """
     running.have()
     running.have(SERVICES)
@@ -323,8 +323,8 @@ def test_after_a_restart_two_services_with_one_address_answer_for_themselves(run
     assert sorted(marks(running)) == before
 
 
-def test_an_address_that_moved_while_no_process_ran_leads_no_other_client_to_its_new_service(running: cluster.Cluster) -> None:
-    """tests/reconcile/tables/test_scopes.py has either order of the Services."""
+def test_while_no_process_ran_a_moved_address_leads_only_its_own_clients_to_its_new_service(running: cluster.Cluster) -> None:
+    """tests/reconcile/tables/test_scopes.py covers both orders of the Services."""
     running.have()
     giver, taker = (service(name, number, pod, balancer=True, **LOCAL) for name, number, pod in (("a", 1, "p1"), ("b", 2, "r1")))
     running.have(with_balancers(taker, 2), with_balancers(giver, 1, 3))
@@ -336,7 +336,7 @@ def test_an_address_that_moved_while_no_process_ran_leads_no_other_client_to_its
     assert [one for one in marks(running) if not one.startswith(moved)] == [one for one in before if not one.startswith(moved)]
 
 
-def test_a_service_whose_balancer_is_its_cluster_ip_or_a_node_port_of_its_own_serves_all_its_clients(
+def test_a_service_whose_load_balancer_address_equals_its_cluster_ip_or_a_node_port_serves_all_its_clients(
     running: cluster.Cluster,
 ) -> None:
     running.have()

@@ -105,7 +105,7 @@ class Three:
 
     @contextlib.contextmanager
     def pausing(self, place: str) -> Iterator[None]:
-        """Let a node learn only after the block of the changes that the block makes."""
+        """Inform a node about the changes that the block makes only after the block."""
         before, process = len(self._syncs(place, r"services=[1-9]")), self._programs[place].process_id
         os.kill(process, signal.SIGSTOP)
         try:
@@ -151,7 +151,7 @@ class Three:
     def counting_answers(self, place: str) -> Iterator[Callable[[], int]]:
         """Count the packets to the client that a node receives from other nodes and passes on, while the block runs.
 
-        The block gets a function that returns their number so far, of both families.
+        The block gets a function that returns the number of packets so far, of both families together.
         """
         rules = {
             name: f"FORWARD -i eth0 -d {cluster.address('client', family)}"
@@ -179,7 +179,7 @@ class Three:
         return len(self._syncs(place, r"services=[1-9]")) > before
 
     def _is_settled(self, place: str) -> bool:
-        """Whether nothing is left to do. On a busy machine, rules may be written only by a later sync.
+        """Whether the program has nothing left to do. On a busy machine, rules may be written only by a later sync.
 
         No sync follows if a reading shows that an operation that took too long has been carried out after all.
         """
@@ -224,7 +224,7 @@ def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[d
 
 
 def check_each_protocol(three: Three, entry: str) -> None:
-    """Clients outside reach an endpoint of each of two nodes by this node of entry; answers of other nodes bypass it."""
+    """Outside clients reach an endpoint on each of two nodes through this node of entry; answers of other nodes bypass it."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by(entry)
     with three.counting_answers(entry) as answers:

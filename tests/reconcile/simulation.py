@@ -154,7 +154,7 @@ class SimulatedNode:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an operation of the last sync failed or was a surprise."""
+        """Whether an operation of the last sync failed or had an unexpected result."""
         return any(report.failed or report.surprises for report in self.reports)
 
 

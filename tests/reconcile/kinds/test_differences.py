@@ -1,4 +1,4 @@
-"""The owners of kernel objects, and descriptions of differences. Tests on a whole node: ``tests/commands/test_verify.py``."""
+"""The owners of kernel objects, and descriptions of differences. ``tests/commands/test_verify.py`` has tests on a whole node."""
 
 import dataclasses
 import types

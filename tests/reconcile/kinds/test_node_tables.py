@@ -161,7 +161,7 @@ def test_entries_of_a_node_port_are_removed_when_another_service_has_won_the_nod
 
 
 def test_a_lost_node_port_loses_its_entries_even_if_other_objects_have_its_number_or_address() -> None:
-    """A cluster IP with a port of the same number, which stays; the entry of a second scope, which names the node's address."""
+    """The Service keeps a cluster IP with the same port number, or an entry of a second scope with the node's address."""
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
     for key, entry in ((kept, examples.entry(SetKind.CLUSTER_IP, kept)), (CLUSTER_IP, no_local)):
@@ -182,7 +182,7 @@ def test_a_lost_node_port_loses_its_entries_even_if_other_objects_have_its_numbe
     ],
 )
 def test_a_node_port_keeps_its_entries_when_another_object_with_the_same_port_number_is_lost(lost: VirtualServerKey) -> None:
-    """A load balancer's address, the same port of another protocol, or one of several node addresses."""
+    """The lost object has a load balancer's address, another protocol with the same port, or one of several node addresses."""
     tables = new_claims()
     desired = service_with_node_port(YOUNG, NODE_PORT, lost)
     named = [examples.entry(SetKind.LOAD_BALANCER, lost)] if lost.address != NODE_PORT.address and lost != OTHER_NODE_PORT else []
@@ -305,7 +305,7 @@ NOBODYS = builders.frontend("10.96.0.250", 80)
 """A key that no owner has claimed, for any table."""
 
 
-def test_a_table_is_in_unequal_exactly_while_it_has_pending_or_surplus_keys() -> None:
+def test_a_table_counts_as_unequal_exactly_while_it_has_pending_or_surplus_keys() -> None:
     tables = new_claims()
     kernel_tables = examples.tables_of(tables)
     assert len(kernel_tables) == len(IP_SETS) + len(tables.kinds) - 1

@@ -361,7 +361,7 @@ def test_cleaning_flows_does_not_wait_for_a_desired_real_server_that_must_not_ke
     assert len(cleanings(node.sync())) == 2
 
 
-def test_a_setting_for_tunnels_waits_for_the_rules_that_drop_tunnels_of_strangers() -> None:
+def test_a_setting_for_tunnels_waits_for_the_rules_that_drop_tunnelled_packets_of_unknown_senders() -> None:
     device, other = Sysctl("tunl0", "0x81", for_tunnels=True), Sysctl("other", "1")
     guard = {ChainKey("mangle", "KUBE-IPVSPROXY-ARRIVAL"): (Rule(tunnel=True, target=Verdict.DROP),)}
 

@@ -99,7 +99,7 @@ SETS_AT_API_SERVER = (
 def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
     """A kernel in which some of our objects hide the API server.
 
-    Other objects concern the same address but do not hide it, or concern other addresses.
+    Other objects concern the same address but do not hide the API server, or concern other addresses.
     """
     near = builders.frontend("192.0.2.99", 80)
     local = frozenset({AT_API_SERVER.address, KEY.address})

@@ -110,7 +110,7 @@ def sets_of_direct_return(node: SimulatedNode) -> set[SetKind]:
     return {IP_SETS[name].kind for name in node.reconciler.survey.subjects()[0]} & DIRECT_KINDS
 
 
-def test_sets_of_direct_return_are_read_once_where_there_are_none() -> None:
+def test_sets_of_direct_return_that_do_not_exist_are_read_once() -> None:
     node = SimulatedNode()
     assert sets_of_direct_return(node) == DIRECT_KINDS, "a former process may have left them"
     node.sync()
@@ -125,12 +125,12 @@ def test_sets_of_direct_return_are_read_while_they_are_desired_or_observed() -> 
     off.kernel.fail(lambda operation: operation.item == IpSet(SetKind.NODES, Family.IPV4), times=1)
     off.sync()
     assert sets_of_direct_return(off) == {SetKind.NODES}
-    off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])  # the kernel in memory keeps the chains of a table without any other
+    off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])  # the kernel in memory keeps the last chains of a table
     off.sync(after_s=60)
     assert sets_of_direct_return(off) == set()
 
 
-def test_marks_for_many_services_are_given_in_steps() -> None:
+def test_marks_for_many_services_are_assigned_in_steps() -> None:
     node = node_with()
     node.sync()
     for number in range(2 * ITEMS_AT_ONCE):

@@ -290,7 +290,7 @@ def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
 
 
 def plan_additions(node: SimulatedNode) -> None:
-    """Apply only additions until no addition is left, as while a first list is doubted."""
+    """Apply only additions until no addition is left, as the program does while it doubts the first list."""
     node.plan()
     add(node)
 
@@ -667,7 +667,7 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_if_two_ports_have_equally_many_entries_of_a_mark_one_port_keeps_a_mark_of_its_own(*, is_last: bool) -> None:
+def test_if_two_ports_have_equally_many_entries_of_a_mark_one_port_keeps_a_mark_that_is_only_its_own(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21"))
