@@ -111,7 +111,7 @@ def test_a_second_cleanup_finds_nothing_to_remove(kernel: FakeKernel) -> None:
 
 
 @pytest.mark.parametrize("flag", [(), ("--dry-run",)], ids=["removal", "dry run"])
-def test_a_cleanup_without_privileges_reports_only_that_problem(
+def test_a_cleanup_without_privileges_reports_only_the_missing_privileges(
     flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(iptables_process, "capabilities", lambda _: 0)
@@ -145,7 +145,9 @@ def test_virtual_servers_in_excluded_ranges_are_kept_and_reported(kernel: FakeKe
     assert result.notes == ["virtual servers in excluded ranges: 1 stay"]
 
 
-def test_a_witness_stays_while_its_virtual_server_cannot_be_removed(kernel: FakeKernel) -> None:
+def test_sets_and_addresses_that_identify_our_virtual_servers_stay_while_a_virtual_server_cannot_be_removed(
+    kernel: FakeKernel,
+) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
     result = clean(kernel)
     assert [one.operation.item for one in result.outcomes.values() if one.error] == [
@@ -161,7 +163,9 @@ def test_a_witness_stays_while_its_virtual_server_cannot_be_removed(kernel: Fake
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "addresses", "interface_addresses", "sets"])
-def test_an_unreadable_part_of_the_kernel_is_a_problem_and_no_witness_is_removed(kernel: FakeKernel, part: str) -> None:
+def test_a_cleanup_that_cannot_read_a_part_of_the_kernel_reports_a_problem_and_keeps_sets_and_device(
+    kernel: FakeKernel, part: str
+) -> None:
     kernel.unreadable = {part}
     result = clean(kernel)
     assert f"{part} cannot be read" in result.problems
@@ -169,7 +173,9 @@ def test_an_unreadable_part_of_the_kernel_is_a_problem_and_no_witness_is_removed
     assert kernel.device
 
 
-def test_a_set_that_one_backend_cannot_remove_is_a_failure_although_the_other_backend_removed_its_set(kernel: FakeKernel) -> None:
+def test_a_set_that_one_rules_backend_cannot_remove_is_a_failure_even_if_the_other_backend_removed_its_sets(
+    kernel: FakeKernel,
+) -> None:
     result = clean(kernel)
     removal = Operation(Verb.REMOVE, IpSet(SetKind.CLUSTER_IP, Family.IPV4))
     assert not result.outcomes[str(removal)].error
@@ -264,7 +270,7 @@ def shown(command: str) -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if not line.startswith("#")]
 
 
-def test_sets_with_our_names_are_removed_even_if_their_definition_differs_from_ours(
+def test_cleanup_removes_sets_with_our_names_even_if_another_program_has_defined_them_differently(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = IpSet(SetKind.LOAD_BALANCER, Family.IPV6)
@@ -272,7 +278,7 @@ def test_sets_with_our_names_are_removed_even_if_their_definition_differs_from_o
     observe = kernel.observe
 
     def without(names: Sequence[str], *others: Any) -> Observation:
-        """The sets that a node observes, without the set whose definition differs from ours."""
+        """The sets that a node observes, except the set that another program has defined differently."""
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)
@@ -359,7 +365,7 @@ def test_a_set_in_use_by_a_foreign_rule_is_kept_and_the_rule_is_reported() -> No
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_the_cleanup_refuses_to_clean_or_list_while_ipvsproxy_runs_and_its_first_line_says_so() -> None:
+def test_while_ipvsproxy_runs_the_cleanup_refuses_to_clean_or_list_and_the_first_line_of_its_output_says_why() -> None:
     shell("iptables -N KUBE-FORWARD")
     with contextlib.closing(Instance()):
         cases = (
@@ -378,7 +384,7 @@ def test_the_cleanup_refuses_to_clean_or_list_while_ipvsproxy_runs_and_its_first
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_only_own_keeps_rules_that_kube_proxy_knows_and_removes_nftables_rules_and_local_routes() -> None:
+def test_cleanup_with_only_own_keeps_rules_that_kube_proxy_knows_and_removes_nftables_rules_and_local_routes() -> None:
     settings = Settings(backend=Backend.NFTABLES)
     every = [skeleton.build_skeleton(family, settings, builders.node_view(), set(SetKind), []) for family in Family]
     with (
@@ -500,7 +506,9 @@ def test_rules_of_both_iptables_variants_are_removed_where_the_kernel_has_both(v
 
 
 @pytest.mark.parametrize(("carries", "after"), [("eth0", "0x80"), ("tunl0", "0x81")])
-def test_the_settings_of_direct_return_are_restored_before_its_rules_go(carries: str, after: str) -> None:
+def test_cleanup_restores_the_settings_of_direct_return_before_it_removes_the_rules_of_direct_return(
+    carries: str, after: str
+) -> None:
     kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
     kernel.sysctls |= {path: "0x81", "net/ipv4/conf/all/rp_filter": "0", "net/ipv4/vs/sloppy_tcp": "1"}
     kernel.sysctls[TUNNEL_RECORD] = render_record({"net/ipv4/conf/all/rp_filter": "2", path: "0x80"})
@@ -514,7 +522,7 @@ def test_the_settings_of_direct_return_are_restored_before_its_rules_go(carries:
         assert (kernel.sysctls["net/ipv4/vs/sloppy_tcp"], kernel.sysctls[TUNNEL_RECORD]) == ("1", ""), "no record, no change"
 
 
-def test_a_tunnel_device_that_direct_return_has_not_brought_up_is_left_alone(kernel: FakeKernel) -> None:
+def test_cleanup_does_not_change_a_tunnel_device_that_direct_return_has_not_brought_up(kernel: FakeKernel) -> None:
     kernel.sysctls |= {device_flags(Family.IPV4): "0x81", TUNNEL_RECORD: "the tunnel of another program"}
     clean(kernel)
     assert kernel.sysctls[device_flags(Family.IPV4)] == "0x81"

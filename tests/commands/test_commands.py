@@ -1,7 +1,7 @@
 """The commands that only inspect a node, on a real kernel, while ipvsproxy runs and after it has stopped.
 
-Covers that the commands' output agrees with the kernel and that they change nothing in it; each command's output has tests of its
-own.
+Covers that the output of the commands agrees with the kernel, and that no command changes the kernel. The output of each
+command is tested in more detail in the test module of that command.
 """
 
 import json

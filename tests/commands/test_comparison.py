@@ -111,7 +111,7 @@ async def test_after_each_phase_of_a_scenario_commands_and_run_desire_the_same_s
     await assert_all_agree_through(scenario(path), MemoryNode(settings=SETTINGS))
 
 
-async def test_commands_follow_run_when_addresses_of_api_servers_become_refused_or_allowed_again() -> None:
+async def test_commands_and_run_agree_when_addresses_of_api_servers_are_refused_and_allowed_again() -> None:
     objects = (builders.node(), *api_servers(builders.NODE_ADDRESS))
     comparison = Comparison(inspected(memory_node.new_kernel(), *objects))
     changes = await comparison.read()
@@ -128,7 +128,7 @@ async def test_commands_follow_run_when_addresses_of_api_servers_become_refused_
 
 
 @in_virtual_time
-async def test_a_set_entry_that_is_about_to_be_removed_makes_no_inspecting_command_desire_a_rule() -> None:
+async def test_no_inspecting_command_desires_a_rule_because_of_a_set_entry_that_is_about_to_be_removed() -> None:
     restricted = builders.service("web", load_balancer=["192.0.2.1"], source_ranges=["198.51.100.0/24"])
     node = MemoryNode()
     node.begin_with(builders.node(), restricted)

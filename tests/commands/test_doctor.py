@@ -380,7 +380,7 @@ def test_doctor_reports_rules_that_set_packet_marks_before_ipvs(rules: tuple[Mar
     assert (found.level, text in found.text) == (level, True)
 
 
-def test_doctor_does_not_report_rules_that_set_marks_if_there_are_no_second_scopes() -> None:
+def test_doctor_does_not_report_rules_that_set_packet_marks_if_our_virtual_servers_use_no_firewall_marks() -> None:
     assert _judge("--ipvs-traffic-scopes=kube-proxy", mark_rules=(SAME_BITS,)) == []
 
 
@@ -420,7 +420,7 @@ def test_doctor_notes_which_large_datagrams_of_the_hosts_own_programs_are_lost(
 
 
 @pytest.mark.parametrize(("interface", "expected"), [("eth1", ["sysctl"]), ("tunl0", [])])
-def test_settings_of_direct_return_are_not_missed_where_another_program_has_the_tunnel(
+def test_doctor_does_not_require_settings_of_direct_return_if_another_program_uses_the_tunnel_device(
     interface: str, expected: list[str]
 ) -> None:
     seen = dataclasses.replace(SEEN, interface_addresses=(builders.interface_address(interface, "10.244.3.0"),))

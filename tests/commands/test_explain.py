@@ -144,7 +144,7 @@ async def test_explain_finds_a_pod_by_name_or_address_and_says_why_each_service_
     assert nameless == ["endpoint 10.244.1.1 on node-b", "  default/web port TCP 80, IPv4: in"]
 
 
-async def test_an_endpoint_of_a_family_in_which_its_service_has_no_cluster_ip_is_out() -> None:
+async def test_explain_shows_an_endpoint_as_out_if_its_service_has_no_cluster_ip_of_the_endpoints_family() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     why = "the Service has no cluster IP of IPv6"
     kernel = await synced_kernel(*WEB)
@@ -205,7 +205,7 @@ async def test_explain_names_the_rule_and_the_set_that_masquerade() -> None:
     assert ways[0]["rules"][-1].endswith("-j KUBE-MARK-MASQ")
 
 
-async def test_explain_has_separate_endpoints_and_verdicts_for_kinds_of_traffic_that_differ() -> None:
+async def test_explain_shows_separate_endpoints_and_verdicts_for_cluster_ip_and_other_addresses_if_they_differ() -> None:
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
     objects = (WEB[0], local, WEB[2])
     kernel = await synced_kernel(*objects)
@@ -291,7 +291,7 @@ async def test_explain_shows_virtual_servers_that_no_service_desires_as_stale_or
     assert "lost its address" not in port[0]
 
 
-async def test_explain_says_that_run_removes_a_node_port_on_a_lost_address_after_the_grace() -> None:
+async def test_explain_says_that_run_removes_a_node_port_on_a_lost_address_after_the_grace_period() -> None:
     kernel = await synced_kernel(*WEB)
     (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
     kernel.virtual_servers[builders.frontend("172.16.0.9", 30080)] = copy.deepcopy(kernel.virtual_servers[kept])
@@ -310,7 +310,9 @@ BOTH_SCOPES = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scop
 
 
 @pytest.mark.parametrize("has_bridge", [True, False], ids=["a bridge shows which pods are here", "nothing shows it"])
-async def test_explain_shows_both_scopes_of_an_address_with_their_endpoints_and_clients(*, has_bridge: bool) -> None:
+async def test_explain_shows_the_endpoints_for_clients_of_this_node_and_for_external_clients_of_an_address(
+    *, has_bridge: bool
+) -> None:
     kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
     if has_bridge:
         kernel.host_addresses.append(InterfaceAddress("cni0", parse_address("10.244.0.1"), 24))
@@ -371,7 +373,7 @@ async def test_explain_shows_the_slow_start_of_an_endpoint() -> None:
     assert found in lines
 
 
-async def test_explain_shows_the_way_of_a_connection_over_two_nodes() -> None:
+async def test_explain_shows_the_path_of_a_connection_over_two_nodes() -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
     shop = builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"])
     ends = (endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE), endpoint("10.244.1.2", OTHER_NODE))

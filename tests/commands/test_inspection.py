@@ -43,7 +43,7 @@ async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     ("state", "used"),
     [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
 )
-async def test_inspecting_commands_like_run_replace_a_scheduler_that_is_missing_from_the_kernel(
+async def test_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_kernel_as_run_does(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
 ) -> None:
     asked: list[str] = []

@@ -106,7 +106,7 @@ async def test_a_node_port_on_an_address_that_the_load_balancer_also_has_is_show
     assert names["TCP 192.168.0.10:80"] == names["TCP 192.168.0.10:30080"] == "http"
 
 
-async def test_list_marks_rows_of_other_programs_as_foreign_and_stale_rows_have_no_service() -> None:
+async def test_list_marks_rows_of_other_programs_as_foreign_and_shows_no_service_for_stale_rows() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = KernelVirtualServer(
         VirtualServerSettings("wlc"), {builders.backend("10.9.9.9"): 1}
@@ -155,7 +155,7 @@ async def test_list_shows_a_remark_beside_a_real_server_that_differs_from_the_de
         ("Route", 0, None, "not masqueraded"),
     ],
 )
-def test_a_real_server_by_tunnel_is_as_desired_only_where_direct_return_sends_by_tunnel(
+def test_list_shows_a_tunnelled_real_server_as_serving_only_if_direct_return_desires_the_tunnel(
     method: str, weight: int, desired: int | None, state: str
 ) -> None:
     number = next(number for number, name in METHODS.items() if name == method)
@@ -203,7 +203,7 @@ async def test_list_shows_which_endpoints_are_missing_from_the_kernel() -> None:
     assert "default/web:http (10.244.1.1:8080 is missing)" in [line[72:] for line in listing.render(document)]
 
 
-async def test_list_shows_a_second_scope_at_the_row_of_its_mark() -> None:
+async def test_list_names_the_service_and_the_second_scope_at_the_row_of_a_firewall_mark() -> None:
     objects = (
         builders.node(),
         builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.7"], external_local=True),

@@ -60,7 +60,7 @@ async def test_plan_removes_a_catch_all_set_element_that_another_program_added()
     assert _lines(await _plan(kernel, *WEB)) == ["remove set_entry KUBE-CLUSTER-IP *"]
 
 
-async def test_plan_names_for_every_operation_the_service_that_needs_it() -> None:
+async def test_plan_names_for_every_operation_the_service_that_needs_the_operation() -> None:
     document = await _plan(memory_node.new_kernel(), *WEB)
     services = {(one["kind"], one["service"]) for one in document["operations"]}
     assert {kind for kind, service in services if service == "default/web"} == {

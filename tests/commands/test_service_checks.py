@@ -57,7 +57,7 @@ def test_doctor_reports_a_service_range_inside_the_cluster_cidr(settings: Settin
         (("10.244.1.0/24", "fd00:244:0:1::/64"), ("172.18.0.2", "10.244.1.1", "fd00:244:0:1::1"), []),
     ],
 )
-def test_doctor_warns_about_second_scopes_of_a_family_if_no_range_identifies_the_local_pods(
+def test_doctor_warns_about_traffic_scopes_of_a_family_if_no_range_identifies_the_local_pods(
     networks: tuple[str, ...], node_addresses: tuple[str, ...], expected: list[str]
 ) -> None:
     settings = dataclasses.replace(_settings("10.244.0.0/16", "fd00:244::/56"), scopes=TrafficScopes.API)
@@ -213,7 +213,7 @@ def test_doctor_reports_what_prevents_or_limits_direct_return_on_this_node(
 
 
 @pytest.mark.parametrize(("mtus", "expected"), [({"eth0": "1450", "eth1": "1400"}, 1450), ({}, 1500)])
-def test_the_mtu_is_that_of_the_interface_with_the_nodes_address(
+def test_doctor_uses_the_mtu_of_the_interface_that_has_the_nodes_address(
     mtus: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {f"/sys/class/net/{name}/mtu": mtu for name, mtu in mtus.items()}

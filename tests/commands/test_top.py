@@ -76,7 +76,9 @@ async def test_top_prints_the_documents_of_the_running_ipvsproxy_as_json(capsys:
     assert document["services"]["names"] == ["default/web", "default/dns"]
 
 
-def test_top_without_a_running_ipvsproxy_prints_one_sentence_and_returns_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_without_a_running_ipvsproxy_prints_one_sentence_and_returns_a_failure_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main(["top", "--once", NOWHERE]) == CANNOT_TELL
     output, error = capsys.readouterr()
     assert (output, error) == ("", "ipvsproxy: no ipvsproxy answers on http://127.0.0.1:9: Connection refused\n")
@@ -134,7 +136,7 @@ async def test_busy_services_come_first_and_names_are_sorted_alphabetically(sort
 
 def _daemon(get: Callable[..., object]) -> Daemon:
     daemon = Daemon("http://127.0.0.1:9")
-    daemon.get = get  # type: ignore[method-assign, assignment]  # a daemon of this test
+    daemon.get = get  # type: ignore[method-assign, assignment]  # the test replaces the request to the daemon
     return daemon
 
 
@@ -249,7 +251,7 @@ async def test_top_reports_an_answer_that_is_not_a_document_of_ipvsproxy(answer:
     ],
     ids=["nothing", "half", "ssh", "endless", "silent"],
 )
-async def test_top_gives_up_a_server_that_does_not_speak_http_or_never_ends(
+async def test_top_gives_up_a_server_that_does_not_speak_http_or_whose_answer_never_ends(
     said: bytes | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(top, "MOST_BYTES", 100)

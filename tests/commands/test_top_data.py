@@ -27,14 +27,14 @@ def test_a_time_span_is_printed_in_readable_units() -> None:
     assert "|".join(map(top_data.seconds, values)) == "-|12 ms|3.2 s|42 s|2 min|120 min|2 h|10 d"
 
 
-def test_endpoints_are_counted_by_whether_and_for_which_traffic_they_are_used() -> None:
+def test_the_endpoints_column_counts_ready_draining_and_unused_endpoints_separately() -> None:
     column = next(one for one in top_data.SERVICE_COLUMNS if one.title == "Ends")
     counts = ((3, 1, 2), (3, 0, 2), (3, 0, 0))
     rows = [{"endpoints": dict(zip(("ready", "draining", "unused"), one, strict=True))} for one in counts]
     assert list(map(column.text, rows)) == ["3+1d-2", "3-2", "3"]
 
 
-def test_the_lines_about_the_node_say_whether_all_is_in_force_and_what_is_pending() -> None:
+def test_the_lines_about_the_node_say_whether_everything_is_in_force_and_how_many_objects_are_pending() -> None:
     traffic = "31 active, 64 inactive  812 conn/s  12.3k pkt/s  9.9M B/s"
     facts = f"pending 0  failed 0  drifted 0  draining 1  {traffic}  synced 2.5 s ago in 12 ms"
     assert top_pictures.picture().lines == ("demo-node: in force", facts)

@@ -54,7 +54,7 @@ def _app(daemon: Daemon, interval_s: float = 3600) -> TopApp:
 
 
 async def _until(pilot: Pilot[None], *texts: str) -> None:
-    """Wait until all of these texts are on the screen."""
+    """Wait until the screen shows every text in ``texts``."""
     async with asyncio.timeout(PATIENCE_S):
         while not all(text in _shown(pilot) for text in texts):
             await pilot.pause(0.01)
@@ -62,7 +62,7 @@ async def _until(pilot: Pilot[None], *texts: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _screen(daemon: Daemon, interval_s: float = 3600) -> AsyncIterator[Pilot[None]]:
-    """The screen after its first picture."""
+    """The screen of ``top`` after it has drawn its first picture."""
     async with _app(daemon, interval_s).run_test() as pilot:
         await _until(pilot, "demo/web")
         yield pilot
@@ -168,7 +168,7 @@ async def test_the_screen_shows_a_lost_connection_and_its_recovery() -> None:
         assert "NO ANSWER" not in _shown(pilot)
 
 
-async def test_an_opened_service_shows_that_the_connection_was_lost_or_the_service_deleted() -> None:
+async def test_the_details_of_a_service_show_that_the_connection_was_lost_or_that_the_service_was_deleted() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon, interval_s=0.02) as pilot:
         await pilot.press("enter")
@@ -219,7 +219,7 @@ async def test_a_key_switches_between_services_with_problems_and_all_services() 
             assert pilot.app.screen.query_one(Input).value == wanted
 
 
-async def test_the_number_of_columns_follows_the_width() -> None:
+async def test_the_number_of_columns_depends_on_the_width_of_the_screen() -> None:
     async with _app(Daemon("demo/web")).run_test(size=(40, 15)) as pilot:
         await _until(pilot, "Conn/s")
         assert "Address" not in _shown(pilot)

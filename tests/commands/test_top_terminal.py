@@ -48,7 +48,7 @@ def _top(columns: int, lines: int, *arguments: str, environment: Mapping[str, st
 
 
 async def _at(node: PageNode, act: Callable[[int], T]) -> T:
-    """Act on a terminal, in a thread, while the node serves its page at a port."""
+    """Call ``act`` in a thread with the port at which the node serves its page."""
     async with node.showing() as port:
         return await asyncio.to_thread(act, port)
 

@@ -67,7 +67,7 @@ async def test_verify_reports_every_object_as_missing_on_an_empty_kernel() -> No
     )
 
 
-async def test_each_drift_is_one_line_with_the_service_the_desired_and_the_found_value() -> None:
+async def test_each_difference_is_one_line_with_its_service_the_desired_value_and_the_observed_value() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[CLUSTER].settings = VirtualServerSettings("wrr")
     kernel.virtual_servers[CLUSTER].real_servers[HERE] = 0
@@ -142,7 +142,7 @@ async def test_a_difference_that_is_programmed_between_two_readings_is_not_repor
     observe = kernel.observe
 
     def heal_after(*arguments: object) -> Observation:
-        seen = observe(*arguments)  # type: ignore[arg-type]  # passed on
+        seen = observe(*arguments)  # type: ignore[arg-type]  # passes its arguments on
         weights[THERE] = 1
         return seen
 
@@ -155,7 +155,7 @@ async def test_a_difference_that_is_programmed_between_two_readings_is_not_repor
     [("172.16.0.9", 3, True, 3), ("172.16.0.9", 99, False, 3), (builders.CLUSTER_IP, 99, False, 2)],
     ids=["gone within the grace", "still there", "on an address of this node"],
 )
-async def test_node_ports_on_a_lost_address_are_not_a_difference_if_they_are_removed_within_the_grace(
+async def test_node_ports_on_a_lost_address_are_not_a_difference_if_they_are_removed_within_the_grace_period(
     address: str, gone_at: int, *, is_equal: bool, readings: int
 ) -> None:
     kernel = await synced_kernel(*NODE_PORT)
@@ -167,9 +167,9 @@ async def test_node_ports_on_a_lost_address_are_not_a_difference_if_they_are_rem
     def give_up(*arguments: object) -> Observation:
         if next(looks) == gone_at:
             del kernel.virtual_servers[lost]
-        return observe(*arguments)  # type: ignore[arg-type]  # passed on
+        return observe(*arguments)  # type: ignore[arg-type]  # passes its arguments on
 
-    kernel.observe = give_up  # type: ignore[assignment]  # as run does when the grace has passed
+    kernel.observe = give_up  # type: ignore[assignment]  # removes the virtual server as run does
     document = await _verify(kernel, *NODE_PORT)
     assert document["equal"] is is_equal, document["differences"]
     assert next(looks) == readings + 1

@@ -44,12 +44,12 @@ def from_flags(*arguments: str) -> Config:
 
 
 def from_file(text: str, *arguments: str) -> Config:
-    """The configuration that results from a file, whose text is ``HEAD`` and these lines, and from flags."""
+    """The configuration that results from flags and from a file that consists of ``HEAD`` and these lines."""
     return load_with(["--config", PATH, *arguments], (HEAD + textwrap.dedent(text)).encode())
 
 
 def file_line(option: Option, value: object) -> str:
-    """A line of a file that has this field."""
+    """The line of a configuration file that gives this value to the field of an option."""
     top, *names = option.field.split(".")
     for name in reversed(names):
         value = {name: value}

@@ -117,7 +117,7 @@ def test_a_number_may_be_written_in_gos_syntax(written: str) -> None:
     assert problem.endswith("must be a number")
 
 
-def test_unknown_field_is_ignored_with_a_notice() -> None:
+def test_an_unknown_field_is_ignored_with_a_notice() -> None:
     config = from_file("ipvs:\n  shceduler: lc\nfuture:\n  a: [1]\n")
     assert config.translation.scheduler == "rr"
     assert [str(notice) for notice in config.notices] == [
@@ -129,7 +129,7 @@ def test_unknown_field_is_ignored_with_a_notice() -> None:
 @pytest.mark.parametrize(
     ("key", "shown"), [("a\\nb", r"'ipvs.a\nb'"), ("a" * 76, f"'ipvs.{'a' * 72}...'"), ("a" * 75, f"ipvs.{'a' * 75}")]
 )
-def test_a_notice_shows_any_unknown_field_on_one_line(key: str, shown: str) -> None:
+def test_a_notice_shows_the_name_of_an_unknown_field_on_one_line(key: str, shown: str) -> None:
     config = from_file(f'ipvs:\n  "{key}": 1\n  "{key}": 2\n')
     assert [str(notice) for notice in config.notices] == [
         f"/etc/kube-proxy.conf:6: {shown}: is repeated here; the earlier value is not used",
@@ -172,7 +172,7 @@ def test_yaml_anchors_are_accepted_and_merge_keys_are_refused() -> None:
         ),
     ],
 )
-def test_file_of_another_format_or_kind_is_refused_in_one_sentence(content: bytes, problem: str) -> None:
+def test_a_file_of_another_format_or_kind_is_refused_in_one_sentence(content: bytes, problem: str) -> None:
     assert [str(one) for one in file.read(content, "f").problems] == [problem]
 
 
@@ -277,7 +277,7 @@ def test_the_host_name_is_not_written_because_other_hosts_may_read_the_file() ->
     assert file.document(from_flags())["hostnameOverride"] == ""
 
 
-def test_options_without_effect_are_written_for_kube_proxy() -> None:
+def test_options_that_only_kube_proxy_uses_are_written_to_the_file() -> None:
     config = from_file("nftables: {masqueradeBit: 9}\nportRange: 1-2\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}\n")
     document = yaml.safe_load(file.render(config))
     assert document["nftables"]["masqueradeBit"] == 9

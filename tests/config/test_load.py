@@ -13,7 +13,7 @@ from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
 from tests.config.loading import EXAMPLES, HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
-def test_a_file_replaces_the_flags_with_a_notice() -> None:
+def test_flags_beside_a_configuration_file_are_ignored_with_a_notice() -> None:
     config = from_file("oomScoreAdj: -5", "--oom-score-adj=-7", "--ipvs-scheduler=lc")
     assert (config.oom_score_adj, config.translation.scheduler) == (-5, "rr")
     assert [str(notice) for notice in config.notices] == [
@@ -144,7 +144,10 @@ def test_every_flag_accepts_its_value_in_every_spelling(option: Option) -> None:
     ],
 )
 def test_a_command_line_has_the_meaning_that_it_has_in_kube_proxy(line: str, expected: dict[str, Value]) -> None:
-    """Short forms, booleans, odd and repeated values; an empty address or name changes nothing, and lists are joined."""
+    """The cases are short forms, booleans, odd values and repeated values.
+
+    An empty address or name changes nothing. Repeated lists are joined.
+    """
     assert values(*line.split()) == expected
 
 

@@ -25,7 +25,7 @@ def networks(*texts: str) -> tuple[object, ...]:
     return tuple(parse_network(text) for text in texts)
 
 
-# an attribute, its value, and the options that give it this value, each with its text as a flag
+# Each case is an attribute, its value, and the options that give the attribute this value, with their texts as flags.
 CASES: Sequence[tuple[str, object, Mapping[str, str]]] = [
     ("translation.scheduler", "mh", {"ipvs.scheduler": "mh"}),
     ("engine.audit_interval_s", 60, {"ipvs.syncPeriod": "1m"}),
@@ -254,7 +254,10 @@ def test_the_local_pod_detection_by_interface_needs_the_name_of_an_interface(mod
 @INTERFACE_MODES
 @pytest.mark.parametrize("name", ["a b", "a\nb", "a\x00b", "a\x7fb", 'a"', "a'", "a\\", "a+", "a/b", "ñ" * 8, ""])
 def test_an_interface_name_that_cannot_be_written_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
-    """A rule appends a plus sign to a prefix. The empty name stands for a name that is one character too long."""
+    """The name of a prefix must leave room for the plus sign that a rule appends.
+
+    The empty parameter stands for a name that is one character too long.
+    """
     name = name or "a" * (longest + 1)
     assert problems_of_flags(f"--detect-local-mode={mode}", f"--{flag}={name}") == [
         f"--{flag}: {name!r} must be a name of 1 to {longest} characters that an interface can have"
@@ -270,7 +273,7 @@ def test_options_that_kube_proxy_does_not_check_in_ipvs_mode_are_not_checked() -
     assert config.without_effect == ("iptables.syncPeriod", "iptables.minSyncPeriod", "nftables.masqueradeBit")
 
 
-def test_a_problem_of_a_list_in_a_file_is_reported_with_the_element_and_its_line() -> None:
+def test_a_problem_in_a_list_of_the_file_is_reported_with_the_element_and_its_line() -> None:
     text = "nodePortAddresses:\n- 10.0.0.0/8\n- 10.0.0.1\nipvs:\n  excludeCIDRs: ['x']\n  minSyncPeriod: 40s\n"
     assert problems_of_file(text) == [
         "9: ipvs.minSyncPeriod: 40s must not be longer than ipvs.syncPeriod (30s)",
@@ -308,7 +311,7 @@ def test_feature_gates_of_other_modes_of_kube_proxy_have_no_effect() -> None:
     assert config.without_effect == tuple(f"--feature-gates {name}" for name in names)
 
 
-def test_a_port_flag_has_no_effect_if_the_address_has_a_port_and_that_is_reported() -> None:
+def test_a_port_flag_that_has_no_effect_because_the_address_has_a_port_is_reported() -> None:
     config = from_flags("--healthz-port=8080")
     assert config.servers.health == listen("0.0.0.0", 10256)
     assert str(config.notices[1]) == "--healthz-port: 8080 has no effect, because the default address 0.0.0.0:10256 has a port"

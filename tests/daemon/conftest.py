@@ -1,4 +1,4 @@
-"""Programs under test that run in the process of the tests."""
+"""Fixtures for tests that run the whole program inside the process of the tests."""
 
 import pytest
 
@@ -7,5 +7,8 @@ from ipvsproxy.daemon.process import lifecycle
 
 @pytest.fixture(autouse=True)
 def _no_forced_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, a program that has got a signal would not end in time, and would then end the process of the tests."""
+    """Allow a program ten minutes to end after a signal.
+
+    On a busy machine, a program with less time would end the process of the tests by force.
+    """
     monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 600.0)

@@ -60,7 +60,7 @@ class Calls:
 
 
 NODE = FakeKernel()
-NODE.ports = set()  # type: ignore[attr-defined]  # as in the real listener
+NODE.ports = set()  # type: ignore[attr-defined]  # the real kernel has this attribute
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_a_change_by_another_program_causes_the_loop_to_read_the_kernel(
     listener: Listener, change: notify.Change, expected: str
 ) -> None:
     engine = Calls()
-    following = asyncio.create_task(app.follow_interfaces(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # doubles
+    following = asyncio.create_task(app.follow_interfaces(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # fake objects are passed
     listener.changes = [change]
     listener.wake()
     await engine.arrived.wait()
@@ -96,5 +96,5 @@ async def test_a_broken_netlink_listener_ends_the_process(listener: Listener) ->
     listener.is_broken = True
     listener.wake()
     with pytest.raises(KernelError, match="listen for changes"):
-        await app.follow_interfaces(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # doubles
+        await app.follow_interfaces(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # fake objects are passed
     assert listener.is_closed

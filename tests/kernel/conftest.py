@@ -1,4 +1,4 @@
-"""A separate network namespace for tests that need root, but no ip_vs."""
+"""A separate network namespace for tests that need root, but not the kernel module ip_vs."""
 
 import ctypes
 import os

@@ -18,7 +18,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 
 
 class Channel:
-    """A kernel without nf_tables, which runs modprobe at each request."""
+    """A netlink channel to a kernel without nf_tables; such a kernel runs modprobe at each request."""
 
     asked = 0
 

@@ -271,7 +271,7 @@ def test_adding_an_existing_virtual_server_changes_its_settings_and_keeps_its_re
 @pytest.mark.parametrize(
     ("verb", "is_there", "is_surprise"), [(Verb.SET, False, True), (Verb.ADD, True, True), (Verb.SET, True, False)]
 )
-def test_a_real_server_has_its_new_weight_whether_it_was_there_or_not(
+def test_a_real_server_has_its_new_weight_whether_it_existed_before_or_not(
     kernel: Kernel, verb: Verb, *, is_there: bool, is_surprise: bool
 ) -> None:
     desired = server()
@@ -283,7 +283,7 @@ def test_a_real_server_has_its_new_weight_whether_it_was_there_or_not(
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
-def test_removing_an_absent_object_counts_as_done_and_as_a_surprise(kernel: Kernel) -> None:
+def test_removing_an_absent_object_succeeds_and_is_reported_as_a_surprise(kernel: Kernel) -> None:
     items: tuple[Item, ...] = (
         server(),
         real_server(server()),
@@ -368,7 +368,7 @@ def test_entries_of_every_type_are_read_as_they_were_added_until_they_are_remove
     assert sets(kernel) == {}
 
 
-def test_adding_or_removing_an_entry_again_is_not_an_error_with_any_backend(kernel: Kernel) -> None:
+def test_adding_or_removing_an_entry_again_is_not_an_error_with_either_backend(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     add(kernel, IP_SETS[entry.set], entry)
     add(kernel, entry)
@@ -397,7 +397,7 @@ def test_a_catch_all_element_of_another_program_is_observed_until_it_is_removed(
     assert not (kernel.observe([entry.set], (), ()).sets or {})[entry.set]
 
 
-def test_adding_an_entry_to_a_missing_set_is_refused_and_removing_one_is_a_surprise(kernel: Kernel) -> None:
+def test_adding_an_entry_to_a_missing_set_is_refused_and_removing_an_entry_is_reported_as_a_surprise(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     assert refusal(kernel, Verb.ADD, entry) == errno.ENOENT
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", True)]
@@ -516,7 +516,7 @@ def test_several_real_servers_are_added_together_with_their_virtual_server(
     assert (observed.settings, observed.real_servers) == (desired.settings, dict.fromkeys(items[1].keys, 1))
 
 
-def test_each_of_several_real_servers_that_already_existed_has_its_own_outcome(kernel: Kernel) -> None:
+def test_each_of_several_real_servers_that_already_existed_has_a_separate_outcome(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired, port=2, weight=0))
     others, there = apply(kernel, Verb.ADD, all_at_once(desired, 1, 2, 3))
@@ -525,7 +525,7 @@ def test_each_of_several_real_servers_that_already_existed_has_its_own_outcome(k
     assert set(virtual_servers(kernel)[desired.key].real_servers.values()) == {1}
 
 
-def test_each_of_several_refused_real_servers_has_its_own_outcome(kernel: Kernel) -> None:
+def test_each_of_several_refused_real_servers_has_a_separate_outcome(kernel: Kernel) -> None:
     desired = server()
     impossible = RealServerKey.of(parse_address("224.0.0.1"), 80)
     items = several(desired, 1, 2)
@@ -537,7 +537,7 @@ def test_each_of_several_refused_real_servers_has_its_own_outcome(kernel: Kernel
     assert virtual_servers(kernel)[desired.key].real_servers == dict.fromkeys(items.keys, 1)
 
 
-def test_if_one_of_several_entries_is_refused_each_entry_has_its_own_outcome(kernel: Kernel) -> None:
+def test_if_one_of_several_entries_is_refused_each_entry_has_a_separate_outcome(kernel: Kernel) -> None:
     ip_set = IpSet(SetKind.IPVS_IPS, Family.IPV4)
     fitting, unfit = SetEntry(ip_set.name, SERVICE[Family.IPV4]), SetEntry(ip_set.name, SERVICE[Family.IPV6])
     _, added, refused = apply(kernel, Verb.ADD, ip_set, SetEntries(ip_set.name, (fitting, unfit)))
@@ -547,10 +547,13 @@ def test_if_one_of_several_entries_is_refused_each_entry_has_its_own_outcome(ker
 
 
 @pytest.mark.parametrize("kind", [BoundAddresses, LocalRoutes])
-def test_several_addresses_or_routes_are_added_together_and_each_has_its_own_outcome_if_one_already_existed(
+def test_several_addresses_or_routes_are_added_together_and_each_has_an_outcome_even_if_one_already_existed(
     kernel: Kernel, kind: type[BoundAddresses | LocalRoutes]
 ) -> None:
-    """The kernel removes a secondary address of the same range with the first one. A /32 is a range of one."""
+    """When the kernel removes a primary address, it removes the secondary addresses of the same range, too.
+
+    A /32 is a range of one address, so no address here is secondary.
+    """
     addresses = (*SERVICE.values(), *POD.values())
     add(kernel, Device(DEVICE), kind(addresses[:2]))
     outcomes = apply(kernel, Verb.ADD, kind(addresses[1:]))
@@ -572,7 +575,7 @@ MISSING: Mapping[int, Item] = {
 
 
 @pytest.mark.parametrize("number", MISSING, ids=errno.errorcode.get)
-def test_several_objects_are_refused_one_by_one_if_what_they_need_does_not_exist(kernel: Kernel, number: int) -> None:
+def test_each_of_several_objects_is_refused_if_an_object_that_it_needs_does_not_exist(kernel: Kernel, number: int) -> None:
     outcomes = apply(kernel, Verb.ADD, MISSING[number])
     assert [outcome.operation for outcome in outcomes] == list(one_by_one([Operation(Verb.ADD, MISSING[number])]))
     assert {outcome.errno for outcome in outcomes} == {number}

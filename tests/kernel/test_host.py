@@ -73,7 +73,7 @@ def test_if_raw_sockets_cannot_be_opened_the_library_that_replaces_them_must_be_
     assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
 
-def test_missing_ipvs_is_reported_but_its_consequences_are_not_reported(proc: pathlib.Path) -> None:
+def test_if_ipvs_is_missing_the_features_that_depend_on_it_are_not_reported_as_missing_too(proc: pathlib.Path) -> None:
     (proc / "thread-self/net/ip_vs").unlink()
     (proc / "sys/net/ipv4/vs/conntrack").unlink()
     (missing,) = host.missing_features(proc)
@@ -147,7 +147,7 @@ def test_with_an_ipset_that_has_revisions_of_each_type_nothing_is_missing() -> N
 
 
 @pytest.mark.checklist(94)
-def test_an_ipset_of_another_protocol_version_has_none_of_the_types() -> None:
+def test_an_ipset_of_another_protocol_version_counts_as_having_no_set_type() -> None:
     ipset_err_protocol = 4097
     missing = host.missing_set_types(answering(ipset_err_protocol))
     assert len(missing) == len(SetType) * len(Family)
@@ -221,7 +221,7 @@ def young(_protocol: int) -> fake_netlink.FakeSocket:
 
 
 def names(version: tuple[int, int], connect: Callable[[int], object], *, needs_arrival: bool = True) -> list[str]:
-    return [one.name for one in host.lacking(version, needs_arrival=needs_arrival, connect=connect)]  # type: ignore[arg-type]  # doubles
+    return [one.name for one in host.lacking(version, needs_arrival=needs_arrival, connect=connect)]  # type: ignore[arg-type]  # fake objects are passed
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def test_a_process_with_another_program_name_or_user_does_not_count_as_a_running
         assert instance.running(NAME) is None
 
 
-def test_files_of_a_process_in_another_container_are_not_mistaken_for_files_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_process_in_another_container_are_not_mistaken_for_files_of_this_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with contextlib.closing(instance.Instance(NAME)):
         monkeypatch.setattr(instance, "_owner", lambda _: (0, 0))
         assert instance.running(NAME) == instance.Running(0, None)
@@ -106,7 +108,7 @@ def test_a_socket_with_the_name_of_the_lock_that_never_answers_does_not_prevent_
             assert second.squatter == "a process that does not answer"
 
 
-def test_connections_of_refused_processes_can_be_closed_to_make_room_for_new_ones() -> None:
+def test_connections_of_refused_processes_can_be_closed_to_make_room_for_new_connections() -> None:
     with contextlib.closing(instance.Instance(NAME)) as first:
         for _ in range(3):
             with pytest.raises(KernelError):

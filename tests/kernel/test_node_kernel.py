@@ -242,7 +242,7 @@ def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel)
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
 @pytest.mark.parametrize("by_interface", [True, False])
-def test_a_missing_arrival_interface_matters_only_for_nftables_rules_that_match_pods_by_interface(
+def test_a_kernel_that_hides_the_interface_of_arrival_matters_only_for_nftables_rules_that_match_interfaces(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, backend: Backend, *, by_interface: bool
 ) -> None:
     del kernel
@@ -287,7 +287,7 @@ def test_a_table_that_iptables_cannot_list_is_an_error_of_each_poll(kernel: Kern
     assert poll(target).errors == ()
 
 
-def test_a_thorough_poll_returns_the_whole_state_even_if_it_was_returned_before_except_unchanged_rules(kernel: Kernel) -> None:
+def test_a_thorough_poll_returns_the_whole_state_again_except_rules_that_did_not_change(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     for number in (2, 3):
@@ -305,7 +305,7 @@ def test_a_thorough_poll_returns_the_whole_state_even_if_it_was_returned_before_
     assert kernel.forgotten == ["ipset"] * 4
 
 
-def test_a_poll_has_several_steps_between_which_other_calls_may_write(kernel: Kernel) -> None:
+def test_other_calls_may_write_between_the_steps_of_a_poll(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
     parts = list(target.poll(names, list(Family), [], thorough=False, whole=True))
@@ -359,7 +359,7 @@ def test_a_poll_skips_rules_whose_fingerprint_cannot_be_read(kernel: Kernel) -> 
     assert logged == [], "the first reading has logged it"
 
 
-def test_that_rules_have_no_fingerprint_is_logged_once_until_they_have_one(kernel: Kernel) -> None:
+def test_a_missing_fingerprint_of_rules_is_logged_once_until_the_rules_have_a_fingerprint(kernel: Kernel) -> None:
     target = new_node()
     with structlog.testing.capture_logs() as logged:
         for broken in ({"rule_changes"}, {"rule_changes"}, set(), {"rule_changes"}):
@@ -401,7 +401,7 @@ def test_state_that_cannot_be_read_is_none_with_the_reason_and_all_other_state_i
     observed = observe(new_node())
     for field in ("virtual_servers", "sets", "set_copy", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
         assert getattr(observed, field) == lacking.get(field, getattr(complete, field))
-    parts = {"iptables": 2, "ipset": 2}  # the rules of each family; our sets, and the set copy
+    parts = {"iptables": 2, "ipset": 2}  # iptables has the rules of two families, and ipset has our sets and the set copy
     assert len(observed.errors) == parts.get(name, 1), "one line per part"
     assert all(f"use {name}" in error for error in observed.errors)
 
@@ -443,7 +443,9 @@ def test_closing_the_node_kernel_closes_all_its_sockets(kernel: Kernel) -> None:
     assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "iptables", "ipvs", "routes", "rule_changes"]
 
 
-def test_the_netlink_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_kernel_knows_the_netlink_port_of_the_socket_that_changes_addresses(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[socket.socket] = []
 
     def make_driver(open_socket: Callable[[int], socket.socket]) -> None:

@@ -188,7 +188,7 @@ def test_a_start_on_an_old_kernel_uses_its_workarounds_and_converges(program: Pr
     assert "10.96.0.99" in run("conntrack", "-L", "-p", "udp")
 
 
-# With rules in nftables.
+# Tests with rules in nftables.
 
 
 @pytest.mark.kernel

@@ -87,7 +87,9 @@ def test_a_setting_that_cannot_be_read_is_an_error(root: pathlib.Path) -> None:
     assert caught.value.action == "read net/ipv4"
 
 
-def test_the_flags_of_a_device_are_set_where_sys_is_read_only(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flags_of_a_device_are_set_by_ioctl_because_sys_may_be_read_only(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[int, bytes]] = []
     monkeypatch.setattr("fcntl.ioctl", lambda _, request, argument: asked.append((request, argument)))
     assert write(root, "/sys/class/net/tunl0/flags", "0x81").error == ""
@@ -99,7 +101,7 @@ RP_FILTER = Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
 
 @pytest.fixture
 def tunnel(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The folder of settings, with a file as the alias of the tunnel device."""
+    """The folder of settings, in which a file stands in for the alias of the tunnel device."""
     alias = root / "ifalias"
     alias.write_text("\n")
     monkeypatch.setattr(sysctls, "TUNNEL_RECORD", str(alias))
@@ -130,7 +132,7 @@ def test_a_value_that_another_program_has_written_since_is_not_restored(tunnel: 
     assert ((tunnel / RP_FILTER.path).read_text(), (tunnel / "ifalias").read_text()) == ("1\n", "")
 
 
-def test_no_setting_for_tunnels_is_written_where_its_former_value_cannot_be_recorded(tunnel: pathlib.Path) -> None:
+def test_no_setting_for_tunnels_is_written_if_its_former_value_cannot_be_recorded(tunnel: pathlib.Path) -> None:
     (tunnel / "ifalias").write_text("uplink\n")
     assert "the tunnel device has the alias of another program: uplink" in apply(tunnel, Verb.SET)
     assert apply(tunnel, Verb.REMOVE) == ""
@@ -158,7 +160,7 @@ def test_a_setting_that_cannot_be_read_stays_recorded(tunnel: pathlib.Path) -> N
     assert parse_record((tunnel / "ifalias").read_text()) == {RP_FILTER.path: "2"}
 
 
-def test_a_program_that_listens_on_a_tunnel_device_does_not_change_what_is_restored(
+def test_a_packet_capture_on_a_tunnel_device_does_not_change_the_flags_that_are_restored(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = Sysctl("/sys/class/net/tunl0/flags", "0x81", for_tunnels=True)
@@ -172,14 +174,14 @@ def test_a_program_that_listens_on_a_tunnel_device_does_not_change_what_is_resto
     assert files == {TUNNEL_RECORD: "", flags.path: "0x180"}
 
 
-def test_an_alias_that_is_no_text_is_of_another_program(tunnel: pathlib.Path) -> None:
+def test_a_device_alias_that_is_not_text_counts_as_written_by_another_program(tunnel: pathlib.Path) -> None:
     (tunnel / "ifalias").write_bytes(b"B\xfcro\n")
     assert list(SysctlDriver(tunnel).observe(["ifalias"]).values()) == ["B\ufffdro"]
     assert "the tunnel device has the alias of another program" in apply(tunnel, Verb.SET)
     assert apply(tunnel, Verb.REMOVE) == ""
 
 
-def test_a_record_that_somebody_has_damaged_is_an_error(tunnel: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_record_of_former_settings_is_an_error(tunnel: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = Sysctl("/sys/class/net/tunl0/flags", "0x81", for_tunnels=True)
     damaged = f"ipvsproxy found {flags.path}=up"
     texts = {str(tunnel / "ifalias"): damaged, flags.path: "0x81"}

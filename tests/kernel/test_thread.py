@@ -1,4 +1,4 @@
-"""The thread that owns the kernel's sockets. It owns one object and runs one call after the other."""
+"""The thread that owns the kernel's sockets. The thread owns one object and runs one call after the other."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ class Target:
         raise KernelError(action="try", errno=1)
 
 
-async def test_the_object_is_created_and_called_in_one_thread_other_than_that_of_the_event_loop() -> None:
+async def test_the_object_is_created_and_called_in_one_thread_apart_from_the_thread_of_the_event_loop() -> None:
     thread = await KernelThread.start(Target)
     assert [await thread.call(note(number)) for number in range(3)] == [0, 2, 4]
     thread.stop()
@@ -202,13 +202,13 @@ async def test_a_slow_call_is_logged_even_if_its_caller_was_cancelled(monkeypatc
     slow.clear()
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 60)
     await thread.call(note(2))
-    thread._watch(thread._ended)  # as the timer would
+    thread._watch(thread._ended)  # the timer would call this method
     assert not slow.is_set(), "a call that was given up before it began is none that runs"
     thread.stop()
 
 
 class Heavy:
-    """An argument of a call."""
+    """An object that is passed as an argument of a call."""
 
     def fail(self, _: Target) -> None:
         raise KernelError(action="try", errno=1)

@@ -33,7 +33,7 @@ def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> A
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_endpoint_with_the_address_of_a_service_shows_the_node_of_the_address_in_either_order(first: int) -> None:
+def test_an_endpoint_with_the_address_of_a_service_shows_the_node_of_the_address_whichever_arrives_first(first: int) -> None:
     objects = [_service(TAKEN, "203.0.113.9"), _slice()]
     store = _store(objects[first])
     assert _others(store) == {}
@@ -129,7 +129,7 @@ def test_only_services_with_an_address_whose_node_changed_are_translated_again()
     assert {name.name: now for name, now in store.take().services.items()} == {"web": 5, "shop": 5}
 
 
-def test_endpoint_slices_without_the_address_of_a_new_service_are_passed_over() -> None:
+def test_endpoint_slices_without_the_address_of_a_new_service_do_not_show_its_node() -> None:
     store = _store(_slice("192.168.0.12", suffix="2"), _slice())
     store.deliver([memory_node.put(_service(TAKEN))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}

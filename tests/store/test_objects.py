@@ -39,7 +39,7 @@ BAD = ServiceName("default", "bad")
 
 @pytest.fixture
 def store() -> Store:
-    """A store that knows one Service with its EndpointSlice, and the Node, and all of whose changes have been taken."""
+    """A store that knows one Service with its EndpointSlice, and the Node. All changes have been taken."""
     store = Store(STARTED_S, here=NODE.name)
     deliver(store, WEB, SLICE, NODE)
     store.take()
@@ -419,7 +419,7 @@ def test_a_list_may_empty_some_endpoint_slices_and_a_watch_may_empty_any_number(
 
 
 @pytest.mark.parametrize("others", [2, 20])
-def test_a_list_without_most_nodes_removes_none_until_another_confirms_it(others: int) -> None:
+def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_it(others: int) -> None:
     store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
     nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(others)]
     deliver(store, NODE, *nodes)
@@ -443,7 +443,7 @@ def test_half_of_the_nodes_may_be_removed_by_a_list_and_any_number_by_a_watch() 
     assert (store.tunnel_ends(NODE.name), dict(store.doubts)) == ({}, {})
 
 
-def test_the_only_node_that_is_watched_is_never_doubted() -> None:
+def test_a_list_without_the_only_watched_node_is_never_doubted() -> None:
     store = Store(STARTED_S, Guard(50), here=NODE.name)
     store.deliver([listed(kind=ObjectKind.NODE)], 1)
     assert not store.doubts
@@ -539,7 +539,7 @@ def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_
     assert store.tunnel_sources(NODE.name) == {*OTHER.addresses}
 
 
-def test_a_change_of_tunnel_ends_marks_only_services_with_direct_return_and_endpoints_on_the_node(store: Store) -> None:
+def test_a_node_with_changed_tunnels_marks_only_services_with_direct_return_and_endpoints_there(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
 
     def touched(*nodes: str) -> set[str]:
@@ -557,7 +557,7 @@ def test_a_change_of_tunnel_ends_marks_only_services_with_direct_return_and_endp
     assert touched(OTHER.name) == set()
 
 
-def test_services_with_direct_return_are_marked_in_steps_between_which_others_may_come_and_go(store: Store) -> None:
+def test_services_with_direct_return_are_marked_for_translation_in_steps_while_other_services_come_and_go(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
 
     def put(number: int) -> None:

@@ -120,7 +120,10 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Running]:
-    """The node that all tests share that do not change it permanently. Its counters are read as often as of a small node."""
+    """The node for all tests that do not change it permanently.
+
+    Its counters are read as often as the counters of a small node.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counters, "READ_PER_S", math.inf)
         with running(SERVICES) as one:

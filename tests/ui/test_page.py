@@ -121,7 +121,7 @@ def test_ten_thousand_services_can_be_paged_through(looking: Look) -> None:
     assert page.locator("tbody tr").count() == 200
 
 
-def test_clicking_a_column_head_sorts_the_services(looking: Look) -> None:
+def test_clicking_a_column_heading_sorts_the_services(looking: Look) -> None:
     page = looking("#/services?size=25")
     first = page.locator("tbody tr th a").first
     page.get_by_role("button", name="Connections/s").click()
@@ -177,7 +177,7 @@ def test_services_are_filtered_by_problem_namespace_type_and_node(looking: Look)
     expect(told).to_have_text("1 of 10,000 Services")
 
 
-def test_the_second_column_says_what_is_wrong_and_is_in_sight_at_1280_pixels_with_long_port_names(looking: Look) -> None:
+def test_the_second_column_says_what_is_wrong_and_is_visible_at_1280_pixels_with_long_port_names(looking: Look) -> None:
     page = looking("#/services?namespace=shop", width=1280)
     expect(page.locator("tbody .ports", has_text="metrics-scraper")).to_contain_text("grpc-management")
     assert (page.locator("thead th").nth(1).text_content() or "").strip() == "Problem"
@@ -241,7 +241,7 @@ def test_the_page_names_the_nodes_to_which_direct_return_sends_by_tunnel(looking
 
 
 def test_the_page_reports_a_service_that_does_not_exist(browser: Browser, node: Running) -> None:
-    page = browser.new_page()  # not the page of `looking`, because the browser logs the 404
+    page = browser.new_page()  # a page of `looking` would fail, because the browser logs status 404
     for name in ("shop/nothing", "shop/web%E0%A4%A"):
         page.goto(f"{node.url}#/service/{name}")
         expect(page.get_by_role("alert")).to_contain_text(f"there is no Service {name}")
@@ -472,7 +472,7 @@ def test_the_chosen_theme_is_remembered(looking: Look) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_each_page_is_accessible_and_fits_both_themes_a_phone_and_paper(looking: Look, part: str) -> None:
+def test_each_page_is_accessible_in_both_themes_and_fits_a_phone_and_paper(looking: Look, part: str) -> None:
     page = looking(PARTS[part])
     _is_complete(page, part)
     shown = page.request.get(
@@ -508,7 +508,7 @@ _FILLED = """() => [...document.querySelectorAll(".tiles, .plots")].every(grid =
 
 
 def _tell_a_story(node: Running) -> None:
-    """A new endpoint, another endpoint whose programming fails once, drift, and the removal of both endpoints."""
+    """Cause events: a new endpoint, another endpoint whose programming fails once, the removal of both endpoints, and drift."""
     near, far = endpoint("10.244.0.13"), endpoint("10.244.1.13", OTHER_NODE)
     node.put(page_scene.web_slice(near))
     node.do(lambda one: one.kernel.fail(lambda operation: isinstance(operation.item, RealServers), errno.ENOMEM))
@@ -542,6 +542,6 @@ def test_each_page_can_be_saved_as_a_picture(
     if part == "events":
         _tell_a_story(node)
         page.get_by_text("! drift").first.wait_for()
-    page.wait_for_timeout(20_000)  # until the figures of Services have lines beside them
+    page.wait_for_timeout(20_000)  # the page then has enough readings to draw a line beside each figure
     IMAGES.mkdir(exist_ok=True)
     assert len(page.screenshot(path=IMAGES / f"{picture}.png")) > 10_000

@@ -46,11 +46,11 @@ NAMES = [remove, move_in, move_out, link]
 @pytest.mark.parametrize(
     ("change", "is_reported"), [*((change, True) for change in (write, allow, *NAMES)), *((change, False) for change in NAMES)]
 )
-async def test_a_change_in_the_directory_is_reported_by_inotify_and_new_and_deleted_names_are_found_by_polling_as_well(
+async def test_inotify_reports_every_change_in_the_directory_and_polling_finds_new_and_deleted_names(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pathlib.Path], None], *, is_reported: bool
 ) -> None:
     if not is_reported:
-        monkeypatch.setattr(inotify, "CHANGES", 0)  # as on a network file system that other hosts change
+        monkeypatch.setattr(inotify, "CHANGES", 0)  # inotify reports no change that another host makes on a network file system
     directory = tmp_path / "watched"
     directory.mkdir()
     (directory / "a").write_text("old")
@@ -114,7 +114,7 @@ async def test_a_symbolic_link_that_is_changed_to_another_directory_is_followed(
             await changes.wait()
 
 
-async def test_the_former_directory_of_a_symbolic_link_wakes_nobody(tmp_path: pathlib.Path) -> None:
+async def test_a_change_in_the_former_directory_of_a_symbolic_link_wakes_no_task(tmp_path: pathlib.Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "current").symlink_to("one")

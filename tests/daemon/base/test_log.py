@@ -68,7 +68,7 @@ def test_a_json_line_is_one_object(read: Read) -> None:
 
 @pytest.mark.parametrize("text", ["\n", "\r", "\r\n", "\x1b[2K", "\x00", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"], ids=ascii)
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_logged_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_logged_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - pytest passes it by name
     forged = f"x{text}timestamp=1 level=info event=synced"
     logger(json=as_json).info(forged, value=forged, values=[forged], quoted=f'" {forged}')
     lines = read()
@@ -140,7 +140,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
     os.close(write_end)
 
 
-def test_a_stalled_log_reader_delays_no_task_and_is_later_told_the_number_of_dropped_lines(
+def test_a_stalled_log_reader_delays_no_task_and_later_reads_the_number_of_dropped_lines(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pipe holds 64 KiB of lines, and the thread holds ten more lines. Without the writing thread, this test hangs."""

@@ -1,4 +1,7 @@
-"""Covers only the rate limits themselves. ``test_journal`` and ``test_recorder`` cover the code that uses rate limits."""
+"""Covers rate limits, retry delays, and waits with a timeout.
+
+``test_journal`` and ``test_recorder`` cover the code that uses rate limits.
+"""
 
 import asyncio
 import random
@@ -40,7 +43,7 @@ def test_retry_delays_double_up_to_the_upper_bound() -> None:
     assert [delays.next_s() for _ in range(5)] == [0.5, 1, 2, 3, 3]
 
 
-def test_retry_delays_start_again_at_the_shortest_after_a_success() -> None:
+def test_retry_delays_start_again_at_the_shortest_delay_after_a_success() -> None:
     delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
     delays.next_s()
     delays.next_s()

@@ -159,7 +159,7 @@ def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> No
     assert not node.status.is_eligible
 
 
-def test_a_process_that_waits_for_its_first_lists_is_not_eligible_but_late_only_after_their_arrival() -> None:
+def test_a_process_that_waits_for_its_first_lists_is_not_eligible_and_is_not_late_before_they_arrive() -> None:
     node = Node()
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
     node.pass_time(3600)

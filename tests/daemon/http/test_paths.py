@@ -135,7 +135,7 @@ async def test_a_server_without_an_address_is_not_started() -> None:
     assert [_count(node) for node in (both, none)] == [2, 0]
 
 
-async def test_an_address_in_use_ends_the_program_if_the_configuration_demands_that() -> None:
+async def test_a_server_address_in_use_ends_the_program_if_bind_address_hard_fail_is_set() -> None:
     async with _health(Node()) as taken:
         node = Node(Servers(health=ListenAddress(LOOPBACK, taken), metrics=None, bind_hard_fail=True))
         (health,) = node.servers()
@@ -187,7 +187,7 @@ async def test_flagz_and_statusz_are_plain_text_for_people() -> None:
         ("--profiling=false", "PUT", "5", 404),
     ],
 )
-async def test_only_if_profiling_is_enabled_a_put_request_sets_the_verbosity(
+async def test_a_put_request_sets_the_verbosity_only_if_profiling_is_enabled(
     monkeypatch: pytest.MonkeyPatch, flag: str, method: str, level: str, code: int
 ) -> None:
     put: list[int] = []
@@ -199,7 +199,7 @@ async def test_only_if_profiling_is_enabled_a_put_request_sets_the_verbosity(
 
 
 def _count(node: Node) -> int:
-    """The number of servers; none of them runs."""
+    """The number of servers that a node has; no server runs."""
     servers = node.servers()
     for one in servers:
         one.close()
@@ -248,7 +248,7 @@ def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last
     )
 
 
-def test_unreadable_parts_of_the_kernel_unmet_settings_and_leftovers_are_in_the_health_body_and_turn_no_one_away() -> None:
+def test_unreadable_parts_unmet_settings_and_leftovers_are_in_the_health_answer_which_stays_healthy() -> None:
     unread, left, unmet = ("list sets: EIO",), ("our objects in the other backend stay: EBUSY",), {"net/ipv4/ip_forward": "0"}
     answer = paths.healthz(summaries.status(NOW_S, UPDATES, unreadable=unread, leftovers=left, unmet_settings=unmet))
     document = json.loads(answer.body)
@@ -256,7 +256,7 @@ def test_unreadable_parts_of_the_kernel_unmet_settings_and_leftovers_are_in_the_
     assert (document["unreadable"], document["leftovers"], document["unmetSettings"]) == (list(unread), list(left), unmet)
 
 
-async def test_only_verbose_health_shows_version_digest_pending_objects_and_drift() -> None:
+async def test_only_the_verbose_health_answer_shows_version_digest_pending_objects_and_drift() -> None:
     node = Node()
     node.sync()
     async with _health(node) as port:
@@ -277,7 +277,7 @@ async def test_only_verbose_health_shows_version_digest_pending_objects_and_drif
     assert second["ipvsproxy"] == me | {"pending": 2, "lastDrift": "2026-11-21T10:00:00Z"}
 
 
-def test_a_healthy_node_that_is_not_eligible_answers_unavailable_to_load_balancers_alone() -> None:
+def test_a_healthy_node_that_is_not_eligible_answers_unavailable_only_to_load_balancers() -> None:
     answer = paths.livez(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())

@@ -45,7 +45,7 @@ def _ipv6() -> None:
         pytest.skip(f"no IPv6 on loopback: {error}")
 
 
-async def test_an_answer_has_the_headers_of_its_handler_and_none_that_describe_the_server() -> None:
+async def test_an_answer_has_the_headers_of_its_handler_and_no_header_that_describes_the_server() -> None:
     async with _listening() as port:
         response = await http_client.ask(port, "/there?a=b")
     assert (response.status, response.body) == (200, b"hello /there")
@@ -107,7 +107,7 @@ async def test_a_failed_handler_causes_an_error_answer_and_the_next_request_is_s
 
 @pytest.mark.usefixtures("ipv6")
 @pytest.mark.parametrize("address", [ANY_IPV4, ANY_IPV6])
-async def test_the_unspecified_address_means_both_families(address: Address) -> None:
+async def test_a_server_on_the_unspecified_address_listens_on_both_families(address: Address) -> None:
     async with _listening(address=address) as port:
         for host in ("127.0.0.1", "::1"):
             assert (await http_client.ask(port, "/x", host=host)).status == 200
@@ -124,7 +124,9 @@ async def test_a_single_family_listener_does_not_occupy_the_port_of_the_other_fa
             await http_client.ask(port, "/x", host=other)
 
 
-async def test_on_a_host_without_ipv6_the_unspecified_address_means_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_host_without_ipv6_a_server_on_the_unspecified_address_listens_on_ipv4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = socket.socket
 
     def without_ipv6(family: int = -1, *arguments: int, **keywords: int) -> socket.socket:
@@ -352,7 +354,7 @@ async def test_no_client_behaviour_causes_an_error_in_the_server(request_bytes: 
     async def handle(request: server.Request) -> Answer:
         return paths.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
 
-    gc.freeze()  # a collection of all that earlier tests have left takes longer than all requests below
+    gc.freeze()  # a garbage collection of the objects of earlier tests takes longer than all requests below
     try:
         with structlog.testing.capture_logs() as logs, caplog.at_level("DEBUG"):
             async with _listening(handle) as port:

@@ -1,7 +1,7 @@
 """Covers changes while the loop runs: the operations that they cause, the times of these operations, and the log lines.
 
-``test_engine_start`` covers the start, ``test_engine_repair`` covers drift, ``test_engine_failures`` failures and retries, and
-``test_reader`` readings of the kernel.
+``test_engine_start`` covers the start, ``test_engine_repair`` covers drift, ``test_engine_failures`` covers failures and
+retries, and ``test_reader`` covers readings of the kernel.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ async def test_changes_during_the_minimum_interval_after_a_sync_are_collected(
 
     def translating(*arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         virtual_time.loop().pass_time(sync_s)
-        return real(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
+        return real(*arguments, **choices)  # type: ignore[arg-type]  # passes its arguments on
 
     async with MemoryNode().serving() as node:
         monkeypatch.setattr(desired_state, "translating", translating)
@@ -137,7 +137,7 @@ async def test_translating_many_services_lets_other_tasks_run_in_between(
     def translating(service: Service, *arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         translated.append(service.name)
         virtual_time.loop().pass_time(each_s)
-        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
+        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # passes its arguments on
 
     monkeypatch.setattr(desired_state, "translating", translating)
     node = MemoryNode()
@@ -168,7 +168,7 @@ def node_ports(name: str = "web") -> Service:
 
 
 @in_virtual_time
-async def test_a_change_of_many_services_is_planned_a_few_times_although_its_removals_wait(
+async def test_a_change_of_many_services_is_planned_only_a_few_times_even_if_its_removals_have_to_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)
@@ -271,7 +271,9 @@ async def test_replacing_an_endpoint_needs_one_call_to_the_kernel(monkeypatch: p
 
 
 @in_virtual_time
-async def test_a_removal_that_fails_in_the_same_call_as_its_drain_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_removal_of_a_real_server_is_retried_if_it_fails_after_the_real_server_got_weight_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = MemoryNode()
     apply = node.kernel.apply
     refused: list[Operation] = []

@@ -58,7 +58,7 @@ async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotat
 
 
 @in_virtual_time
-async def test_a_scheduler_from_an_annotation_that_the_kernel_does_not_have_is_replaced_with_a_reason() -> None:
+async def test_a_scheduler_that_an_annotation_names_and_the_kernel_lacks_is_replaced_and_the_reason_is_reported() -> None:
     with structlog.testing.capture_logs() as lines:
         async with MemoryNode(kernel_with("rr", "wrr")).serving(web(scheduler="fo")) as node:
             pass
@@ -81,7 +81,7 @@ async def test_a_kernel_that_cannot_answer_whether_it_has_a_scheduler_is_queried
 
 
 @in_virtual_time
-async def test_a_changed_choice_of_annotations_is_applied_without_a_restart() -> None:
+async def test_a_change_of_the_annotations_that_services_may_use_is_applied_without_a_restart() -> None:
     async with MemoryNode().serving(web(scheduler="wrr")) as node:
         assert settings(node).scheduler == "wrr"
         allowed = dataclasses.replace(node.settings, annotations=frozenset({Annotation.WEIGHTS}))

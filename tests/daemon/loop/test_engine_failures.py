@@ -27,7 +27,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 
 @in_virtual_time
-async def test_a_witness_stays_while_virtual_servers_cannot_be_read() -> None:
+async def test_no_entry_is_removed_from_our_sets_while_virtual_servers_cannot_be_read() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         node.kernel.unreadable = {"virtual_servers"}
         add_stray_node_port(node.kernel)
@@ -154,7 +154,7 @@ async def test_the_kernel_is_read_again_soon_after_an_operation_with_an_unexpect
 
 
 @in_virtual_time
-async def test_families_are_incomplete_until_an_indispensable_setting_that_cannot_be_written_is_right() -> None:
+async def test_families_are_incomplete_while_an_indispensable_kernel_setting_is_wrong_and_cannot_be_written() -> None:
     async with MemoryNode().serving(WEB, SLICE) as node:
         assert not node.watcher.summaries[-1].lacking
         node.kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=1000, number=errno.EROFS)

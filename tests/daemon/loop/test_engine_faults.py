@@ -1,4 +1,6 @@
-"""Covers random failures of the kernel with every error: no operation is forgotten, and a failing one delays no other for long.
+"""Covers random failures of the kernel with every error.
+
+No operation is forgotten, and an operation that fails delays no other operation for long.
 
 ``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and truncated dumps, which are simulated here as outcomes of
 operations.

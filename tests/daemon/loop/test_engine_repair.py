@@ -62,10 +62,10 @@ async def test_a_catch_all_set_element_of_another_program_is_counted_and_logged_
 @pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
 @in_virtual_time
-async def test_a_virtual_server_is_removed_with_its_witness_whichever_of_them_is_read_first(
+async def test_a_leftover_virtual_server_is_removed_with_its_address_or_set_entry_whichever_is_read_first(
     spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
-    """Another kube-proxy left the virtual server with a witness: an address on our device or an entry in our set."""
+    """Another kube-proxy left a virtual server, with its address on our device or with its entry in our set."""
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         spoil(node.kernel)
         if is_notified:
@@ -75,7 +75,7 @@ async def test_a_virtual_server_is_removed_with_its_witness_whichever_of_them_is
 
 
 @in_virtual_time
-async def test_a_witness_is_not_removed_during_the_reading_that_observes_it_even_if_the_api_changes(
+async def test_a_leftover_set_entry_is_not_removed_during_the_reading_that_observes_it_even_if_the_api_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
@@ -98,7 +98,7 @@ async def test_a_witness_is_not_removed_during_the_reading_that_observes_it_even
 
 
 @in_virtual_time
-async def test_a_foreign_virtual_server_is_treated_as_ours_when_a_witness_appears() -> None:
+async def test_a_foreign_virtual_server_is_treated_as_ours_when_one_of_our_sets_gets_an_entry_for_it() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         add_stray_node_port(node.kernel)
         node.kernel.sets[STRAY_PORT.set].entries.clear()

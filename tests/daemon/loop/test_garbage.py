@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_inside_the_block_nothing_is_collected_and_its_objects_are_frozen_afterwards() -> None:
+def test_no_garbage_is_collected_inside_the_block_and_objects_made_there_are_frozen_at_its_end() -> None:
     frozen = gc.get_freeze_count()
     with garbage.postponed():
         assert not gc.isenabled()
@@ -55,7 +55,7 @@ def test_objects_that_survive_a_full_collection_are_skipped_for_a_day() -> None:
         assert gc.get_freeze_count() > 0
 
 
-def test_collections_are_short_again_after_the_start() -> None:
+def test_garbage_collections_are_short_again_after_the_start() -> None:
     now_s = 0.0
     walked: list[int] = []
     kept = [[number] for number in range(40 * garbage.YOUNG_OBJECTS)]
@@ -76,7 +76,7 @@ def test_collections_are_short_again_after_the_start() -> None:
     assert max(walked) <= 3.2 * garbage.YOUNG_OBJECTS
 
 
-def test_the_garbage_collector_is_restored_afterwards() -> None:
+def test_the_settings_of_the_garbage_collector_are_restored_at_the_end_of_the_block() -> None:
     before, callbacks = gc.get_threshold(), list(gc.callbacks)
     with garbage.in_short_rounds():
         assert gc.get_threshold() == (garbage.YOUNG_OBJECTS, garbage.ROUNDS_BETWEEN, garbage.ROUNDS_BETWEEN)

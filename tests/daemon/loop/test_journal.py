@@ -63,7 +63,7 @@ def test_an_ineligible_node_is_logged_once_for_each_reason_and_when_it_is_eligib
 
 @pytest.mark.parametrize(("invalid", "level"), [(True, "warning"), (False, "debug")])
 @pytest.mark.parametrize("where", ["", "web.yaml"])
-def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - a parameter
+def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - pytest passes it by name
     with structlog.testing.capture_logs() as logs:
         skipped = (Skipped("spec.ports[0]", "no port", invalid),)
         Journal().log_complaints([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
@@ -169,7 +169,7 @@ def test_an_object_with_a_thousand_faults_does_not_fill_the_log() -> None:
     assert logs[-1]["untold"] == 1000 - journals.PARTS_SHOWN
 
 
-def test_a_recurring_conflict_does_not_fill_the_log_but_is_still_returned() -> None:
+def test_a_recurring_conflict_does_not_fill_the_log_but_is_reported_to_the_caller_each_time() -> None:
     journal = Journal(Clock())
     returned = 0
     with structlog.testing.capture_logs() as logs:

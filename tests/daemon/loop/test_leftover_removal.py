@@ -77,7 +77,7 @@ class Scene:
         return answer
 
     async def audits(self, duration_s: float = AUDIT_S) -> None:
-        """Let time pass, with an audit every ``AUDIT_S``."""
+        """Let time pass, with an audit every ``AUDIT_S`` seconds."""
         for _ in range(math.ceil(duration_s / AUDIT_S)):
             await asyncio.sleep(AUDIT_S)
             await self.sync(is_audit=True)
@@ -223,7 +223,7 @@ async def test_leftover_chains_that_our_chain_jumps_to_stay_until_our_chain_has_
 
 
 @in_virtual_time
-async def test_a_hidden_table_does_not_count_as_clean_and_all_other_tables_are_cleaned() -> None:
+async def test_a_table_that_iptables_cannot_show_does_not_count_as_clean_and_all_other_tables_are_cleaned() -> None:
     async with scene(other=LeftRules(chains={CHAIN: 1}, hidden=frozenset({"nat"}))) as node:
         await node.sync()
         assert sorted(node.logged) == [(RESISTS, "legacy IPv4"), (REMOVED, "legacy IPv4")]
@@ -237,7 +237,7 @@ async def test_a_hidden_table_does_not_count_as_clean_and_all_other_tables_are_c
 
 
 @in_virtual_time
-async def test_a_hidden_table_that_does_not_affect_packets_of_services_is_ignored() -> None:
+async def test_a_table_that_iptables_cannot_show_is_ignored_if_it_does_not_affect_packets_of_services() -> None:
     async with scene(used=LeftRules(hidden=frozenset({"raw"}))) as node:
         await node.sync()
         assert not node.logged

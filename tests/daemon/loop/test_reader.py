@@ -54,7 +54,7 @@ async def test_slow_audits_are_made_less_often_and_polls_keep_their_own_share_of
 
 
 @in_virtual_time
-async def test_one_very_slow_poll_does_not_prevent_later_ones(
+async def test_one_very_slow_poll_does_not_prevent_later_polls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=30)

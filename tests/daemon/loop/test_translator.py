@@ -1,4 +1,7 @@
-"""Covers refused Service addresses: they are not served, logged once, and still refused after the API server has gone."""
+"""Covers refused addresses of Services, which are not served and are logged once.
+
+Covers the tunnels of direct return, which follow changes of Nodes.
+"""
 
 from collections.abc import Callable
 
@@ -40,7 +43,7 @@ async def test_an_external_address_of_an_api_server_is_refused_and_logged_once()
         assert KEY not in node.kernel.virtual_servers
         assert parse_address(API_SERVER) not in node.kernel.addresses
         with structlog.testing.capture_logs() as logs:
-            node.put(builders.endpoint_slice(service="kubernetes"))  # as during a graceful shutdown of the API server
+            node.put(builders.endpoint_slice(service="kubernetes"))  # the API server shuts down gracefully
             await node.quiet()
         assert KEY not in node.kernel.virtual_servers
         assert parse_address(API_SERVER) not in node.kernel.addresses
@@ -62,7 +65,7 @@ async def test_an_external_address_of_the_api_server_that_this_process_uses_is_n
 
 
 @in_virtual_time
-async def test_a_refused_address_is_logged_beside_an_invalid_value_that_the_service_has_twice() -> None:
+async def test_a_refused_address_is_logged_even_if_the_service_has_the_same_invalid_value_twice() -> None:
     node = MemoryNode()
     invalid = Skipped("spec.externalIPs", "'x' is not an IP address")
     web = builders.service("web", external=("224.0.0.1",))
@@ -79,7 +82,7 @@ OTHER = parse_address("192.168.0.11")
 
 
 @in_virtual_time
-async def test_an_external_address_is_given_up_while_it_is_known_as_an_address_of_another_node() -> None:
+async def test_an_external_address_is_not_served_while_it_is_known_as_an_address_of_another_node() -> None:
     web = builders.service("web", external=(str(OTHER),))
     agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
     async with MemoryNode(settings=Settings(refuses_node_addresses=True)).serving(
@@ -113,7 +116,7 @@ def with_direct_return() -> MemoryNode:
 
 
 @in_virtual_time
-async def test_the_tunnel_device_comes_up_after_the_rules_that_drop_tunnels_of_strangers() -> None:
+async def test_the_rules_that_drop_tunnelled_packets_of_strangers_are_written_before_the_tunnel_device_comes_up() -> None:
     node = with_direct_return()
     async with node.serving():
         pass
@@ -123,7 +126,7 @@ async def test_the_tunnel_device_comes_up_after_the_rules_that_drop_tunnels_of_s
 
 
 @in_virtual_time
-async def test_no_setting_for_tunnels_is_written_while_another_program_has_the_device() -> None:
+async def test_no_setting_for_tunnels_is_written_while_another_program_has_an_address_on_the_tunnel_device() -> None:
     node = with_direct_return()
     node.kernel.host_addresses.append(builders.interface_address("tunl0", "10.244.3.0"))
     async with node.serving():
@@ -135,7 +138,7 @@ async def test_no_setting_for_tunnels_is_written_while_another_program_has_the_d
 
 
 @in_virtual_time
-async def test_tunnels_of_all_other_nodes_are_accepted_until_they_are_deleted() -> None:
+async def test_tunnelled_packets_of_all_other_nodes_are_accepted_until_the_nodes_are_deleted() -> None:
     node = with_direct_return()
     plain = Node(name="plain", addresses=(parse_address("172.18.0.8"),))
     annotated = Node(name="annotated", addresses=(parse_address("172.18.0.9"),), takes_direct_return=True)
@@ -151,8 +154,11 @@ async def test_tunnels_of_all_other_nodes_are_accepted_until_they_are_deleted() 
 
 
 @in_virtual_time
-async def test_a_change_of_a_node_concerns_only_services_with_endpoints_there_and_changes_each_by_few_objects() -> None:
-    """Objects are counted, and no time is measured: they do not grow with the number of Services or Nodes beside."""
+async def test_a_changed_node_changes_only_a_few_objects_of_each_service_with_endpoints_on_the_node() -> None:
+    """The test counts objects and measures no time.
+
+    The number of objects does not grow with the number of other Services or Nodes.
+    """
     given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
     services, there = 20, 8
     objects: list[ApiObject] = []
@@ -166,9 +172,10 @@ async def test_a_change_of_a_node_concerns_only_services_with_endpoints_there_an
     other = msgspec.structs.replace(builders.node(str(OTHER), name=builders.OTHER_NODE), takes_direct_return=True)
     changes: tuple[tuple[Callable[[], None], int, int], ...] = (
         (lambda: node.put(msgspec.structs.replace(other, name="node-c", addresses=builders.addresses("192.168.0.12"))), 1, 0),
-        # of each Service: a tunnel, the endpoint that the tunnel replaces, and the entry by which the endpoint is masqueraded
+        # Three objects of each Service change: a tunnel, the endpoint that the tunnel replaces, and the set entry that
+        # masquerades the endpoint.
         (lambda: node.put(other), 3 * there + 1, there),
-        (lambda: node.put(builders.endpoint_slice(service="s1")), 3, 1),  # at two addresses and in one scope
+        (lambda: node.put(builders.endpoint_slice(service="s1")), 3, 1),  # the Service has two addresses and one firewall mark
         (lambda: node.remove(other), 3 * (there - 1) + 1, there - 1),
     )
     async with node.serving(builders.node(), *objects):

@@ -1,4 +1,4 @@
-"""Covers that one reading of the counters is shared by all who need it.
+"""Covers that several requests share one reading of the counters.
 
 ``test_traffic.py`` covers readings that take too long, that fail, or that are continued.
 """

@@ -39,7 +39,7 @@ CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
 class Figures:
-    """All sources that a scrape reads, at second 100."""
+    """All sources that a scrape reads; the clock shows second 100."""
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
@@ -97,7 +97,7 @@ def test_metrics_show_leftover_objects_of_the_other_backend() -> None:
         assert figures.read()["ipvsproxy_other_backend_left"] == {(): figures.other_backend}
 
 
-def test_virtual_and_real_servers_of_each_family_are_counted_without_foreign_ones() -> None:
+def test_only_our_own_virtual_servers_and_real_servers_are_counted_by_family() -> None:
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
@@ -125,7 +125,7 @@ def test_virtual_and_real_servers_of_each_family_are_counted_without_foreign_one
     assert values["ipvsproxy_tunnels"] == {("IPv4",): 0, ("IPv6",): 0}
 
 
-def test_real_servers_by_tunnel_are_counted_by_family() -> None:
+def test_tunnelled_real_servers_are_counted_by_family() -> None:
     figures, key = Figures(), FirewallMark.of(Family.IPV4, 1)
     weights = {builders.backend("10.244.0.5"): 1, builders.backend("172.18.0.3", 80): TUNNELLED + 2}
     entry = mark_entry(key)

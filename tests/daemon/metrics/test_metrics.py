@@ -82,7 +82,7 @@ async def test_every_recorded_series_exists_with_its_type_labels_and_buckets(pro
     assert {series: present.get(series) for series in expected} == expected
 
 
-async def test_kube_proxy_adds_the_series_that_are_missing_from_the_recording_after_its_start() -> None:
+async def test_the_only_series_missing_from_the_recording_are_series_that_kube_proxy_adds_later() -> None:
     recorded = golden_fixtures.recording("default", "P0")["metrics"]
     present = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
     assert sorted(set(present) - set(recorded)) == [
@@ -101,7 +101,7 @@ async def test_the_buckets_of_network_programming_have_the_bounds_and_the_format
     assert row["buckets"] == [*(f"{bound:g}" for bound in bounds), "+Inf"]
 
 
-async def test_there_are_no_created_series() -> None:
+async def test_no_metric_has_a_series_with_the_suffix_created() -> None:
     metrics = _metrics()
     metrics.healthz(200)
     assert "_created" not in await _page(metrics)

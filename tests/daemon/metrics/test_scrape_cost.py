@@ -59,15 +59,18 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
 
 
 async def grows_too_fast(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the second half of the Services takes more steps than the first half, without the steps that every scrape takes."""
-    await scrape(1, monkeypatch)  # so that no later scrape has to import modules
+    """Whether the second half of the Services takes clearly more steps than the first half.
+
+    Steps that every scrape takes do not count.
+    """
+    await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
     return whole - half > 1.2 * (half - few)
 
 
 async def holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the loop makes clearly more steps without a pause if there are more Services."""
-    await scrape(1, monkeypatch)  # as above
+    await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]
     return many - few > (MANY - FEW) * 2
 
@@ -77,7 +80,7 @@ async def test_the_steps_of_a_scrape_grow_in_proportion_to_its_series(monkeypatc
     assert (await scrape(MANY, monkeypatch)).all > MANY, "the scrape counts nothing"
 
 
-async def test_a_scrape_lets_other_tasks_run_more_often_the_larger_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_larger_scrape_lets_other_tasks_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not await holds_the_loop(monkeypatch)
 
 

@@ -401,7 +401,10 @@ def test_counting_traffic_lets_other_tasks_run_while_many_rows_appear_stay_or_va
 def test_a_total_grows_by_new_counts_and_is_forgotten_with_the_last_object_of_its_labels(
     rounds: list[dict[int, int]],
 ) -> None:
-    """Two objects share the labels of a series; each round adds connections to its objects."""
+    """Every two objects have the same labels and share a series.
+
+    Each round has objects, and adds connections to each of them.
+    """
     ledger = Ledger(10)
     counted: dict[int, int] = {}
     expected: dict[str, int] = {}

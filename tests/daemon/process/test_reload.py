@@ -240,7 +240,7 @@ async def test_a_configuration_file_that_changes_while_it_is_read_is_logged_once
     process = Process(path)
     process.failures = ["no memory"] * 3
     write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(Mock(read_bytes=HEAD.encode))  # its content a moment before
+    await process.reloader.check(Mock(read_bytes=HEAD.encode))  # this reading gets the content before the change
     await process.reloader.check(path)
     assert process.outcomes == [False, False]
     assert [line["event"] for line in logs] == ["reload_failed"]

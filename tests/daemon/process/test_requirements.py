@@ -195,7 +195,7 @@ def _cannot_be_read(*_: object) -> NoReturn:
     raise KernelError(action="read the alias", errno=errno.EIO)
 
 
-def test_settings_stay_while_another_program_may_have_a_tunnel_device_which_is_reported(
+def test_settings_of_direct_return_are_kept_and_reported_while_another_program_may_use_a_tunnel_device(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = memory_node.new_kernel()
@@ -214,7 +214,7 @@ def test_settings_stay_while_another_program_may_have_a_tunnel_device_which_is_r
     assert kernel.applied == []
 
 
-def test_settings_that_a_former_process_has_changed_for_direct_return_are_restored(
+def test_settings_that_an_earlier_process_has_changed_for_direct_return_are_restored(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = memory_node.new_kernel()

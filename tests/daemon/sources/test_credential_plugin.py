@@ -31,7 +31,7 @@ def is_running(pid: str) -> bool:
     """Whether a process is still running. A process whose parent has ended is a zombie until its new parent waits for it."""
     try:
         return pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if the process ends between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # the process may end after its file was opened
         return False
 
 

@@ -11,7 +11,7 @@ import pytest
 import structlog
 import structlog.testing
 import yaml
-from aiohttp import test_utils, web  # noqa: TID251  # an issuer of tokens
+from aiohttp import test_utils, web  # noqa: TID251  # the test serves an issuer of tokens
 
 from ipvsproxy.daemon.sources import credentials, watch
 from ipvsproxy.daemon.sources.source import Trouble
@@ -285,7 +285,7 @@ async def test_a_client_certificate_from_the_kubeconfig_or_from_a_plugin_is_used
         await web_arrives(server, tmp_path, authority=str(certificates.authority), user=user)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from aiohttp, as the library calls it
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # aiohttp warns about how the library calls it
 async def test_a_token_from_an_oidc_issuer_is_refreshed(tmp_path: pathlib.Path) -> None:
     async def describe(request: web.Request) -> web.Response:
         return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})

@@ -101,7 +101,7 @@ async def test_an_empty_directory_is_a_complete_list(tmp_path: pathlib.Path) -> 
         assert sink.batches == [[Listed(kind, frozenset()) for kind in ObjectKind]]
 
 
-async def test_later_deliveries_contain_only_differences(tmp_path: pathlib.Path) -> None:
+async def test_later_deliveries_contain_only_changed_objects(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "b.yaml").write_text(manifest("b"))
     async with following(tmp_path) as sink:
@@ -167,7 +167,7 @@ async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_agai
             await sink.batch(0)
             place.rename(tmp_path / "away")
             async with asyncio.timeout(DEADLINE_S):
-                while not any(line["event"] == "manifests_unreadable" for line in logs):  # noqa: ASYNC110  # a log has no event
+                while not any(line["event"] == "manifests_unreadable" for line in logs):  # noqa: ASYNC110  # no event signals a log line
                     await asyncio.sleep(0.001)
             (tmp_path / "next").mkdir()
             (tmp_path / "next" / "b.yaml").write_text(manifest("b"))

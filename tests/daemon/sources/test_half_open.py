@@ -46,4 +46,4 @@ async def test_a_half_open_watch_is_abandoned_and_missed_changes_arrive(
             async with asyncio.timeout(WITHIN_S):
                 await running.sink.until(running.sink.has("web"))
         for resource in RESOURCES:
-            server.end_watches(resource)  # the server has not noticed, and would wait until these connections end
+            server.end_watches(resource)  # the server still considers these connections open, and would wait for their end

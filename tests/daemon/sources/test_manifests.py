@@ -133,7 +133,7 @@ def test_an_unquoted_timestamp_is_read_in_the_format_of_the_api(world: World) ->
 
 
 def test_an_unquoted_equals_sign_in_a_document_of_another_kind_is_a_string(world: World) -> None:
-    """controller-gen writes it so, as in the enumeration of matchers of prometheus-operator's alertmanagerconfigs (pyyaml#89)."""
+    """controller-gen does not quote equals signs, for example in prometheus-operator's alertmanagerconfigs (pyyaml#89)."""
     resource = "kind: CustomResourceDefinition\nspec:\n  enum:\n  - '!='\n  - =\n  - =~\n---\n"
     assert described(world.write(all=resource + text(service("web")))) == ["Put default/web"]
     assert directory.documents(world.directory / "all.yaml")[0]["spec"]["enum"] == ["!=", "=", "=~"]
@@ -229,7 +229,7 @@ def test_if_two_files_define_an_object_the_file_with_the_first_name_is_used_and_
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_the_first_file_by_name_is_used_even_if_created_later_and_the_second_when_the_first_is_removed(
+def test_of_two_files_that_define_an_object_the_first_by_name_is_used_until_that_file_is_removed(
     world: World,
 ) -> None:
     world.write(b=text(service("web", "10.0.0.2")))
@@ -241,7 +241,7 @@ def test_the_first_file_by_name_is_used_even_if_created_later_and_the_second_whe
 
 @pytest.mark.parametrize("allotted", ["a", "z"])
 def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_that_file(world: World, allotted: str) -> None:
-    """As with the file of an add-on, beside a file with the same Service as the API server returns it."""
+    """For example, one file belongs to an add-on, and the other file has the same Service as the API server returns it."""
     bare = service("web")
     del bare["spec"]["clusterIP"]
     rejected, put = world.write(addon=text(bare), **{allotted: text(service("web"))})

@@ -325,7 +325,7 @@ async def test_a_server_that_does_not_know_our_resource_version_is_listed_at_onc
     assert "resourceVersion=42" in world.watches[1]
 
 
-async def test_a_gateway_timeout_with_another_cause_does_not_cause_a_list() -> None:
+async def test_a_gateway_timeout_that_says_nothing_about_resource_versions_does_not_cause_a_list() -> None:
     world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
     await world.run()
     assert (world.progress[1], len(world.lists)) == ("server_error", 1)
@@ -471,7 +471,7 @@ async def test_a_doubted_list_is_requested_again_when_it_is_due_and_not_earlier(
     due_s = world.clock - world.sleeps[0] - began_s - 60
     assert 0 <= due_s <= reflector.CONFIRMATION_SPREAD_S
     assert world.progress[-1] == Trouble.DOUBTED
-    world.deliver = deliver  # type: ignore[method-assign]  # as the store that doubts the list
+    world.deliver = deliver  # type: ignore[method-assign]  # acts as a store that doubts the list
     await world.run()
     assert (len(world.lists), len(world.watches)) == (2, 3)
     assert versions(world) == ["0", "latest"], "a cache that is behind cannot confirm itself"
@@ -486,7 +486,7 @@ async def test_while_a_list_is_doubted_every_list_requests_the_latest_state() ->
         deliver(events)
         world.reflector.list_again(world.clock + 60)
 
-    world.deliver = doubt  # type: ignore[method-assign]  # as the store that doubts the list
+    world.deliver = doubt  # type: ignore[method-assign]  # acts as a store that doubts the list
     await world.run()
     assert versions(world) == ["0", "latest"]
 
@@ -500,7 +500,7 @@ async def test_a_confirming_list_is_the_last_request_although_its_pages_arrive_w
     def deliver(events: Sequence[Event]) -> None:
         world.delivered += events
         confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
-        if not confirmed:  # as after each delivery while the store doubts a list
+        if not confirmed:  # a store that doubts a list answers each delivery in this way
             world.reflector.list_again(due_s)
 
     for _ in range(2):

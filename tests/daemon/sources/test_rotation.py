@@ -57,7 +57,7 @@ async def test_rotated_certificates_of_server_and_client_are_read_again_from_the
             await running.sink.until(running.sink.has("web", "still"))  # a connection that is already open stays open
             server.cut_watches(SERVICES)
             server.put(SERVICES, service("late"))
-            await wait_for_trouble(running, Trouble.UNREACHABLE)  # signed by an authority that our client does not know
+            await wait_for_trouble(running, Trouble.UNREACHABLE)  # our client does not know the authority of the new certificate
             shutil.copy(new.authority, ours)
             await further_failures(running)  # the server no longer knows the authority of our certificate
             assert running.sink.has("web", "still")()
@@ -68,7 +68,7 @@ async def test_rotated_certificates_of_server_and_client_are_read_again_from_the
 async def further_failures(running: Setup) -> None:
     before = running.restarts
     async with asyncio.timeout(DEADLINE_S):
-        while running.restarts < before + 4:  # noqa: ASYNC110  # the source itself counts them
+        while running.restarts < before + 4:  # noqa: ASYNC110  # no event signals a restart
             await asyncio.sleep(0.001)
 
 

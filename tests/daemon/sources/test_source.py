@@ -135,7 +135,7 @@ async def test_the_wait_for_a_long_list_continues_while_its_pages_arrive() -> No
 
 
 @virtual_time.in_virtual_time
-async def test_contact_of_other_watches_does_not_extend_the_wait_for_a_missing_list() -> None:
+async def test_contact_with_the_server_by_other_watches_does_not_extend_the_wait_for_a_missing_list() -> None:
     assert await give_up_after_s(Lists(SERVICE=(), NODE=range(1000))) == 20
 
 

@@ -72,7 +72,7 @@ async def test_requests_ask_to_leave_out_managed_fields_and_objects_that_have_th
 ) -> None:
     setup.server.knows_drop = knows_drop
     managed: dict[str, Any] = {"managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]}
-    setup.server.expire_watches(SERVICES)  # so that list and watch are requested again
+    setup.server.expire_watches(SERVICES)  # makes the source request a list and a watch again
     await setup.server.asked(SERVICES, watch=True, times=2)
     setup.server.put(SERVICES, service("api", **managed))
     await setup.sink.until(setup.sink.has("web", "api"))
@@ -352,14 +352,14 @@ async def test_requests_to_an_unreachable_server_are_repeated_and_logged_in_one_
                 await wait_for_trouble(running, Trouble.UNREACHABLE)
                 assert running.source.describe().startswith(f"API server {url}: Cannot connect to host 127.0.0.1:")
                 async with asyncio.timeout(DEADLINE_S):
-                    while len(running.sleeps) < 12:  # noqa: ASYNC110  # as in ``wait_for_trouble``
+                    while len(running.sleeps) < 12:  # noqa: ASYNC110  # no event signals a pause
                         await asyncio.sleep(0.001)
                 reborn.put(SERVICES, service("web"))
                 api_server.write_kubeconfig(tmp_path / "kubeconfig", reborn.url)
                 await running.sink.until(running.sink.has("web"))
                 await reborn.watched(SERVICES)
                 async with asyncio.timeout(DEADLINE_S):
-                    while [line["event"] for line in logs].count("watch_resumed") < len(ObjectKind):  # noqa: ASYNC110  # as in ``wait_for_trouble``
+                    while [line["event"] for line in logs].count("watch_resumed") < len(ObjectKind):  # noqa: ASYNC110  # no event signals a log line
                         await asyncio.sleep(0.001)
     assert running.source.describe() == f"API server {reborn.url}"
     failures = [line for line in logs if line["event"] == "watch_failed"]

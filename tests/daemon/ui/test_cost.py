@@ -85,7 +85,7 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
         assert steps.here < 60
 
 
-def test_a_request_continues_the_table_that_an_earlier_request_has_not_finished_and_few_results_are_kept() -> None:
+def test_a_request_continues_the_table_that_an_earlier_request_left_unfinished_and_few_search_results_are_kept() -> None:
     table = _table(_node(FEW))
     unfinished = table.refreshing()
     while len(table._rows) == 0:

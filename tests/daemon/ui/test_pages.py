@@ -530,7 +530,7 @@ async def test_if_counters_cannot_be_read_figures_are_unknown_and_the_rest_of_th
 
 @in_virtual_time
 async def test_with_many_virtual_servers_the_counters_are_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "READ_PER_S", 0.1)  # two virtual servers: every 20 s
+    monkeypatch.setattr(counters, "READ_PER_S", 0.1)  # the counters of two virtual servers are read every 20 s
     async with _serving() as node:
         for _ in range(60):
             await node.ask("node")
@@ -583,7 +583,7 @@ async def test_viewers_beyond_the_limit_are_refused_with_a_sentence() -> None:
 
 
 @in_virtual_time
-async def test_requests_are_answered_only_by_get_below_the_page_and_to_the_name_or_an_address_of_this_node() -> None:
+async def test_the_page_answers_only_get_requests_whose_host_is_a_name_or_an_address_of_this_node() -> None:
     node = _node()
     for host in ("localhost", "LOCALHOST:10249", "127.0.0.1:10249", "[::1]:10249", "10.0.0.7", builders.THIS_NODE):
         assert (await _answer(node, "/ui/", host)).status == 200, host

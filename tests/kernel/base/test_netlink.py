@@ -20,7 +20,10 @@ INTERRUPTED = 0x10
 def channel(
     *answers: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
-    """A channel whose sockets give these answers in turn, and the sockets that were opened."""
+    """A channel, and the sockets that it opens.
+
+    The first socket gives the first of these answers, the next socket the next answer.
+    """
     opened: list[FakeSocket] = []
 
     def connect(_protocol: int) -> FakeSocket:

@@ -32,7 +32,7 @@ def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_a_module_of_a_deferred_package_is_imported_without_executing_the_package(package: str) -> None:
     deferred = packages.defer(package, "light")
     scope: dict[str, Any] = {}
-    exec(f"from {package} import light\nfrom {package}.light import WEIGHT", scope)  # noqa: S102  # what other programs write
+    exec(f"from {package} import light\nfrom {package}.light import WEIGHT", scope)  # noqa: S102  # other programs import in this way
     assert (scope["light"].WEIGHT, scope["WEIGHT"]) == (1, 1)
     assert "EXECUTED" not in vars(deferred)
     assert f"{package}.heavy" not in sys.modules

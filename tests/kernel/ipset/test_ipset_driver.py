@@ -1,6 +1,8 @@
-"""The ipset driver on a real kernel, checked with the program ipset; and errors of its netlink socket, with a fake socket.
+"""The ipset driver on a real kernel, checked with the program ipset.
 
-Properties that the fake kernel has as well are tested in test_contract.py.
+Errors of the netlink socket are tested with a fake socket.
+
+Behaviour that the real kernel and the fake kernel share is tested in test_contract.py.
 """
 
 import contextlib
@@ -70,7 +72,7 @@ def test_every_set_is_created_as_kube_proxy_creates_it_with_the_lowest_revision_
         assert set(rest[::2]) <= {"bucketsize", "initval"}
         assert ("skbinfo" in made[name]) == ip_set.gives_marks
         again += [] if ip_set.kind in SCOPE_KINDS else [f"create {name} {ip_set.type} {' '.join(options)} -exist\n"]
-    tool("restore", stdin="".join(again))  # the ipset program that kube-proxy runs treats our sets as its own
+    tool("restore", stdin="".join(again))  # the command that kube-proxy runs accepts our sets as the sets that it would create
 
 
 @pytest.mark.kernel

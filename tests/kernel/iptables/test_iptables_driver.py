@@ -32,7 +32,7 @@ def test_variant_and_features_are_derived_from_the_version_output(
     text: str,
     version: tuple[int, ...],
     variant: str,
-    random_fully: bool,  # noqa: FBT001 - a table
+    random_fully: bool,  # noqa: FBT001 - pytest passes it by name
 ) -> None:
     program = iptables.parse_version(text)
     assert (program.version, program.variant, program.random_fully) == (version, variant, random_fully)
@@ -110,7 +110,7 @@ def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_jump_is_removed(p
 
 
 def test_rules_are_listed_before_each_write_and_each_removal(programs: pathlib.Path) -> None:
-    """Another program may have changed them since the last listing."""
+    """Another program may have changed the rules since the last listing."""
     log, stdin = programs / "log", programs / "stdin"
     shown = f"echo listed >> {log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'"
     driver = new_driver(programs, save=shown, restore=f"echo written >> {log}; cat > {stdin}")

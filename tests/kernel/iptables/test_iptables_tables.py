@@ -133,7 +133,7 @@ def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not_change_it(
 
 
 @pytest.mark.parametrize("family", Family)
-def test_if_no_socket_can_be_opened_that_is_a_kernel_error(family: Family) -> None:
+def test_a_socket_that_cannot_be_opened_is_a_kernel_error(family: Family) -> None:
     with every_descriptor_taken(), pytest.raises(KernelError, match=r"table nat: Too many open files") as caught:
         RuleChanges().fingerprint(family, "legacy")
     assert caught.value.errno == errno.EMFILE
@@ -156,7 +156,7 @@ def test_the_fingerprint_of_a_table_that_cannot_be_read_is_an_error() -> None:
 
 @pytest.mark.usefixtures("fresh_namespace")
 @pytest.mark.parametrize("family", Family)
-def test_checking_whether_nf_tables_accepts_rules_leaves_no_rules_or_tables(family: Family) -> None:
+def test_checking_whether_nf_tables_accepts_rules_leaves_no_rule_or_table_behind(family: Family) -> None:
     command = "iptables-nft-save" if family is Family.IPV4 else "ip6tables-nft-save"
     listed = ["nft", "list", "tables"]
     if subprocess.run(listed, capture_output=True, check=False).returncode:
@@ -166,7 +166,7 @@ def test_checking_whether_nf_tables_accepts_rules_leaves_no_rules_or_tables(fami
     assert subprocess.run([command], capture_output=True, check=True).stdout.count(b":") == 0
 
 
-def test_if_the_check_whether_nf_tables_accepts_rules_is_refused_the_result_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nf_tables_does_not_count_as_accepting_rules_if_a_trial_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for failed in ({}, {0: errno.EOPNOTSUPP}, {2: errno.EPERM}, {-1: errno.ENOENT}):
         monkeypatch.setattr(nft_message, "run", lambda *_, failed=failed: failed)
         assert not iptables_tables.take_rules(Family.IPV4, "nf_tables")

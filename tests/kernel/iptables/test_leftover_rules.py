@@ -99,7 +99,7 @@ def test_if_chains_cannot_be_read_from_the_kernel_the_iptables_program_lists_the
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_if_there_are_no_legacy_tables_no_program_is_started_and_no_module_is_loaded(
+def test_without_legacy_tables_no_iptables_program_is_started_and_no_module_is_loaded(
     programs: pathlib.Path, *, is_there: bool
 ) -> None:
     names = programs / "thread-self" / "net" / "ip_tables_names"
@@ -110,7 +110,7 @@ def test_if_there_are_no_legacy_tables_no_program_is_started_and_no_module_is_lo
     assert not (programs / "started").exists()
 
 
-def test_if_the_table_names_cannot_be_read_that_is_an_error_and_there_is_no_fingerprint(programs: pathlib.Path) -> None:
+def test_table_names_that_cannot_be_read_are_an_error_and_give_no_fingerprint(programs: pathlib.Path) -> None:
     names = programs / "thread-self" / "net" / "ip_tables_names"
     names.unlink()
     names.mkdir()
@@ -120,7 +120,7 @@ def test_if_the_table_names_cannot_be_read_that_is_an_error_and_there_is_no_fing
 
 
 @pytest.mark.parametrize(("number", "fingerprint"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
-def test_a_fingerprint_exists_if_the_kernel_has_no_nf_tables_but_not_after_other_errors(
+def test_a_kernel_without_nf_tables_has_a_fingerprint_and_any_other_error_gives_no_fingerprint(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, fingerprint: object
 ) -> None:
     def refuse(*_: object) -> object:
@@ -153,7 +153,7 @@ def test_a_kernel_that_cannot_load_nf_tables_is_not_queried_at_each_audit(
         assert subject.read(NFT, concerns) == LeftRules()
 
 
-def test_if_the_program_that_would_list_rules_is_missing_that_is_an_error(programs: pathlib.Path) -> None:
+def test_a_missing_program_that_lists_rules_is_an_error(programs: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="iptables-legacy-save is not in PATH"):
         rules(programs).read(LEGACY, concerns)
 
@@ -202,7 +202,7 @@ def test_leftover_rules_of_the_other_variant_are_read_if_its_programs_are_instal
     params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
 )
 def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace:
-    """A table variant and family with the rules of an iptables mode and of other programs."""
+    """A variant and a family whose tables hold rules of kube-proxy's iptables mode and of other programs."""
     variant, family = request.param
     run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
     return RulesPlace(variant, family, is_used=False)

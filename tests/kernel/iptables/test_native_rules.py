@@ -1,7 +1,7 @@
 """The iptables driver, with the real programs, when one of our tables has a rule that only nft understands.
 
-Another program has written that rule. ``iptables-nft-save`` then reports the whole table as incompatible, and exits with
-status 0. In such a table, ``-I`` and replacing whole chains still work, but ``-D`` does not.
+Another program has written the rule that only nft understands. ``iptables-nft-save`` then reports the whole table as
+incompatible, and exits with status 0. In such a table, ``-I`` and replacing whole chains still work, but ``-D`` does not.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def test_a_native_rule_that_appears_later_does_not_stop_changes() -> None:
     assert not observed(driver).hidden
 
 
-def test_listing_a_hidden_table_does_not_change_the_fingerprint_so_an_idle_node_lists_it_once() -> None:
+def test_listing_a_table_that_iptables_cannot_show_does_not_change_the_fingerprint_of_the_rules() -> None:
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
     with contextlib.closing(RuleChanges()) as changes:
@@ -115,7 +115,7 @@ def test_listing_a_hidden_table_does_not_change_the_fingerprint_so_an_idle_node_
         assert changes.fingerprint(Family.IPV4, "nf_tables") != before
 
 
-def test_a_jump_into_a_hidden_table_written_by_an_earlier_process_is_not_duplicated_later() -> None:
+def test_a_jump_that_an_earlier_process_wrote_to_a_table_that_iptables_cannot_show_is_not_duplicated() -> None:
     create_set(Family.IPV4)
     skeleton = every_kind_of_rule(Family.IPV4)
     assert change(make_driver(), Verb.SET, skeleton) == ""
@@ -137,7 +137,7 @@ def test_a_native_rule_in_our_chain_is_replaced_by_our_rule() -> None:
     assert not observed(driver).hidden
 
 
-def test_no_rule_is_removed_from_a_hidden_table() -> None:
+def test_no_rule_is_removed_from_a_table_that_iptables_cannot_show() -> None:
     driver, skeleton = driver_beside_set()
     assert change(driver, Verb.SET, skeleton) == ""
     insert_native_rule()

@@ -45,7 +45,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 @pytest.fixture
 def make(programs: pathlib.Path) -> Iterator[Callable[..., RulesDriver]]:
-    """Creates drivers; when the test ends, their programs may end, too."""
+    """Creates drivers. When the test ends, the programs that the drivers have started may end, too."""
     made: list[RulesDriver] = []
 
     def make(patience_s: float | None) -> RulesDriver:
@@ -162,7 +162,7 @@ def test_after_a_slow_program_the_driver_waits_only_briefly_until_a_program_is_f
 def test_the_rules_are_read_although_each_write_is_late_and_fails(
     make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reading that is late itself would be lost, because a write that is tried again asks another question."""
+    """The driver waits for a slow reading, because no later call would use the result of a reading that was given up."""
     make_program(programs, "iptables-save", "sleep 0.2")
     make_program(programs, "iptables-restore", "sleep 0.2; echo 'no table mangle' >&2; exit 4")
     driver = make(0.01)

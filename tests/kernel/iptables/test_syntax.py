@@ -63,5 +63,5 @@ def test_a_rule_is_written_as_iptables_save_prints_it(rule: Rule, text: str) -> 
     ],
 )
 def test_equivalent_spellings_of_a_rule_are_read_as_the_same_rule(text: str, same: str) -> None:
-    """Among them numbers instead of names, which iptables prints on a host without /etc/protocols."""
+    """For example, iptables prints numbers instead of names of protocols on a host without /etc/protocols."""
     assert iptables_syntax.normalise(text) == same

@@ -79,7 +79,7 @@ COMMIT
     assert iptables_variant.count(text, CHAINS) == Evidence("KUBE-KUBELET-CANARY", ours=2, others=2)
 
 
-def test_a_host_that_has_only_iptables_commands_without_a_variant_suffix_uses_these(
+def test_iptables_commands_without_a_variant_suffix_are_used_if_the_host_has_no_other_iptables_commands(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_program(tmp_path, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
@@ -110,10 +110,10 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
     ("nft", "legacy", "variant"),
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
 )
-def test_if_the_kernel_accepts_rules_of_only_one_variant_that_variant_is_chosen(
+def test_the_only_variant_whose_rules_the_kernel_accepts_is_chosen(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
-    monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so that the choice depends on the programs alone
+    monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # the choice then depends on the programs alone
     make_variant(tmp_path, "nf_tables", nft)
     make_variant(tmp_path, "legacy", legacy)
     (tmp_path / "iptables").symlink_to(tmp_path / "iptables-nft")
@@ -160,7 +160,7 @@ def test_a_listing_is_not_repeated_if_the_kernel_does_not_support_the_variant(
 
 @pytest.fixture
 def both_variants(fresh_namespace: None) -> None:
-    """The programs of both variants work, and the tables of both are empty."""
+    """The programs of both variants work, and the tables of both variants are empty."""
     for program in PROGRAMS:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")

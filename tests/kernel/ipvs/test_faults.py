@@ -69,7 +69,7 @@ def test_only_esrch_means_that_a_virtual_server_is_already_gone(number: int, *, 
     assert (bool(outcome.error), outcome.surprise) == (has_error, surprise)
 
 
-def test_a_scheduler_is_not_missing_because_the_module_of_ipvs_was_loaded_again() -> None:
+def test_no_scheduler_counts_as_missing_after_the_module_of_ipvs_was_loaded_again() -> None:
     driver, kernel = fake()
     kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.EINVAL)
     kernel.number = 34

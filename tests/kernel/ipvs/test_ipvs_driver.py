@@ -1,7 +1,7 @@
 """The IPVS driver on a real kernel, checked with ipvsadm.
 
-Errors of its socket are tested in test_faults.py, with a fake socket. Properties that the fake kernel has as well are tested in
-test_contract.py.
+Errors of the netlink socket are tested in test_faults.py, with a fake socket. Behaviour that the real kernel and the fake
+kernel share is tested in test_contract.py.
 """
 
 import contextlib
@@ -175,7 +175,7 @@ def test_errors_contain_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> No
 
 
 @pytest.mark.kernel
-def test_an_operation_that_cannot_be_encoded_or_is_refused_does_not_prevent_the_others_of_its_chunk(
+def test_an_operation_that_cannot_be_encoded_or_is_refused_does_not_prevent_other_operations_of_its_chunk(
     driver: ipvs.IpvsDriver,
 ) -> None:
     one = server("10.96.0.1")
@@ -193,7 +193,9 @@ def test_an_operation_that_cannot_be_encoded_or_is_refused_does_not_prevent_the_
 
 
 @pytest.mark.kernel
-def test_more_real_servers_than_fit_into_one_chunk_are_added_and_an_invalid_one_is_reported(driver: ipvs.IpvsDriver) -> None:
+def test_more_real_servers_than_fit_into_one_chunk_are_added_and_an_invalid_real_server_is_reported(
+    driver: ipvs.IpvsDriver,
+) -> None:
     one, other = server("10.96.0.1"), server("10.96.0.2")
     keys = [RealServerKey.of(parse_address(f"10.{number >> 8}.{number & 255}.7"), 80) for number in range(256, 256 + 2500)]
     unfit = RealServerKey.of(parse_address("224.0.0.7"), 80)
@@ -292,7 +294,7 @@ def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("scheduler", sorted(PATIENT_SCHEDULERS | {"sh", "mh"}))
-def test_a_real_server_of_weight_zero_is_never_chosen_by_a_scheduler_with_which_it_may_wait_for_its_removal(
+def test_a_real_server_of_weight_0_is_chosen_by_sh_and_mh_and_never_by_schedulers_whose_removals_may_wait(
     driver: ipvs.IpvsDriver, scheduler: str
 ) -> None:
     refused = refused_clients(driver, scheduler)

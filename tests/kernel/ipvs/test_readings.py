@@ -54,7 +54,7 @@ class Table:
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # so much that each look at the clock ends a part
+        self.clock_s += 1  # one second is so long that a part of the reading ends each time the clock is read
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
@@ -283,7 +283,7 @@ def test_a_kernel_without_the_getsockopt_interface_is_recognised(table: Table) -
     assert not table.reader.is_there()
 
 
-# On a real kernel.
+# Tests on a real kernel.
 
 
 ONE = server("10.96.0.1", 80)
@@ -353,7 +353,7 @@ def test_a_removed_virtual_server_has_no_connections(table: Table) -> None:
     assert table.reader.connections(WEB) == {}
 
 
-def test_if_connections_cannot_be_read_that_is_an_error_and_not_zero_connections(table: Table) -> None:
+def test_connections_that_cannot_be_read_are_an_error_and_do_not_count_as_zero_connections(table: Table) -> None:
     table.failing[DESTINATIONS] = errno.EINTR
     with pytest.raises(KernelError):
         table.reader.connections(WEB)

@@ -62,7 +62,7 @@ INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netli
 
 
 class Kernel:
-    """Answers a listing with these datagrams, and the question for information with ``information``."""
+    """A kernel that answers a listing with these datagrams, and a request for information about IPVS with ``information``."""
 
     def __init__(self, *listing: Callable[[int], fake_netlink.Answer], information: bytes = INFORMATION) -> None:
         self._listing = listing
@@ -122,7 +122,7 @@ def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUN
 
 
 def counting(*, loses: bool = False) -> Kernel:
-    """Sends each virtual server in a separate datagram. With ``loses``, the last datagram but one is lost."""
+    """A kernel that sends each virtual server in a separate datagram. With ``loses``, the last datagram but one is lost."""
     each = [functools.partial(_virtual_server, key=key) for key in KEYS]
     return Kernel(*each[:-1], *([lambda _: fake_netlink.OVERRUN] if loses else []), each[-1])
 
@@ -173,7 +173,7 @@ def test_counters_in_an_unknown_format_are_an_error(text: str, tmp_path: pathlib
         reader.totals()
 
 
-def test_if_the_counters_of_the_node_are_missing_that_is_reported(tmp_path: pathlib.Path) -> None:
+def test_missing_counters_of_the_node_are_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="No such file"):
         ipvs_rows.TrafficReader(counting().connect, path=tmp_path / "none").totals()
 

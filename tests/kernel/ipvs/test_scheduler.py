@@ -1,4 +1,4 @@
-"""Checks whether a scheduler is usable, by the answers of a kernel and on a real one."""
+"""Covers how the program finds out whether a scheduler is usable, with a fake kernel and with a real kernel."""
 
 import errno
 
@@ -23,7 +23,7 @@ from tests.kernel.ipvs.examples import ipvsadm
         (errno.EAFNOSUPPORT, ModuleState.MISSING, False),
     ],
 )
-def test_the_refusal_of_a_virtual_server_shows_its_scheduler_and_without_ipv6_the_files_of_modules_do(
+def test_whether_a_scheduler_exists_is_read_from_the_error_of_a_virtual_server_or_from_module_files(
     monkeypatch: pytest.MonkeyPatch, refusal: int, state: ModuleState, *, is_usable: bool
 ) -> None:
     ipvs = AbsentIpvs()
@@ -34,7 +34,7 @@ def test_the_refusal_of_a_virtual_server_shows_its_scheduler_and_without_ipv6_th
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, netlink.UNANSWERED])
-def test_a_kernel_that_did_not_look_up_the_scheduler_is_an_error(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_an_error_before_the_kernel_looked_up_the_scheduler_is_raised(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     ipvs = AbsentIpvs()
     monkeypatch.setattr(ipvs, "refusal_with", lambda _: number)
     with pytest.raises(KernelError, match="find the schedulers of this kernel: ") as raised:

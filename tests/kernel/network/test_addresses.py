@@ -1,6 +1,6 @@
-"""The address driver on a real kernel, checked with ip; and errors of its netlink socket, with a fake socket.
+"""The address driver on a real kernel, checked with the program ip. Errors of the netlink socket are tested with a fake socket.
 
-Properties that the fake kernel has as well are tested in test_contract.py.
+Behaviour that the real kernel and the fake kernel share is tested in test_contract.py.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
     assert observed is not None
     assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in observed.interface_addresses
     ip("address", "delete", "10.96.0.1/32", "dev", DEVICE)
-    assert driver.observe().addresses == frozenset()  # this reading does not count as a notification
+    assert driver.observe().addresses == frozenset()  # this reading does not use up the notification
     observed = driver.observe_changed()
     assert observed is not None
     assert observed.addresses == frozenset()

@@ -1,4 +1,4 @@
-"""The conntrack driver on a real kernel, with flows made by the program conntrack; and errors, with a fake socket."""
+"""The conntrack driver on a real kernel, with flows made by the program conntrack. Errors are tested with a fake socket."""
 
 import contextlib
 import errno
@@ -118,7 +118,10 @@ DONE = done()
 
 
 class Table:
-    """Fake sockets of a kernel that answers the listings and deletions so. They record queries, and deletions."""
+    """Fake sockets of a kernel that gives these answers to listings and deletions.
+
+    The sockets record the queries and the deletions.
+    """
 
     def __init__(self, *attempts: Answers, deletion: Answers = DONE) -> None:
         self.queries: list[bytes] = []
@@ -183,7 +186,7 @@ def test_a_flow_that_ended_before_its_deletion_is_not_an_error_and_is_not_counte
     assert text in outcome.error
 
 
-def test_if_flows_of_one_family_cannot_be_listed_that_is_reported_and_the_other_family_is_cleaned() -> None:
+def test_flows_of_one_family_that_cannot_be_listed_are_reported_and_the_other_family_is_cleaned() -> None:
     table = Table(done(errno.EINVAL), done(errno.EINVAL), listed())
     four, six = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4), cleaning(Family.IPV6)])
     assert "the module nf_conntrack_netlink is missing or cannot be loaded" in four.error
@@ -214,7 +217,7 @@ def test_the_memory_used_does_not_depend_on_the_number_of_flows(*, stale: bool) 
 
     driver = conntrack.ConntrackDriver(lambda _protocol: Forgetful(answer))
     desired = cleaning(Family.IPV4) if stale else cleaning(Family.IPV4, 5)
-    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # allocates what later calls share
+    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # allocates the memory that later calls share
     tracemalloc.start()
     try:
         (count,) = removed(driver.apply([desired]))
@@ -274,7 +277,7 @@ def test_if_the_kernel_refuses_the_filter_all_flows_are_listed() -> None:
 
 
 def destination(query: bytes) -> tuple[object, ...]:
-    """The flags of the filter, and the protocol, address and port to filter by."""
+    """The flags of the filter in a query, and the protocol, address and port that the filter selects."""
 
     def at(*path: int) -> bytes:
         start, end = 4, len(query)
@@ -330,6 +333,6 @@ def test_a_kernel_with_the_filter_lists_only_flows_to_the_removed_real_servers(
 
         return gather(request, action, count)
 
-    driver._listing.gather = counting  # type: ignore[method-assign, assignment]  # what is listed shows nowhere else
+    driver._listing.gather = counting  # type: ignore[method-assign, assignment]  # only the test can see what is listed
     assert removed(driver.apply([cleaning(family)])) == [1]
     assert sum(parts) == (1 if family is Family.IPV4 else 2), "of IPv6 addresses the kernel has the filter the wrong way round"

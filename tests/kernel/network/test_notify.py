@@ -41,7 +41,7 @@ def ip(*arguments: str) -> None:
     subprocess.run((IP, *arguments), check=True)
 
 
-def test_events_tell_addresses_of_the_device_from_addresses_of_other_interfaces(listener: notify.ChangeListener) -> None:
+def test_events_distinguish_addresses_of_the_device_from_addresses_of_other_interfaces(listener: notify.ChangeListener) -> None:
     ip("address", "add", "192.0.2.1/24", "dev", "lo")
     assert listener.read() == (OTHER,)
     ip("address", "del", "192.0.2.1/24", "dev", "lo")
@@ -60,7 +60,7 @@ def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_no_ev
     assert listener.read() == ()
     ip("address", "add", "192.0.2.1/32", "dev", device)
     ip("link", "del", device)
-    assert listener.read() == (OURS, OURS, OURS)  # its address has come and gone, then the device
+    assert listener.read() == (OURS, OURS, OURS)  # the address was added and removed, and then the device was deleted
 
 
 def test_a_renamed_device_counts_as_deleted(listener: notify.ChangeListener, device: str) -> None:
@@ -168,7 +168,7 @@ def test_after_a_loss_an_older_notification_does_not_hide_the_index_of_the_devic
     with contextlib.closing(notify.ChangeListener(device=device)) as listener:
         listener.read()
         for number in range(40):
-            ip("link", "set", device, "mtu", str(1400 + number))  # the first ones wait, the others are lost
+            ip("link", "set", device, "mtu", str(1400 + number))  # the first events wait, and later events are lost
         ip("link", "del", device)
         ip("link", "add", device, "type", "bridge")
         assert listener.read()[-1] == OURS
@@ -183,7 +183,7 @@ def test_reading_from_a_closed_listener_is_an_error(listener: notify.ChangeListe
         listener.read()
 
 
-def test_an_event_of_an_unknown_interface_counts_as_one_of_another_interface(listener: notify.ChangeListener) -> None:
+def test_an_event_of_an_unknown_interface_counts_as_an_event_of_another_interface(listener: notify.ChangeListener) -> None:
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))
     message = struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body
     assert list(listener._decode(message)) == [OTHER]

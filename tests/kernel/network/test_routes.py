@@ -1,6 +1,8 @@
-"""The route driver on a real kernel, checked with ip in a separate network namespace; and errors, with a fake socket.
+"""The route driver on a real kernel, checked with the program ip in a separate network namespace.
 
-Properties that the fake kernel has as well are tested in test_contract.py.
+Errors of the netlink socket are tested with a fake socket.
+
+Behaviour that the real kernel and the fake kernel share is tested in test_contract.py.
 """
 
 import contextlib
@@ -116,7 +118,7 @@ def all_routes() -> list[str]:
     return [line for line in lines if "fe80:" not in line]
 
 
-def test_an_address_and_its_local_route_can_coexist_and_each_stays_when_the_other_goes(driver: routes.RouteDriver) -> None:
+def test_an_address_and_its_local_route_can_coexist_and_each_stays_when_the_other_is_removed(driver: routes.RouteDriver) -> None:
     bind("10.96.0.1/32")
     bind("fd00:96::1/128")
     before = [kernel_route(address) for address in ("10.96.0.1", "fd00:96::1")]
@@ -131,7 +133,7 @@ def test_an_address_and_its_local_route_can_coexist_and_each_stays_when_the_othe
 
 
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:96::1"])
-def test_if_a_foreign_route_prevents_ours_that_is_an_error_that_says_how_to_fix_it(
+def test_the_error_for_a_foreign_route_that_prevents_our_route_says_how_to_fix_it(
     driver: routes.RouteDriver, address: str
 ) -> None:
     run_ip("route", "add", "local", address, "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
@@ -265,7 +267,7 @@ def test_a_family_without_a_table_has_no_routes_and_unfiltered_listings_are_filt
     assert driver.observe() == {V4}
 
 
-def test_if_routes_cannot_be_listed_that_is_an_error() -> None:
+def test_routes_that_cannot_be_listed_are_an_error() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         return [fake_netlink.error(fake_netlink.sequences(data)[0], errno.EPERM)]
 

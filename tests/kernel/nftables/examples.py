@@ -22,7 +22,7 @@ def nft(*words: str) -> str:
 
 
 def load(text: str) -> None:
-    """Load a file of nft."""
+    """Load a file in the syntax of nft."""
     subprocess.run(("nft", "-f", "-"), input=text, check=True, text=True)
 
 

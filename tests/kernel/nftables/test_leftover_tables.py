@@ -82,7 +82,7 @@ def test_a_table_that_changes_before_its_removal_is_read_again_first() -> None:
     assert listed() == {"ip kube-proxy"}
 
 
-def test_a_table_that_keeps_changing_is_not_removed_and_that_is_an_error() -> None:
+def test_a_table_that_keeps_changing_is_not_removed_and_causes_an_error() -> None:
     load(kube_proxys(IPV4))
 
     def disturb(_: NftTable) -> bool:
@@ -95,7 +95,7 @@ def test_a_table_that_keeps_changing_is_not_removed_and_that_is_an_error() -> No
 
 
 @pytest.mark.parametrize(("number", "is_absent"), [(errno.EINVAL, True), (errno.ENOBUFS, False)])
-def test_only_on_a_kernel_without_nf_tables_is_it_certain_that_no_table_exists(
+def test_an_error_means_that_no_table_exists_only_if_the_kernel_has_no_nf_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
 ) -> None:
     asked: list[object] = []

@@ -93,7 +93,9 @@ def test_the_text_of_the_longest_rule_fits_into_its_comment(family: Family) -> N
 
 @FAMILIES
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_no_rule_follows_an_equal_one_because_one_fingerprint_would_stand_for_both(family: Family, settings: Settings) -> None:
+def test_no_two_successive_rules_are_equal_because_both_would_have_the_same_fingerprint(
+    family: Family, settings: Settings
+) -> None:
     chains = every_rule(family, settings).chains.values()
     assert not [one for rules in chains for one, other in itertools.pairwise(rules) if one == other]
 
@@ -210,7 +212,7 @@ def test_a_rule_without_a_text_in_our_chain_is_reported_by_its_expressions(drive
     assert rules[-1] == f"a rule without a text of ours: counter, return (inet ipvsproxy {name} handle {handle})"
 
 
-def test_if_one_of_the_rules_that_stand_for_one_rule_is_missing_the_remaining_rules_count_as_changed(
+def test_if_one_of_several_nftables_rules_that_express_one_rule_is_missing_the_rule_counts_as_changed(
     driver: NftRulesDriver,
 ) -> None:
     wanted = every_rule(Family.IPV6)
@@ -313,7 +315,7 @@ def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
 
 
 def put_theirs(*more: str) -> str:
-    """Add a chain and a set of another program to our table; returns the table as it is when it has nothing else."""
+    """Add a chain and a set of another program to our table; returns the text of a table that has nothing else."""
     nft("add", "set", "inet", "ipvsproxy", "their-set", "{ type ipv4_addr; }")
     nft("add", "chain", "inet", "ipvsproxy", "theirs", "{ type filter hook input priority 10; policy accept; }")
     nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip saddr @their-set drop")

@@ -108,7 +108,7 @@ def test_thousands_of_entries_of_a_missing_set_are_not_sent_one_by_one(
     assert len(sent) < 20, "the kernel waits for its processors before it answers a refused one"
 
 
-def test_thousands_of_absent_entries_among_present_ones_are_not_removed_one_by_one(
+def test_thousands_of_absent_entries_among_present_entries_are_not_removed_one_by_one(
     driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = tuple(map(entry, range(MANY)))

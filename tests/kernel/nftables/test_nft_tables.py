@@ -67,7 +67,7 @@ def test_a_table_is_ours_by_its_chains_or_its_sets_or_if_it_is_empty(
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-def test_of_our_table_only_chains_of_other_programs_are_shown() -> None:
+def test_only_chains_of_other_programs_in_our_table_are_shown() -> None:
     ours = "chain IPv4-filter-INPUT { type filter hook input priority -5; policy drop; }\n"
     load(f"table inet ipvsproxy {{ {ours} }}\n")
     assert read() == {}

@@ -111,7 +111,7 @@ def test_the_table_is_removed_together_with_its_last_set(driver: NftDriver) -> N
     assert "ipvsproxy" not in nft("list tables")
 
 
-def test_operations_that_exceed_the_limit_of_a_transaction_are_split_into_several(
+def test_operations_that_exceed_the_limit_of_a_transaction_are_split_into_several_transactions(
     driver: NftDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.apply(EVERYTHING)

@@ -82,7 +82,7 @@ def test_the_examples_have_each_match() -> None:
 
 
 def test_the_number_of_the_encoding_changes_with_the_expressions_of_any_rule() -> None:
-    """If this fails because a rule has other expressions than before, increase ``ENCODING``, and note the digest with it."""
+    """If this test fails because the expressions of a rule have changed, increase ``ENCODING`` and record the new digest."""
     made = [
         b"".join(one)
         for family in Family
