@@ -29,7 +29,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters
-from ipvsproxy.store.objects import Changes, Trigger
+from ipvsproxy.store.objects import Changes
 from tests.daemon.metrics.test_traffic import CLUSTER, POD, WEB, Scene
 from tests.support.summaries import Clock, state, summary
 
@@ -92,7 +92,7 @@ class OurNode:
         self.metrics.requested("api:6443", "200", 0.1, "GET")
         self._watches[ObjectKind.SERVICE].restarts[Trouble.ENDED] += 1
         done = Report(done={("add", "address"): 1}, failed={("add", "set_entry"): 1}, errors=(), pending=0)
-        triggers = tuple(Trigger(family, time.time() - 0.1) for family in Family)
+        triggers = tuple((family, time.time() - 0.1) for family in Family)
         self.metrics.synced(summary(Changes(triggers=triggers), states=[state()], report=done))
         for report_status in (self.metrics.healthz, self.metrics.livez):
             report_status(200)

@@ -39,18 +39,18 @@ class Guard:
         self.all_nodes = all_nodes
         self.doubts: dict[ObjectKind, Doubt] = {}
 
-    def accepts(self, kind: ObjectKind, *, missing: int, known: int, now: float) -> bool:
-        """Whether the objects that are missing from a complete list may be removed."""
-        is_much = missing >= (1 if kind is ObjectKind.NODE else LEAST) and missing * 100 > self.percent * known
-        return self._weigh(kind, Doubt(since_s=now, missing=missing, known=known), is_doubtful=is_much)
+    def accepts(
+        self, kind: ObjectKind, *, missing: int, known: int, now: float, is_first: bool = False, is_empty: bool = False
+    ) -> bool:
+        """Whether the objects that are missing from a complete list may be removed.
 
-    def accepts_first(self, kind: ObjectKind, *, is_empty: bool, now: float) -> bool:
-        """Whether objects that no list has ever contained may be removed."""
-        return self._weigh(kind, Doubt(since_s=now, missing=0, known=0, is_first=True), is_doubtful=is_empty)
-
-    def _weigh(self, kind: ObjectKind, doubt: Doubt, *, is_doubtful: bool) -> bool:
+        ``is_first``: no list has been accepted before, so the list is doubted only if it is empty.
+        """
         before = self.doubts.pop(kind, None)
-        if not self.percent or not is_doubtful or (before and doubt.since_s >= before.due_s):
+        is_first |= before is not None and before.is_first
+        is_much = missing >= (1 if kind is ObjectKind.NODE else LEAST) and missing * 100 > self.percent * known
+        if not self.percent or not (is_empty if is_first else is_much) or (before and now >= before.due_s):
             return True
-        self.doubts[kind] = dataclasses.replace(doubt, since_s=before.since_s) if before else doubt
+        since_s = before.since_s if before else now
+        self.doubts[kind] = Doubt(since_s=since_s, missing=0 if is_first else missing, known=known, is_first=is_first)
         return False

@@ -49,16 +49,6 @@ from ipvsproxy.store.guard import Doubt, Guard
 from ipvsproxy.store.node_addresses import NodeAddresses
 
 
-class Trigger(NamedTuple):
-    """The time at which a change of a family's endpoints began, in seconds since the epoch.
-
-    The annotation of the EndpointSlice gives this time.
-    """
-
-    family: Family
-    began_s: float
-
-
 class Complaint(NamedTuple):
     """An object and the parts of it that are not used, reported once for each change.
 
@@ -76,12 +66,13 @@ class Changes:
     """The changes since the last call of ``take``.
 
     ``services``: Services that must be translated again, each with the time at which the first change that has not been applied
-    arrived. ``triggers`` holds the times at which the endpoint changes of these Services began. ``counts`` holds the number of
-    changed objects by kind.
+    arrived. ``triggers`` holds the IP family of each endpoint change of these Services, and the time at which the change began,
+    in seconds since the epoch; an annotation of the EndpointSlice gives this time. ``counts`` holds the number of changed objects
+    by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
-    triggers: tuple[Trigger, ...] = ()
+    triggers: tuple[tuple[Family, float], ...] = ()
     complaints: tuple[Complaint, ...] = ()
     counts: Mapping[ObjectKind, int] = dataclasses.field(default_factory=dict)
 
@@ -219,7 +210,8 @@ class Store:
         if kind is not ObjectKind.NODE or self._guard.all_nodes:
             lost, of = self._size(kind, missing), self._size(kind, self._known[kind])
             lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
-            is_accepted = self._accepts(event, lost, of, now)
+            is_first, is_empty = kind not in self._listed, not event.keys
+            is_accepted = self._guard.accepts(kind, missing=lost, known=of, now=now, is_first=is_first, is_empty=is_empty)
             if kind is ObjectKind.SERVICE:
                 self._only_remember(() if is_accepted else missing, now)
             if not is_accepted:
@@ -235,13 +227,6 @@ class Store:
             self._dirty.setdefault(name, now)
         self._remembered = lacking
 
-    def _accepts(self, event: Listed, lost: int, of: int, now: float) -> bool:
-        is_first = event.kind not in self._listed
-        doubt = self._guard.doubts.get(event.kind)
-        if is_first or (doubt and doubt.is_first):
-            return self._guard.accepts_first(event.kind, is_empty=not event.keys, now=now)
-        return self._guard.accepts(event.kind, missing=lost, known=of, now=now)
-
     def _size(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
         """The number of Services or Nodes with these keys, or, for EndpointSlices, the number of their endpoints."""
         if kind is not ObjectKind.ENDPOINT_SLICE:
@@ -252,7 +237,7 @@ class Store:
         """Returns all changes since the last call."""
         changes = Changes(
             services=self._dirty,
-            triggers=tuple(Trigger(family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
+            triggers=tuple((family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
             complaints=tuple(self._complaints),
             counts=self.untaken,
         )

@@ -26,7 +26,7 @@ from ipvsproxy.model.service import (
 )
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.store.guard import CONFIRMED_AFTER_S, LEAST, Guard
-from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
+from ipvsproxy.store.objects import Changes, Complaint, Store
 from tests.support import builders, memory_node
 
 WEB = builders.service("web")
@@ -217,7 +217,7 @@ def test_trigger_times_of_changes_are_kept_if_they_are_later_than_the_start_of_t
     deliver(store, slice_triggered(STARTED_S + 2, "fd00::7"))
     deliver(store, slice_triggered(STARTED_S + 3, "fd00::7"))  # not a change
     deliver(store, slice_triggered(0, "10.244.0.9"))
-    assert store.take().triggers == (Trigger(Family.IPV4, STARTED_S + 1), Trigger(Family.IPV6, STARTED_S + 2))
+    assert store.take().triggers == ((Family.IPV4, STARTED_S + 1), (Family.IPV6, STARTED_S + 2))
     assert store.take().triggers == ()
 
 
@@ -226,7 +226,7 @@ def test_the_trigger_time_of_an_endpoint_slice_deleted_before_it_was_programmed_
     other = msgspec.structs.replace(other, name=EndpointSliceName("default", "web-v6"))
     deliver(store, gone, other)
     store.deliver([Gone(ObjectKind.ENDPOINT_SLICE, gone.name)], 0)
-    assert store.take().triggers == (Trigger(Family.IPV6, STARTED_S + 2),)
+    assert store.take().triggers == ((Family.IPV6, STARTED_S + 2),)
 
 
 def test_the_trigger_time_of_an_endpoint_slice_without_a_service_is_ignored(store: Store) -> None:

@@ -214,9 +214,8 @@ class Metrics:
             self._value(series.SYNC_DURATION, family.label).observe(summary.duration_s)
             if family not in summary.lacking:
                 self._value(series.LAST_SYNC, family.label).set(now_s)
-        for trigger in changes.triggers:
-            waited_s = max(0.0, now_s - trigger.began_s)
-            self._value(series.PROGRAMMING_DURATION, trigger.family.label).observe(waited_s)
+        for family, began_s in changes.triggers:
+            self._value(series.PROGRAMMING_DURATION, family.label).observe(max(0.0, now_s - began_s))
         self._value(series.SERVICE_CHANGES).inc(changes.counts.get(ObjectKind.SERVICE, 0))
         self._value(series.ENDPOINT_CHANGES).inc(changes.counts.get(ObjectKind.ENDPOINT_SLICE, 0))
         self._count_without_local(changes.services, summary.states)

@@ -22,7 +22,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
+from ipvsproxy.store.objects import Changes, Complaint, Store
 from tests.support import builders, golden_fixtures
 from tests.support.summaries import Clock, state, summary
 
@@ -138,9 +138,7 @@ async def test_only_a_complete_sync_of_a_family_sets_its_last_sync_time() -> Non
 async def test_changes_are_counted_by_object_kind_and_programming_latency_by_family() -> None:
     metrics = _metrics()
     counts = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
-    metrics.synced(
-        summary(Changes(counts=counts, triggers=(Trigger(Family.IPV6, WALL_S - 0.4), Trigger(Family.IPV6, WALL_S + 5))))
-    )
+    metrics.synced(summary(Changes(counts=counts, triggers=((Family.IPV6, WALL_S - 0.4), (Family.IPV6, WALL_S + 5)))))
     rows = await _rows(metrics)
     assert rows[f"{SYNC}_service_changes_total"] == 2
     assert rows[f"{SYNC}_endpoint_changes_total"] == 3
