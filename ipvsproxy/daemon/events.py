@@ -14,13 +14,13 @@ import errno
 import hashlib
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import structlog
 
 from ipvsproxy.daemon.base import timing
-from ipvsproxy.daemon.http.health import Notice, Status
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.sources.source import ApiError, Post
 from ipvsproxy.model.service import ObjectKind, ServiceName
@@ -200,7 +200,7 @@ class Announcer:
         self._recorder = recorder
         self._store = store
         self._status = status
-        self._announced: Collection[Notice] = ()
+        self._announced: Mapping[str, str] = {}
         self._hiding: dict[ServiceName, str] = {}
 
     def start(self) -> None:
@@ -234,10 +234,10 @@ class Announcer:
         self._recorder.record(KubernetesEvent(self._regard(service), "FailedToStartServiceHealthcheck", "Listen", note))
 
     def _announce_notices(self) -> None:
-        for notice in self._status.notices:
-            if notice not in self._announced:
-                self._recorder.record(KubernetesEvent(self._node, notice.reason, STARTING, notice.message))
-        self._announced = tuple(self._status.notices)
+        for reason, message in self._status.notices.items():
+            if self._announced.get(reason) != message:
+                self._recorder.record(KubernetesEvent(self._node, reason, STARTING, message))
+        self._announced = dict(self._status.notices)
 
     def _find_hidden_nodes(self, summary: SyncSummary) -> None:
         """Warn about the Services whose addresses make other nodes unreachable.

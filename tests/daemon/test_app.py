@@ -211,7 +211,7 @@ def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
     replaced = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler_not_used"]
     assert replaced == ([("no scheduler nosuch", "rr")] if is_replaced else [])
     message = "no scheduler nosuch; rr is used instead"
-    assert made[0].notices == ([health.Notice("SchedulerMissing", message)] if is_replaced else [])
+    assert made[0].notices == ({"SchedulerMissing": message} if is_replaced else {})
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
@@ -236,7 +236,7 @@ def test_host_ports_that_take_packets_before_services_are_logged_once_until_an_a
 
     def host_ports(variants: Mapping[Family, str]) -> tuple[str, ...]:
         assert variants == dict.fromkeys(Family, "nf_tables")
-        told.append([notice.reason for notice in made[0].notices])
+        told.append([*made[0].notices])
         if not answers:
             os.kill(os.getpid(), signal.SIGTERM)
             return ()
@@ -383,9 +383,9 @@ def test_a_start_removes_a_leftover_address_of_an_api_server_that_does_not_answe
     address, other = builders.addresses("127.0.0.1", "203.0.113.5")
     kernel.device = True
     kernel.addresses |= {address, other}
-    notices: list[health.Notice] = []
+    notices: list[str] = []
 
-    def stop(statuses: list[health.Notice]) -> None:
+    def stop(statuses: Iterable[str]) -> None:
         notices.extend(statuses)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -401,7 +401,7 @@ def test_a_start_removes_a_leftover_address_of_an_api_server_that_does_not_answe
     assert [str(one) for one in kernel.applied] == ["remove address 127.0.0.1"]
     assert kernel.addresses == {other}
     assert [line["done"] for line in logs if line["event"] == "api_server_address_given_up"] == [["remove address 127.0.0.1"]]
-    assert [notice.reason for notice in notices] == [app.API_SERVER_HIDDEN]
+    assert notices == [app.API_SERVER_HIDDEN]
 
 
 def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ from ipvsproxy.daemon.events import (
     of_node,
     of_service,
 )
-from ipvsproxy.daemon.http.health import Notice, Status
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.model.net import Family, parse_address
@@ -223,7 +223,7 @@ class Stage:
 
 async def test_the_start_and_each_notice_cause_one_event_on_the_node() -> None:
     stage = Stage()
-    stage.status.notices.append(Notice("SchedulerMissing", "no mh"))
+    stage.status.note("SchedulerMissing", "no mh")
     stage.announcer.start()
     stage.announcer.synced(summary())
     assert await stage.written() == [("node-a", "Starting", ""), ("node-a", "SchedulerMissing", "no mh")]
@@ -272,7 +272,7 @@ async def test_a_service_with_the_address_of_another_node_causes_an_event_and_a_
     assert notice[:2] == ("node-a", "NodeAddressHidden")
     assert "shop/web has 192.168.0.11 of node-b" in notice[2]
     stage.announcer.synced(summary(states=[ServiceState(owner=Owner(1, WEB))], view=view))
-    assert stage.status.notices == []
+    assert stage.status.notices == {}
 
 
 async def test_an_address_conflict_causes_an_event_on_each_waiting_service() -> None:

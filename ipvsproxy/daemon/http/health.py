@@ -16,7 +16,6 @@ Rule 5: a process that is about to stop reports itself as unhealthy before it st
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.net import Family
@@ -24,13 +23,6 @@ from ipvsproxy.model.service import Node, ObjectKind
 
 LATE_PERIODS = 2
 """The number of sync periods after which a change is late, as in kube-proxy (pkg/proxy/healthcheck in kubernetes/kubernetes)."""
-
-
-class Notice(NamedTuple):
-    """A fact about this process that becomes a Kubernetes event about the Node, with the ``reason`` of that event."""
-
-    reason: str
-    message: str
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -65,7 +57,8 @@ class Status:
     def __post_init__(self) -> None:
         self.families = tuple(sorted(self.families))
         self.node: Node | None = None
-        self.notices: list[Notice] = []
+        self.notices: dict[str, str] = {}
+        """Facts about this process that become Kubernetes events about the Node, by the reason of the event."""
         self._queued_s: float | None = self.clock()
         self._incomplete_since_s: dict[Family, float] = {}
         self._is_stopping = False
@@ -76,8 +69,9 @@ class Status:
 
     def note(self, reason: str, message: str) -> None:
         """Replace the notice that has this reason; an empty message removes the notice."""
-        kept = [notice for notice in self.notices if notice.reason != reason]
-        self.notices = [*kept, Notice(reason, message)] if message else kept
+        self.notices.pop(reason, None)
+        if message:
+            self.notices[reason] = message
 
     def queued(self, now: float) -> None:
         """A change is waiting for the next sync; only the oldest waiting change counts."""
