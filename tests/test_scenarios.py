@@ -98,7 +98,7 @@ def assert_in_force(node: MemoryNode, state: Collection[Put]) -> None:
     assert memory_node.contents(node.kernel) == memory_node.from_scratch(alone, SETTINGS, node.kernel)
     reconciler = node.engine._reconciler
     assert reconciler.pending == 0
-    assert not at_once(reconciler.planning(loop().time())).operations
+    assert not at_once(reconciler.planning(loop().time()))
 
 
 async def deliver(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, restarted: bool) -> None:

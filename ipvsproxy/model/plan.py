@@ -1,9 +1,9 @@
-"""Changes as values: operations, the plan that orders them, their outcomes, and the report of a sync."""
+"""Changes as values: operations, their outcomes, and the report of a sync."""
 
 import dataclasses
 import enum
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ipvsproxy.model.kernel import KernelObject, Several
@@ -120,21 +120,6 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outco
         else:
             results.append(Outcome(operation))
     return results
-
-
-class Plan(NamedTuple):
-    """Operations in the order in which they are applied."""
-
-    operations: Sequence[Operation]
-
-    @property
-    def draining(self) -> Collection[VirtualServerKey]:
-        """The virtual servers that have at least one real server that begins to drain."""
-        return {
-            item.virtual_server
-            for verb, item in self.operations
-            if isinstance(item, RealServers) and item.drains and verb is Verb.SET
-        }
 
 
 class WeightChange(NamedTuple):

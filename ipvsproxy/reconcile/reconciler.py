@@ -22,7 +22,6 @@ from ipvsproxy.model.plan import (
     WEIGHTS_SHOWN,
     Operation,
     Outcome,
-    Plan,
     Report,
     Verb,
     WeightChange,
@@ -201,7 +200,7 @@ class Reconciler:
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))
 
-    def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Plan]:
+    def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Sequence[Operation]]:
         """Plans, in steps, the operations that are possible now, in their order.
 
         ``only_additions``: not every Service has been put yet, so an undesired object may still become desired.
@@ -232,7 +231,7 @@ class Reconciler:
                 objects = 0
                 yield
         operations = [operation for stage in sorted(by_stage) for operation in by_stage[stage]]
-        return Plan(self._retries.due(operations, self._identity, now) if self._retries else operations)
+        return self._retries.due(operations, self._identity, now) if self._retries else operations
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
         """The key under which a failure is counted: the kind and the identity of the objects, whatever the verb and the value."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, one_by_one
+from ipvsproxy.model.plan import Operation, Outcome, Report, one_by_one
 from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMatch, Side, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import SetEntry
@@ -115,7 +115,7 @@ class SimulatedNode:
         """Read the kernel; ``changes`` replace parts of the reading."""
         at_once(self.reconciler.observer.observing(dataclasses.replace(self.kernel.observe(), **changes), self.now))  # type: ignore[arg-type]  # names of fields
 
-    def plan(self) -> Plan:
+    def plan(self) -> Sequence[Operation]:
         """The operations that are possible now."""
         reconciler = self.reconciler
         for family in self._families:
@@ -129,16 +129,15 @@ class SimulatedNode:
         self.now += after_s
         self.applied, self.reports = [], []
         for _ in range(MOST_ROUNDS):
-            plan = self.plan()
-            if plan.operations:
-                self.reports.append(at_once(self.reconciler.settling(self.apply(plan.operations), self.now)))
+            if operations := self.plan():
+                self.reports.append(at_once(self.reconciler.settling(self.apply(operations), self.now)))
             elif due := self.reconciler.drains_due(self.now):
                 list(self.reconciler.noting_connections(self.kernel.connections(due), self.now))
             else:
                 wake_s = self.reconciler.next_s()
                 assert wake_s is None or wake_s > self.now, "woken for nothing, the loop would not rest"
                 return self.applied
-        raise AssertionError(f"still not done after {MOST_ROUNDS} rounds: {plan}")
+        raise AssertionError(f"still not done after {MOST_ROUNDS} rounds: {self.plan()}")
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply the planned operations to the kernel, without settling them."""

@@ -152,7 +152,7 @@ def test_a_virtual_server_that_resembles_a_node_port_is_not_ours_while_the_hosts
 def test_observed_objects_that_could_not_be_read_this_time_do_not_change(part: str) -> None:
     node = running("10.244.0.1")
     node.observe(**{part: None})
-    assert not node.plan().operations
+    assert not node.plan()
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
@@ -198,7 +198,7 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
     reading[KEY] = examples.observed({TWO: 1})
     node.observe(virtual_servers=reading)
     assert compared == [KEY]
-    assert node.plan().operations
+    assert node.plan()
 
 
 def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
@@ -240,9 +240,9 @@ def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired
     node = running("10.244.0.1", "10.244.0.2")
     poll(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
     assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
-    assert node.plan().operations == [set_weight(TWO, 1)]
+    assert node.plan() == [set_weight(TWO, 1)]
     poll(node, {KEY: None})
-    assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations
+    assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan()
 
 
 @pytest.mark.parametrize("kind", ["addresses", "routes"])
@@ -254,11 +254,11 @@ def test_a_new_object_from_one_part_of_a_reading_is_kept_until_the_reading_ends_
     part = Observation(addresses=bound, device=True) if kind == "addresses" else Observation(routes=frozenset({stray.address}))
     at_once(node.reconciler.observer.observing(part, node.now))
     assert node.reconciler.observer.newcomers
-    assert not node.plan().operations
+    assert not node.plan()
     for _ in node.reconciler.observer.concluding(node.now):
         pass
     assert not node.reconciler.observer.newcomers
-    assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
+    assert [kind_of(one.item) for one in node.plan()] == ["virtual_server"]
 
 
 def test_no_object_counts_as_new_after_a_complete_reading() -> None:
@@ -269,7 +269,7 @@ def test_no_object_counts_as_new_after_a_complete_reading() -> None:
     assert node.reconciler.observer.newcomers
     node.observe()
     assert not node.reconciler.observer.newcomers
-    assert node.plan().operations == [Operation(Verb.REMOVE, BoundAddresses.of(stray.address))]
+    assert node.plan() == [Operation(Verb.REMOVE, BoundAddresses.of(stray.address))]
 
 
 def test_a_drain_ends_when_a_poll_shows_that_its_virtual_server_no_longer_exists() -> None:
@@ -293,12 +293,12 @@ def test_objects_that_a_reading_returned_are_never_modified_later() -> None:
 def test_unchanged_sets_and_addresses_stay_observed() -> None:
     node = running("10.244.0.1")
     node.observe(sets=None, addresses=None, interface_addresses=None)
-    assert not node.plan().operations
+    assert not node.plan()
     ip_set = examples.entry(SetKind.CLUSTER_IP, KEY)
     node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": frozenset({ip_set})})
-    assert not node.plan().operations
+    assert not node.plan()
     node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": None})
-    lost = [operation.item for operation in node.plan().operations if operation.verb is Verb.ADD]
+    lost = [operation.item for operation in node.plan() if operation.verb is Verb.ADD]
     assert IP_SETS["KUBE-CLUSTER-IP"] in lost
     assert SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY)) in lost
 
@@ -316,4 +316,4 @@ def test_ownership_of_node_ports_depends_on_the_addresses_that_were_read_last() 
 def test_rules_of_a_family_that_could_not_be_read_stay_observed() -> None:
     node = running("10.244.0.1")
     node.observe(skeletons={})
-    assert not node.plan().operations
+    assert not node.plan()

@@ -164,7 +164,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     @stateful.rule(number=st.integers(0, 8), gone=st.sets(st.sampled_from(NAMES)), unreadable=st.sets(st.sampled_from(PARTS)))
     def die_in_the_middle_of_a_plan(self, number: int, gone: set[str], unreadable: set[str]) -> None:
         """The next process first reads only some objects of the kernel; some Services were deleted while no process ran."""
-        self.node.apply(self.node.plan().operations[:number])
+        self.node.apply(self.node.plan()[:number])
         for name in gone:
             self.remove(name)
         self.node.kernel.unreadable = unreadable
@@ -290,7 +290,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                 self.is_disturbed = False
             node.sync(after_s=61)
         self.are_witnesses_lost = self.has_read_only_a_part = False
-        assert not node.plan().operations
+        assert not node.plan()
         assert node.reconciler.pending == 0
         assert contents(node.kernel) == contents(self._from_nothing())
         self._assert_oldest_wins()

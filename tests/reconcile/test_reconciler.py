@@ -46,11 +46,11 @@ def test_an_empty_kernel_is_programmed_in_a_fixed_order() -> None:
 @pytest.mark.checklist(67)
 def test_a_second_plan_without_changes_is_empty() -> None:
     node = running("10.244.0.1")
-    assert not node.plan().operations
+    assert not node.plan()
     node.observe()
-    assert not node.plan().operations
+    assert not node.plan()
     node.put(*web("10.244.0.1"))
-    assert not node.plan().operations
+    assert not node.plan()
     assert node.reconciler.pending == 0
     assert node.reconciler.next_s() is None
 
@@ -68,7 +68,7 @@ def test_a_leftover_copy_of_a_set_is_removed_once_and_again_if_it_appears_again(
         node.observe()
         assert node.sync() == [Operation(Verb.REMOVE, SET_COPY)]
         assert not node.kernel.set_copy
-        assert not node.plan().operations
+        assert not node.plan()
 
 
 @pytest.mark.checklist(74)
@@ -112,7 +112,7 @@ def test_two_services_that_desire_one_address_and_port_do_not_alternate() -> Non
         node.sync()
         assert weights(node) == {ONE: 1}
         node.put(*web(endpoints["young"], name="young", created_s=2.0))
-        assert not node.plan().operations
+        assert not node.plan()
         node.remove("old")
         node.sync()
         assert weights(node) == {TWO: 1}
@@ -123,16 +123,16 @@ def test_a_plan_limited_to_additions_removes_nothing() -> None:
     node = running("10.244.0.1")
     at_once(node.reconciler.putting(builders.service("web").name, None))
     node.put_state(examples.state(examples.OLD, builders.frontend("10.96.0.99", 80), real_servers=[TWO]))
-    only_additions = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
+    only_additions = at_once(node.reconciler.planning(node.now, only_additions=True))
     assert {operation.verb for operation in only_additions} == {Verb.ADD}
-    assert any(operation.verb is Verb.REMOVE for operation in node.plan().operations)
+    assert any(operation.verb is Verb.REMOVE for operation in node.plan())
 
 
 def test_a_plan_limited_to_additions_drains_nothing() -> None:
     node = running("10.244.0.1", "10.244.0.2", drain_deadline_s=900)
     node.put(*web("10.244.0.1"))
-    assert not at_once(node.reconciler.planning(node.now, only_additions=True)).operations
-    assert Operation(Verb.SET, RealServers.of(KEY, TWO, 0)) in node.plan().operations
+    assert not at_once(node.reconciler.planning(node.now, only_additions=True))
+    assert Operation(Verb.SET, RealServers.of(KEY, TWO, 0)) in node.plan()
 
 
 def test_a_report_shows_each_weight_before_and_after_the_plan() -> None:
@@ -168,9 +168,9 @@ def test_rules_are_added_before_every_service_has_been_put_unless_this_would_rem
     if observed is not None:
         image = Skeleton(family=Family.IPV4, chains=observed, jumps=()).in_force
         reconciler._tables.skeletons.notice(Family.IPV4, image)
-    planned = at_once(reconciler.planning(0, only_additions=True)).operations
+    planned = at_once(reconciler.planning(0, only_additions=True))
     assert planned == ([Operation(Verb.SET, desired_state)] if is_planned else [])
-    assert at_once(reconciler.planning(0)).operations == [Operation(Verb.SET, desired_state)]
+    assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired_state)]
 
 
 def test_rules_of_a_table_that_could_not_be_read_are_not_written_before_every_service_has_been_put() -> None:
@@ -179,8 +179,8 @@ def test_rules_of_a_table_that_could_not_be_read_are_not_written_before_every_se
     reconciler.put_skeleton(desired)
     hidden = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), hidden=frozenset({"filter"}))
     reconciler._tables.skeletons.notice(Family.IPV4, hidden)
-    assert at_once(reconciler.planning(0, only_additions=True)).operations == []
-    assert at_once(reconciler.planning(0)).operations == [Operation(Verb.SET, desired)]
+    assert at_once(reconciler.planning(0, only_additions=True)) == []
+    assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired)]
 
 
 def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() -> None:
@@ -203,7 +203,7 @@ def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() 
     node.states.clear()
     node.restart()
     node.plan()  # writes the rules that are needed until every Service has been put
-    early = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
+    early = at_once(node.reconciler.planning(node.now, only_additions=True))
     assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
     node.put(service)
     node.sync()
@@ -215,7 +215,7 @@ def test_settings_are_written_before_every_service_has_been_put() -> None:
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.virtual_servers[KEY] = examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))
     node.observe()
-    early = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
+    early = at_once(node.reconciler.planning(node.now, only_additions=True))
     assert [(one.verb, type(one.item)) for one in early] == [(Verb.SET, Sysctl), (Verb.SET, VirtualServer)]
 
 
@@ -236,7 +236,7 @@ def test_desired_and_observed_side_share_equal_weights_and_a_change_does_not_mod
 def test_changing_a_real_server_together_with_its_virtual_server_does_not_modify_the_desired_weights() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
-    outcomes = [Outcome(one) for one in node.plan().operations]
+    outcomes = [Outcome(one) for one in node.plan()]
     gone = Outcome(Operation(Verb.REMOVE, RealServers.of(KEY, builders.backend("10.244.0.1"))))
     at_once(node.reconciler.settling([*outcomes, gone], node.now))
     assert node.reconciler._tables.virtual_servers.desired[KEY].weights == {builders.backend("10.244.0.1"): 1}

@@ -149,7 +149,7 @@ def test_removing_a_real_server_that_no_longer_exists_is_a_surprise_but_not_an_e
 def test_if_removals_are_allowed_the_connections_of_a_new_drain_are_read_at_once() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     node.put(*web("10.244.0.2"))
-    at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
+    at_once(node.reconciler.settling(node.apply(node.plan()), node.now))
     assert list(node.reconciler.drains_due(node.now)) == [KEY]
 
 

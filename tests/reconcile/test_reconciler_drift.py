@@ -36,7 +36,7 @@ def test_objects_that_another_program_removed_are_added_and_objects_that_it_adde
     assert kernel.addresses == {KEY.address}
     assert kernel.chains[Family.IPV4]
     assert kernel.sysctls == {simulation.SYSCTL.path: "1"}
-    assert not node.plan().operations
+    assert not node.plan()
 
 
 def test_a_device_that_was_removed_is_restored_with_its_addresses() -> None:
@@ -56,7 +56,7 @@ def test_a_vanished_virtual_server_is_restored_completely_when_an_answer_shows_i
     node.observe()
     node.sync(after_s=1)
     assert weights(node) == {ONE: 1, TWO: 1}
-    assert not node.plan().operations
+    assert not node.plan()
 
 
 def test_the_repair_of_returning_drift_is_delayed_but_not_for_a_changed_desired_value() -> None:
@@ -71,11 +71,11 @@ def test_the_repair_of_returning_drift_is_delayed_but_not_for_a_changed_desired_
     found_s = node.now - 1
     assert node.reconciler.next_s() == found_s + observation.FIRST_PATIENCE_S
     node.put(*web("10.244.0.1", "10.244.0.2"))
-    assert weights_given(node.plan().operations) == {ONE, TWO}, "the virtual server is wished otherwise"
+    assert weights_given(node.plan()) == {ONE, TWO}, "the virtual server is wished otherwise"
     node.put(*dns("10.244.0.1"))
     assert (Verb.REMOVE, FlowCleaning) in kinds(node.sync()), "others have nothing to do with it"
     node.sync(after_s=observation.FIRST_PATIENCE_S)
-    assert not node.plan().operations
+    assert not node.plan()
     node.now += observation.CALM_S
     node.observe()
     assert not node.reconciler._drifts, "what was calm for long is forgotten"

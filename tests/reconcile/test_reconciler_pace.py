@@ -73,7 +73,7 @@ def test_a_removal_that_is_not_allowed_yet_does_not_reduce_the_removals_of_waiti
     put(node, POOL[10:20])
     node.now += 2 * attempts.KEPT_S
     for _ in range(5):
-        assert not at_once(node.reconciler.planning(node.now, only_additions=True)).operations
+        assert not at_once(node.reconciler.planning(node.now, only_additions=True))
         assert node.reconciler._drains.waiting == 10 - ROOM
         wake_s = node.reconciler.next_s()
         assert wake_s is not None

@@ -208,7 +208,7 @@ def test_statistics_count_each_conflict_once_and_waiting_drains_separately_from_
     node.sync(after_s=60)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = ConnectionCounts(1, 0)
-    at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
+    at_once(node.reconciler.settling(node.apply(node.plan()), node.now))
     assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))], "the others are unknown"
 
 

@@ -259,7 +259,7 @@ def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Mapping[
             occupied, routed = reconciler.survey.occupied(family), reconciler.survey.routed(refused)
             rules = skeleton.build_skeleton(family, settings, node_view, occupied, refused, routed=routed)
             reconciler.put_skeleton(rules)
-        operations = at_once(reconciler.planning(0)).operations
+        operations = at_once(reconciler.planning(0))
         if not operations:
             assert reconciler.pending == 0
             return contents(kernel)

@@ -13,8 +13,8 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -28,10 +28,10 @@ from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import WEIGHTS_SHOWN, Outcome, Plan, Report
+from ipvsproxy.model.plan import WEIGHTS_SHOWN, Operation, Outcome, Report, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
-from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import drain
@@ -49,6 +49,8 @@ LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """The most failures of a sync that are logged in full."""
 _Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
+
+T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -169,7 +171,7 @@ class Engine:
         report = NOTHING_DONE
         names = [name for name in FIRST_SERVICES if name in self.store.services]
         if names:
-            await self._translate_all(names)
+            await self._in_slices(self._translator.putting(names))
             report = await self._add(report)
             report = await self._add(report)  # addresses are bound only after their virtual servers have been added
             log.info("first_services_programmed", duration_s=round(self.clock() - began, 3))
@@ -254,7 +256,7 @@ class Engine:
         for names in _batches(changes.services):
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
-            await self._translate_all(names)
+            await self._in_slices(self._translator.putting(names))
             # Changes that wait for the removals are planned anew each time, so the more of them wait, the rarer the plans are.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
@@ -264,7 +266,7 @@ class Engine:
         self._journal.log_complaints(changes.complaints)
         self._journal.log_doubts(self.store.doubts)
         survey = self._reconciler.survey
-        conflicts = await in_slices(self._journal.logging_conflicts(survey.conflicts()), self.clock)
+        conflicts = await self._in_slices(self._journal.logging_conflicts(survey.conflicts()))
         report = await self._program(translated, done_before)
         without_scope = self._reconciler.take_without_scope()
         self._journal.log_without_scope(without_scope)
@@ -319,7 +321,8 @@ class Engine:
         """
         self._translator.put_skeletons()
         now = self.clock()
-        return _sum(total, await self._apply(await self._plan(now, only_additions=True), now))
+        operations = await self._in_slices(self._reconciler.planning(now, only_additions=True))
+        return _sum(total, await self._apply(operations, now))
 
     async def _program(self, now: float, total: Report) -> Report:
         """Plan and apply operations and record their outcomes until nothing more can be done.
@@ -329,36 +332,29 @@ class Engine:
         while True:
             self._translator.put_skeletons()
             # Additions come first; while a first list is doubted, only additions are made.
-            plan = await self._plan(now, only_additions=self.store.may_lack_all)
-            if plan.operations:
-                total = _sum(total, await self._apply(plan, now))
+            planning = self._reconciler.planning(now, only_additions=self.store.may_lack_all)
+            if operations := await self._in_slices(planning):
+                total = _sum(total, await self._apply(operations, now))
             elif not await self._read_due_drains(now):
                 return dataclasses.replace(total, pending=self._reconciler.pending)
             now = self.clock()
 
-    async def _plan(self, now: float, *, only_additions: bool) -> Plan:
-        return await in_slices(self._reconciler.planning(now, only_additions=only_additions), self.clock)
+    def _in_slices(self, steps: Generator[None, None, T]) -> Awaitable[T]:
+        return in_slices(steps, self.clock)
 
-    async def _settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
-        return await in_slices(self._reconciler.settling(outcomes, now), self.clock)
+    async def _apply(self, operations: Sequence[Operation], now: float) -> Report:
+        """Apply planned operations.
 
-    async def _note_connections(self, counts: _Connections, now: float) -> None:
-        await in_slices(self._reconciler.noting_connections(counts, now), self.clock)
-
-    async def _apply(self, plan: Plan, now: float) -> Report:
-        """Apply a plan.
-
-        Real servers that begin to drain because of this plan and have no connections are removed in the same call.
+        Real servers that begin to drain because of these operations and have no connections are removed in the same call.
         """
         room = self._reconciler.room(now)
-        applied = await self.kernel.call(lambda kernel: _apply(kernel, plan, room))
-        journal.log_outcomes(applied.outcomes)
+        outcomes, connections, removed = await self.kernel.call(lambda kernel: _apply(kernel, operations, room))
         now = self.clock()
-        report = await self._settle(applied.outcomes, now)
-        if applied.removed:
-            journal.log_outcomes(applied.removed)
-            report = _sum(report, await self._settle(applied.removed, now))
-        await self._note_connections(applied.connections, now)
+        report = NOTHING_DONE
+        for some in filter(None, (outcomes, removed)):
+            journal.log_outcomes(some)
+            report = _sum(report, await self._in_slices(self._reconciler.settling(some, now)))
+        await self._in_slices(self._reconciler.noting_connections(connections, now))
         return report
 
     async def _read_due_drains(self, now: float) -> bool:
@@ -367,14 +363,11 @@ class Engine:
         if not due:
             return False
         counts = await self.kernel.call(lambda kernel: kernel.connections(due))
-        await self._note_connections(counts, self.clock())
+        await self._in_slices(self._reconciler.noting_connections(counts, self.clock()))
         return True
 
     async def _update_view(self, now: float) -> view.NodeView:
-        return await in_slices(self._translator.updating_view(self._reader.addresses, now), self.clock)
-
-    async def _translate_all(self, names: Iterable[ServiceName]) -> None:
-        await in_slices(self._translator.putting(names), self.clock)
+        return await self._in_slices(self._translator.updating_view(self._reader.addresses, now))
 
     async def _adopt_choices(self) -> None:
         """Adopt the configuration given to ``reconfigure``, which may affect every Service and every rule."""
@@ -388,22 +381,18 @@ class Engine:
         self._reader.request_audit()
 
 
-class _Applied(NamedTuple):
-    """The outcomes of a plan and of removing idle real servers, and the connection counts of newly draining real servers."""
-
-    outcomes: Sequence[Outcome]
-    connections: _Connections
-    removed: Sequence[Outcome]
-
-
-def _apply(kernel: Kernel, plan: Plan, room: int) -> _Applied:
-    outcomes = kernel.apply(plan.operations)
-    draining = plan.draining
+def _apply(
+    kernel: Kernel, operations: Sequence[Operation], room: int
+) -> tuple[Sequence[Outcome], _Connections, Sequence[Outcome]]:
+    """The outcomes of operations, the connections of newly draining real servers, and the outcomes of removing idle ones."""
+    outcomes = kernel.apply(operations)
+    begun = (item for verb, item in operations if isinstance(item, RealServers) and item.drains and verb is Verb.SET)
+    draining = {item.virtual_server for item in begun}
     if not draining:
-        return _Applied(outcomes, {}, ())
+        return outcomes, {}, ()
     counts = kernel.connections(draining)
     removals = drain.removals_at_once(outcomes, counts, room)
-    return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
+    return outcomes, counts, kernel.apply(removals) if removals else ()
 
 
 def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:

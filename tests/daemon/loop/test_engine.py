@@ -16,7 +16,7 @@ import structlog.testing
 from ipvsproxy.daemon.loop import engine
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Plan, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import EndpointSlice, ObjectKind, Service, ServiceName, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts
@@ -177,7 +177,7 @@ async def test_a_change_of_many_services_is_planned_only_a_few_times_even_if_its
     planned: list[int] = []
     planning = node.engine._reconciler.planning
 
-    def counting(now: float, *, only_additions: bool) -> Generator[None, None, Plan]:
+    def counting(now: float, *, only_additions: bool) -> Generator[None, None, Sequence[Operation]]:
         planned.append(node.engine._reconciler.unequal)
         return planning(now, only_additions=only_additions)
 

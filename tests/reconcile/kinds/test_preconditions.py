@@ -106,7 +106,7 @@ def test_only_clients_in_the_source_ranges_reach_a_new_address_whatever_operatio
         node.put(web(ranges), endpoints())
         until_done(node)
         assert let_in(node) == RANGES[ranges]
-        assert not node.plan().operations
+        assert not node.plan()
 
     each_failure(change)
 
@@ -131,7 +131,7 @@ def test_clients_that_are_admitted_before_and_after_a_change_of_ranges_are_never
         node.put(web(after), endpoints())
         until_done(node)
         assert let_in(node) == RANGES[after]
-        assert not node.plan().operations
+        assert not node.plan()
 
     each_failure(change)
 
@@ -245,7 +245,7 @@ def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_polic
         if restarted:
             node.restart()
         until_done(node)
-        assert not node.plan().operations
+        assert not node.plan()
         for key, entry in local_entries(protocol).items():
             assert in_force(node, entry) is local
             assert (ELSEWHERE in node.kernel.virtual_servers[key].real_servers) is not local
@@ -260,7 +260,7 @@ def test_after_a_policy_change_during_a_restart_remote_endpoints_are_added_only_
     node.put(*shop(Protocol.TCP, local=False))
     node.restart()
     node.plan()
-    additions = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
+    additions = at_once(node.reconciler.planning(node.now, only_additions=True))
     assert [str(operation) for operation in additions if isinstance(operation.item, RealServers)] == []
 
 
@@ -270,7 +270,7 @@ def test_endpoints_of_another_service_do_not_wait_for_a_change_of_traffic_policy
     node.sync()
     node.put(*shop(Protocol.TCP, local=False))
     node.put(builders.service("web", cluster=("10.96.0.99",)), endpoints())
-    given_traffic = {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServers)}
+    given_traffic = {one.item.virtual_server for one in node.plan() if isinstance(one.item, RealServers)}
     assert given_traffic >= {builders.frontend("10.96.0.99", 80)}
     assert not given_traffic & local_entries(Protocol.TCP).keys()
 
@@ -280,7 +280,7 @@ def test_new_endpoints_do_not_wait_for_the_removal_of_source_ranges() -> None:
     node.put(web(("10.1.0.0/16", "10.2.0.0/16")), builders.endpoint_slice())
     node.sync()
     node.put(web(("10.1.0.0/16",)), endpoints())
-    assert VIRTUAL_SERVER in {one.item.virtual_server for one in node.plan().operations if isinstance(one.item, RealServers)}
+    assert VIRTUAL_SERVER in {one.item.virtual_server for one in node.plan() if isinstance(one.item, RealServers)}
 
 
 def test_a_removed_endpoint_gets_weight_zero_at_once_even_if_the_traffic_policy_changes_too() -> None:
@@ -289,7 +289,7 @@ def test_a_removed_endpoint_gets_weight_zero_at_once_even_if_the_traffic_policy_
     node.sync()
     service, _ = shop(Protocol.TCP, local=False)
     node.put(service, builders.endpoint_slice(builders.endpoint(str(ELSEWHERE.address), builders.OTHER_NODE), service="shop"))
-    operations = node.plan().operations
+    operations = node.plan()
     for key in local_entries(Protocol.TCP):
         assert Operation(Verb.SET, RealServers.of(key, HERE, 0)) in operations
         assert Operation(Verb.ADD, RealServers.of(key, ELSEWHERE, 1)) not in operations
@@ -304,7 +304,7 @@ def test_only_entries_that_exempt_traffic_from_masquerading_wait_for_the_removal
     for ip_set in node.kernel.sets.values():
         ip_set.entries.clear()
     node.observe()
-    added = {one.item.key for one in one_by_one(node.plan().operations) if isinstance(one.item, SetEntries)}
+    added = {one.item.key for one in one_by_one(node.plan()) if isinstance(one.item, SetEntries)}
     waiting = set(local_entries(Protocol.TCP).values())
     assert not added & waiting
     scoped = {entry for entry in added if IP_SETS[entry.set].kind in SCOPE_KINDS}

@@ -268,10 +268,10 @@ def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> N
     def cleans(operation: Operation) -> bool:
         return isinstance(operation.item, FlowCleaning) and str(operation.item.flow.address) == BALANCER
 
-    planned = node.plan().operations
+    planned = node.plan()
     assert any(map(is_of_mark, planned))
     at_once(node.reconciler.settling(node.apply([one for one in planned if not is_of_mark(one)]), node.now))
-    later = node.plan().operations
+    later = node.plan()
     assert any(map(is_of_mark, later))
     assert not any(map(cleans, later))
     assert any(map(cleans, node.sync()))
@@ -296,7 +296,7 @@ def plan_additions(node: SimulatedNode) -> None:
 
 
 def add(node: SimulatedNode) -> None:
-    while operations := at_once(node.reconciler.planning(node.now, only_additions=True)).operations:
+    while operations := at_once(node.reconciler.planning(node.now, only_additions=True)):
         at_once(node.reconciler.settling(node.apply(operations), node.now))
 
 
