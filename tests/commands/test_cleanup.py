@@ -265,7 +265,7 @@ def shell(*lines: str) -> None:
 
 
 def shown(command: str) -> list[str]:
-    """The output of a tool, without its comments."""
+    """The output of a program, without comment lines."""
     done = subprocess.run(command.split(), check=True, capture_output=True, text=True)
     return [line.strip() for line in done.stdout.splitlines() if not line.startswith("#")]
 

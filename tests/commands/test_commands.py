@@ -59,7 +59,7 @@ def test_no_inspecting_command_changes_an_empty_node() -> None:
 
 
 @pytest.mark.usefixtures("_node")
-def test_plan_and_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Path) -> None:
+def test_plan_and_verify_agree_with_run_and_later_verify_finds_drift_and_explain_explains_it(tmp_path: Path) -> None:
     (planned,) = _json("plan")
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()

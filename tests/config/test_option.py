@@ -69,7 +69,9 @@ REFUSED: Sequence[tuple[Callable[[str], object], str, Sequence[str]]] = [
 
 
 @pytest.mark.parametrize(("parse", "rule", "text"), [(parse, rule, text) for parse, rule, texts in REFUSED for text in texts])
-def test_a_text_that_go_refuses_is_refused_with_the_rule(parse: Callable[[str], object], rule: str, text: str) -> None:
+def test_a_text_that_go_refuses_is_refused_and_the_error_states_the_rule(
+    parse: Callable[[str], object], rule: str, text: str
+) -> None:
     with pytest.raises(ValueError, match=rule):
         parse(text)
 

@@ -293,7 +293,7 @@ def test_port_zero_turns_the_health_or_metrics_server_off() -> None:
     assert (servers.health, servers.metrics) == (None, None)
 
 
-def test_a_server_that_is_turned_off_cannot_be_written_to_a_file() -> None:
+def test_a_configuration_with_a_server_turned_off_cannot_be_written_to_a_file() -> None:
     rule = "0 cannot be written to a file: v1alpha1 has no way to say that a server is off"
     assert problems_of_flags("--write-config-to=/x", "--healthz-port=0") == [f"--healthz-port: {rule}"]
 

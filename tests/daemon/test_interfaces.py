@@ -16,7 +16,7 @@ from tests.support.fake_kernel import FakeKernel
 
 
 class Listener:
-    """A listener that receives changes from a test; they are read when its descriptor is readable."""
+    """A listener that receives changes from a test. A change is read when the descriptor of the listener is readable."""
 
     def __init__(self) -> None:
         self.changes: list[notify.Change] = []

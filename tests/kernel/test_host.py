@@ -155,7 +155,7 @@ def test_an_ipset_of_another_protocol_version_counts_as_having_no_set_type() -> 
 
 
 @pytest.mark.checklist(94)
-def test_a_kernel_without_ipset_lacks_it_as_a_whole() -> None:
+def test_on_a_kernel_without_ipset_only_ipset_itself_is_reported_as_missing() -> None:
     (missing,) = host.missing_set_types(answering(errno.ENOENT))
     assert missing.what == "this kernel has no ipset (No such file or directory)"
     assert "kernel" in missing.remedy

@@ -1,6 +1,6 @@
 """Drivers and the whole program on a real kernel whose answers are changed to the answers of an older kernel.
 
-Workarounds must converge, and refusals must be readable sentences.
+With a workaround, the kernel must reach the desired state. A refusal must be a readable sentence.
 """
 
 import contextlib
@@ -140,7 +140,7 @@ OLDEST = "4.18"
 
 @pytest.fixture
 def program(network_namespace: None, tmp_path: pathlib.Path) -> Iterator[Program]:
-    """The program, with a Service of two endpoints, on the oldest kernel."""
+    """The running program on the oldest supported kernel, with a Service that has two endpoints."""
     del network_namespace
     write(tmp_path, "10.244.0.1", "10.244.0.2")
     flags = ("--hostname-override=node-a", "--conntrack-max-per-core=0", "--ipvs-vip-binding=routes")

@@ -33,7 +33,9 @@ def test_settings_that_do_not_exist_are_omitted_from_a_reading(root: pathlib.Pat
     assert SysctlDriver(root).observe([FORWARD, "net/ipv4/none"]) == {FORWARD: "0"}
 
 
-def test_settings_that_must_not_be_read_are_omitted_from_a_reading(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_the_process_is_not_permitted_to_read_are_omitted_from_a_reading(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

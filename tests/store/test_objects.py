@@ -312,7 +312,7 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
     """A store that doubts a list from which more than half of the objects are missing.
 
-    The Services and EndpointSlices that the store knows are returned too.
+    Also returns the Services and EndpointSlices that the store knows.
     """
     services: list[ApiObject] = [builders.service(f"web-{number}") for number in range(count)]
     slices = [
@@ -371,7 +371,7 @@ def test_services_missing_from_a_doubted_list_are_only_remembered_until_they_are
     assert (remembered(), len(store.services)) == (set(), 0)
 
 
-def test_a_list_without_most_endpoints_is_doubted_too() -> None:
+def test_a_list_without_most_endpoint_slices_is_doubted() -> None:
     store, _ = guarded_store(20)
     store.deliver([listed(kind=ObjectKind.ENDPOINT_SLICE)], 10)
     assert all(len(store.slices_of(name)) == 1 for name in store.services)
@@ -379,7 +379,7 @@ def test_a_list_without_most_endpoints_is_doubted_too() -> None:
 
 
 def emptied(count: int) -> list[ApiObject]:
-    """As many EndpointSlices as the store above knows, but without endpoints."""
+    """EndpointSlices without endpoints, one for each of this number of Services."""
     return [builders.endpoint_slice(service=f"web-{number}") for number in range(count)]
 
 

@@ -55,7 +55,7 @@ async def test_an_answer_has_the_headers_of_its_handler_and_no_header_that_descr
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-async def test_any_method_is_answered_like_get(method: str) -> None:
+async def test_a_request_with_any_http_method_is_answered_like_get(method: str) -> None:
     async with _listening() as port:
         response = await http_client.ask(port, "/x", method=method)
     assert (response.status, response.body) == (200, b"hello /x")

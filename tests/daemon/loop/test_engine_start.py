@@ -168,7 +168,7 @@ async def test_objects_of_a_family_that_is_not_served_are_not_removed() -> None:
 
 
 @in_virtual_time
-async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before_anything_is_programmed() -> None:
+async def test_the_process_ends_before_anything_is_programmed_if_the_primary_family_of_the_node_is_not_served() -> None:
     node = MemoryNode(settings=Settings(families=frozenset({Family.IPV6})))
     node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
     with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, cannot be served"):

@@ -1,6 +1,6 @@
 """Covers how leftover rules and objects of the other backend are examined, removed, logged and counted in metrics.
 
-The kernel is a double.
+The kernel is a test double.
 """
 
 import asyncio

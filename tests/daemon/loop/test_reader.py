@@ -185,7 +185,7 @@ async def test_a_change_during_a_reading_causes_another_reading(monkeypatch: pyt
 
 
 @in_virtual_time
-async def test_everything_is_polled_at_the_drift_check_interval_and_cheap_signs_of_drift_more_often() -> None:
+async def test_everything_is_read_at_the_drift_check_interval_and_the_cheap_part_more_often() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=60).serving(WEB, SLICE, after_s=1) as node:
         before = node.kernel.polls, node.kernel.whole_polls
         await node.quiet(600)
@@ -204,7 +204,7 @@ async def test_a_short_drift_check_interval_applies_to_every_poll() -> None:
 
 
 @in_virtual_time
-async def test_drift_without_a_cheap_sign_is_repaired_within_the_drift_check_interval() -> None:
+async def test_drift_that_cheap_polls_do_not_see_is_repaired_within_the_drift_check_interval() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=20).serving(WEB, SLICE, after_s=1) as node:
         (key,) = [one for one in node.kernel.virtual_servers if node.kernel.virtual_servers[one].real_servers][:1]
         observed = node.kernel.virtual_servers[key]

@@ -153,7 +153,7 @@ def test_set_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
     assert values["ipvsproxy_pending"][("device",)] == 0
 
 
-def test_metrics_show_the_number_of_drains_and_the_age_of_the_oldest() -> None:
+def test_metrics_show_the_number_of_draining_real_servers_and_the_age_of_the_oldest_drain() -> None:
     figures = Figures()
     figures.put_web()
     assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}

@@ -175,7 +175,7 @@ async def test_services_without_local_endpoints_are_counted_until_they_have_some
     assert [rows[counts[key]] for key in counts] == [0, 0, 0, 0]
 
 
-async def test_rules_that_could_not_be_written_are_counted_by_family() -> None:
+async def test_failed_writes_of_rules_are_counted_by_family() -> None:
     metrics = _metrics()
     skeletons = [Operation(Verb.SET, Skeleton(family=family, chains={}, jumps=())) for family in BOTH]
     metrics.applied([Outcome(skeletons[0]), Outcome(skeletons[1], error="line 3 failed")], 0.02)
@@ -254,7 +254,7 @@ async def test_the_metrics_show_from_the_start_whether_the_configuration_file_is
     assert shown == [1, 0, 1]
 
 
-async def test_every_kernel_driver_has_a_metric_of_durations() -> None:
+async def test_the_duration_of_writes_is_measured_for_every_kernel_driver() -> None:
     metrics = _metrics()
     metrics.applied([Outcome(Operation(Verb.ADD, Device(DEVICE)))], 0.01)
     rows = await _rows(metrics)

@@ -341,7 +341,7 @@ async def test_endpoints_of_a_virtual_server_that_is_missing_from_one_reading_ar
 
 
 async def test_a_virtual_server_that_stays_while_it_is_not_desired_is_not_counted_twice() -> None:
-    """Examples are a virtual server in an excluded range, and a virtual server that changes its owner during a scrape."""
+    """For example, an undesired virtual server stays in an excluded range, or while its owner changes during a scrape."""
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {

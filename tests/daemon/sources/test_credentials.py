@@ -110,7 +110,7 @@ async def test_the_password_in_a_proxy_url_is_not_logged_when_the_url_is_wrong(t
     assert "secret" not in described + str(logs)
 
 
-# Configurations that cannot work
+# Kubeconfig files and flags that cannot work
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ print(json.dumps([credentials.Configuration is kubernetes_asyncio.client.Configu
     )[0]
 
 
-# Sources of credentials that test_credentials and test_rotation do not cover
+# Credentials from client certificates, plugins and issuers of tokens
 
 
 @pytest.mark.parametrize("by_plugin", [False, True])

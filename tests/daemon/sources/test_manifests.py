@@ -38,7 +38,7 @@ def text(*documents: Json) -> str:
 
 
 class World:
-    """Manifest files that are read as a source reads them."""
+    """Manifest files, which a test reads as the directory source does."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory

@@ -155,7 +155,7 @@ async def test_repeated_and_outdated_changes_are_not_delivered(changes: list[Any
     assert names(world.delivered) == delivered
 
 
-async def test_a_list_with_a_lower_resource_version_lowers_the_version_from_which_changes_are_new() -> None:
+async def test_after_a_list_with_a_lower_resource_version_changes_count_as_new_from_that_version_on() -> None:
     world = World(page(version=5000), [GONE_LINE], page(version=20), [*changed("web", 21), 400.0])
     await world.run()
     assert names(world.delivered) == ["Put web"]
@@ -226,7 +226,7 @@ async def test_after_a_list_that_broke_off_the_next_list_names_its_resource_vers
     assert versions(world) == [*asked, "200"]
 
 
-async def test_on_a_restored_server_a_latest_list_that_broke_off_is_followed_by_another_latest_list() -> None:
+async def test_on_a_restored_server_a_list_of_the_latest_state_that_broke_off_is_requested_again() -> None:
     behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
     world = World(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
     await world.run()
@@ -234,7 +234,7 @@ async def test_on_a_restored_server_a_latest_list_that_broke_off_is_followed_by_
 
 
 @pytest.mark.parametrize("answer", [ApiError.of_status(504, "Timeout: Too large resource version: 105, current: 42"), GONE])
-async def test_the_latest_list_is_requested_at_once_if_the_server_cannot_list_from_our_resource_version(answer: ApiError) -> None:
+async def test_the_latest_state_is_listed_at_once_if_the_server_cannot_list_from_our_resource_version(answer: ApiError) -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], answer, page(version=42), GONE, page(version=50))
     await world.run()
     assert versions(world) == ["0", "105", "latest", "42"]
@@ -492,7 +492,7 @@ async def test_while_a_list_is_doubted_every_list_requests_the_latest_state() ->
 
 
 @in_virtual_time
-async def test_a_confirming_list_is_the_last_request_although_its_pages_arrive_while_the_list_is_doubted() -> None:
+async def test_no_list_is_requested_after_a_confirming_list_even_if_the_first_list_is_doubted_until_its_end() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60

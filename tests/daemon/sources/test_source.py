@@ -158,7 +158,7 @@ async def test_a_serving_process_waits_without_a_limit_and_logs_that_from_time_t
     async def heal() -> None:
         nonlocal healed
         healed += 1
-        await asyncio.sleep(10)  # longer than the time until the next line of progress
+        await asyncio.sleep(10)  # the next line of progress is logged earlier
 
     with structlog.testing.capture_logs() as logs:
         task = asyncio.create_task(sources.wait_for_lists(store, Lists(), silent=sources.log_silence, heal=heal))

@@ -106,7 +106,7 @@ def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
         for number, key in enumerate(keys)
     }
     figures = ServiceRates()
-    for count, passes in ((1, 1), (2, 1), (3, 2)):  # from the third reading on, there are histories
+    for count, passes in ((1, 1), (2, 1), (3, 2)):  # histories exist from the third reading on
         pauses = len(list(figures.taking(dict.fromkeys(keys, _counted(count)), count, desired)))
         assert pauses == passes * 1000 / ITEMS_AT_ONCE
 

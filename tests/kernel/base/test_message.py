@@ -1,4 +1,4 @@
-"""Templates, attribute walks and fixed layouts, without a kernel."""
+"""Writing netlink messages by templates, and reading attributes and fixed layouts, without a kernel."""
 
 import struct
 
@@ -46,7 +46,7 @@ def test_each_field_of_a_template_must_have_one_fixed_offset(build: object) -> N
         message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # each of the functions takes a value
 
 
-def test_attributes_are_found_whatever_their_flag_bits() -> None:
+def test_attributes_are_found_whatever_flag_bits_their_types_have() -> None:
     data = attribute(1, b"abc") + attribute(0x8002, b"") + attribute(0x4003, b"\0P")
     found = message.attributes(data, 0, len(data))
     assert {kind: data[start:end] for kind, (start, end) in found.items()} == {1: b"abc", 2: b"", 3: b"\0P"}

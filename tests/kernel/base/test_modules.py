@@ -1,4 +1,4 @@
-"""Which kernel modules exist or are loaded, from the files of a made-up host."""
+"""Covers how the files of a fake host show which kernel modules exist or are loaded."""
 
 import os
 import pathlib

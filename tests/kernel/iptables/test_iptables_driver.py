@@ -67,7 +67,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def new_driver(programs: pathlib.Path, *, save: str = "true", restore: str, version: str = "1.8.9") -> iptables.IptablesDriver:
-    """A driver of these scripts."""
+    """An iptables driver that runs these scripts as its iptables programs."""
     make_program(programs, "iptables", f"echo iptables v{version}")
     make_program(programs, "iptables-save", save)
     make_program(programs, "iptables-restore", restore)

@@ -162,7 +162,7 @@ def test_a_missing_program_that_lists_rules_is_an_error(programs: pathlib.Path) 
 def test_nothing_is_read_or_removed_after_the_program_in_path_was_replaced_by_the_other_variant(
     programs: pathlib.Path, place: RulesPlace
 ) -> None:
-    """Our rules would otherwise be in the other variant, and would count as leftovers."""
+    """After iptables was replaced by its other variant, our own rules would count as leftovers and would be removed."""
     for name in ("iptables-save", "iptables-legacy-save"):
         make_program(programs, name, f"cat {programs}/saved")
     for name in ("iptables-restore", "iptables-legacy-restore"):
@@ -256,7 +256,7 @@ def test_with_the_nftables_backend_all_our_rules_in_iptables_are_leftovers(monke
     assert places == tuple(RulesPlace(variant, Family.IPV6, is_used=False) for variant in Variant)
 
 
-def test_with_the_nftables_backend_the_only_installed_iptables_lists_and_removes_leftovers(
+def test_with_the_nftables_backend_leftovers_are_removed_by_whichever_iptables_is_installed(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs}:/bin")

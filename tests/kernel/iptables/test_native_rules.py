@@ -79,7 +79,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_new_process_writes_its_rules_next_to_a_native_rule_and_observes_the_other_table() -> None:
+def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_the_table_without_a_native_rule() -> None:
     create_set(Family.IPV4)
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()

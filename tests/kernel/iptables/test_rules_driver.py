@@ -1,4 +1,4 @@
-"""Rules are written by a separate thread for each family: which call waits for an iptables program, and for how long.
+"""A separate thread writes the rules of each family. Covers which call waits for an iptables program, and for how long.
 
 ``test_iptables_driver.py`` covers the input of the programs. ``tests/test_program.py`` shows that no other work waits for these
 programs.
@@ -32,7 +32,7 @@ LONG_S = 60.0
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Scripts in place of the iptables programs of both families.
 
-    A script for ``iptables-restore`` waits until the file with its name and ``.go`` exists.
+    A script for ``iptables-restore`` waits until the test creates a file with the suffix ``.go``.
     """
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for command in ("iptables", "ip6tables"):

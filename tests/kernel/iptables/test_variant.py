@@ -1,4 +1,4 @@
-"""Which variant of iptables is chosen: each criterion alone, then with real rules of both variants in a separate namespace."""
+"""Covers which variant of iptables is chosen, by each criterion alone and with real rules of both variants."""
 
 import pathlib
 import shutil

@@ -91,7 +91,7 @@ class Table:
         netmask = (0xFFFFFFFF << (32 - (settings.prefix_length or 32)) & 0xFFFFFFFF).to_bytes(4, "big")
         numbers = struct.pack("=II4sI", settings.flags | 0x2, settings.timeout_s, netmask, len(servers))
         self.clock_s += 1
-        return name + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")  # counters that always change
+        return name + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")  # the counters change with every reading
 
     def _destinations(self, question: bytearray) -> bytes:
         self.on_destinations()

@@ -201,7 +201,7 @@ def test_flows_are_listed_only_for_families_with_something_to_clean() -> None:
 
 @pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
 def test_the_memory_used_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
-    """The kernel's datagrams of a listing have 32 kB, so a hundred datagrams are 3.2 MB as bytes alone."""
+    """Each datagram of a listing has 32 kB, so keeping a hundred datagrams would take at least 3.2 MB."""
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _), *_) = found = fake_netlink.split(data)

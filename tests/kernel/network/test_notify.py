@@ -23,7 +23,7 @@ OURS, OTHER = notify.Change.OURS, notify.Change.OTHER_ADDRESSES
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> str:
-    """The device that the listener watches. It is a bridge, because some test hosts have no dummy devices."""
+    """The device that the listener watches. The device is a bridge, because some test hosts have no dummy devices."""
     request.getfixturevalue("fresh_namespace")
     ip("link", "add", "kube-test0", "type", "bridge")
     return "kube-test0"

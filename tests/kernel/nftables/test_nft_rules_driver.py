@@ -157,7 +157,9 @@ def test_changes_by_other_programs_are_observed_and_repaired(driver: NftRulesDri
 
 
 @FAMILIES
-def test_rules_of_other_programs_in_our_base_chain_are_reported_next_to_our_jumps(driver: NftRulesDriver, family: Family) -> None:
+def test_rules_of_other_programs_in_our_base_chain_are_reported_together_with_our_jumps(
+    driver: NftRulesDriver, family: Family
+) -> None:
     wanted = every_rule(family)
     apply(driver, Verb.SET, wanted)
     name = f"{family.label}-filter-INPUT"
@@ -203,7 +205,7 @@ def test_for_jumps_that_packets_cannot_reach_the_reason_is_reported(driver: NftR
     assert observed != wanted.in_force
 
 
-def test_a_rule_without_a_text_in_our_chain_is_reported_by_its_expressions(driver: NftRulesDriver) -> None:
+def test_a_rule_without_our_comment_in_our_chain_is_reported_with_its_expressions(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     name = "IPv4-nat-KUBE-LOAD-BALANCER"
     nft("add", "rule", "inet", "ipvsproxy", name, "counter", "return")
@@ -236,7 +238,7 @@ def test_if_one_of_several_nftables_rules_that_express_one_rule_is_missing_the_r
         "-m mark --mark 0x1ffffffff/0x1ffffffff -j ACCEPT",
     ],
 )
-def test_a_rule_whose_comment_is_not_its_text_counts_as_changed(driver: NftRulesDriver, text: str) -> None:
+def test_a_rule_whose_comment_differs_from_the_text_of_the_rule_counts_as_changed(driver: NftRulesDriver, text: str) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES", "counter", "comment", f'"{text}"')
     assert driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-SERVICES")][-1] == f"{text} (changed)"
@@ -286,7 +288,7 @@ def test_our_rules_are_written_even_if_other_rules_change_all_the_time(
     assert driver.observe(Family.IPV4) == few_rules(Family.IPV4).in_force
 
 
-def test_a_rule_that_refers_to_an_unknown_set_is_an_error_of_that_rule_set_alone(driver: NftRulesDriver) -> None:
+def test_a_rule_that_refers_to_an_unknown_set_prevents_writing_only_the_rules_of_its_family(driver: NftRulesDriver) -> None:
     rule = Rule(set=SetMatch("THEIRS", (Side.DESTINATION,)), target=Verdict.DROP)
     wrong = Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (rule,)}, jumps=())
     outcomes = driver.apply([Operation(Verb.SET, wrong), Operation(Verb.SET, few_rules(Family.IPV6))])
@@ -415,7 +417,9 @@ def test_cleanup_reads_only_legacy_tables_that_exist(fresh_namespace: None, tmp_
     assert backends.to_clean(skeleton.CHAINS, tmp_path) == (Backend.IPTABLES,)
 
 
-def test_a_node_can_keep_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_the_nftables_backend_writes_its_rules_to_nftables_and_uses_no_iptables_table(
+    fresh_namespace: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node_kernel.IpvsDriver", lambda: None)
     node = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
     program = node.rules.program(Family.IPV4)

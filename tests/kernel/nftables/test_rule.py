@@ -71,7 +71,7 @@ def examples(family: Family) -> list[Rule]:
     ]
 
 
-def test_the_examples_have_each_match() -> None:
+def test_every_match_is_used_by_an_example_rule() -> None:
     given = {
         field.name
         for rule in examples(Family.IPV4)
