@@ -1,6 +1,6 @@
 """Collects facts about this host for ``ipvsproxy doctor``.
 
-Collecting the facts changes nothing on the host. Every call blocks.
+Collecting these facts changes nothing on the host. Every call blocks.
 """
 
 import contextlib
@@ -46,14 +46,14 @@ T = TypeVar("T")
 
 
 class MarkRule(NamedTuple):
-    """A rule as the command that would add it, and the packet mark bits that the rule writes."""
+    """A rule, written as the command that would add the rule, and the bits of the packet mark that the rule writes."""
 
     text: str
     bits: int
 
 
 class Loopback(NamedTuple):
-    """The interface ``lo``: whether it is up, and how systemd-networkd manages it (empty if unknown, or without networkd)."""
+    """Whether ``lo`` is up, and how systemd-networkd manages ``lo`` (empty if unknown, or without networkd)."""
 
     is_up: bool = True
     networkd: str = ""
@@ -68,15 +68,16 @@ class Facts:
     """The facts about a host.
 
     ``unserved`` gives the reason for each IP family that cannot be served. ``iptables_choice`` is None if the host has no
-    iptables. ``chains`` are all chains that iptables shows, of both IP families and both variants. ``tables`` are the tables of
+    iptables. ``chains`` are all chains that iptables shows, in both IP families and both variants. ``tables`` are the tables of
     nf_tables and iptables-legacy that can be read; for our own table, only the chains of other programs are included.
     ``listeners`` are the programs that listen on the TCP ports that ipvsproxy needs. If IPVS cannot be read, ``observation`` is
     empty, ``timeouts`` is None, and ``unreadable`` has the reason. ``bridges`` are the names of the Linux bridges. ``mark_rules``
-    are rules of other programs that write packet marks before IPVS. ``backend`` is the backend that holds rules and sets; None
-    means that the kernel did not answer. ``other_backend`` describes our objects in the other backend; it is empty if there are
-    no such objects, or if it is unknown whether there are. ``unread_tables`` has a reason for each part of ``chains`` and
-    ``tables`` that could not be read. ``unread_backend`` says why ``other_backend`` is unknown; empty if it is known. ``lacks``
-    are the optional features that this kernel does not have. ``host_ports`` says where hostPort rules come before our rules.
+    are rules of other programs that write a packet's mark before IPVS sees the packet. ``backend`` is the backend that holds
+    rules and sets; None means that the kernel did not answer. ``other_backend`` describes our objects in the backend that is not
+    in use; it is empty if that backend has none, or could not be read. ``unread_tables`` has a reason for each part of ``chains``
+    and ``tables`` that could not be read. ``unread_backend`` says why the other backend could not be read; it is empty after a
+    successful reading. ``lacks`` are the optional features that this kernel does not have. ``host_ports`` says where hostPort
+    rules come before our rules.
     """
 
     release: str
@@ -186,9 +187,9 @@ def gather(
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
-    """The result of a reading.
+    """The result of a reading and an empty text or, if the reading fails, ``otherwise`` and the error.
 
-    If the reading fails, the result is ``otherwise`` and the error, because a program may change its tables during every attempt.
+    A reading can fail because a program changes its tables during every attempt.
     """
     try:
         return read(), ()
@@ -197,7 +198,7 @@ def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
 
 
 def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
-    """The Linux bridges of this network namespace, by name."""
+    """The names of the Linux bridges in this network namespace."""
     return tuple(sorted(path.parent.name for path in (root / "sys/class/net").glob("*/bridge")))
 
 

@@ -1,4 +1,4 @@
-"""The host: the kernel version, the number of processors, and what the host must provide before anything can be programmed."""
+"""Facts about the host: the kernel version, the number of processors, and the requirements for programming the kernel."""
 
 import contextlib
 import errno
@@ -68,7 +68,7 @@ _ARRIVAL_BEHIND_IPVS = (5, 5)
 
 
 class Missing(NamedTuple):
-    """A missing requirement and the remedy for it; both together form one sentence."""
+    """A missing requirement and its remedy, which together form one sentence."""
 
     what: str
     remedy: str
@@ -84,7 +84,7 @@ def kernel_version() -> tuple[int, int]:
 
 
 class Lack(NamedTuple):
-    """A feature that this kernel does not have: its name in docs/compatibility.md, and the consequence."""
+    """A feature that this kernel lacks: the feature's name in docs/compatibility.md, and the consequence of the lack."""
 
     name: str
     without: str
@@ -95,11 +95,10 @@ def lacking(
 ) -> Iterator[Lack]:
     """The optional features that the kernel certainly does not have.
 
-    To find out, the function sends one socket option and one message to the kernel.
-
-    The kernel's answer takes precedence, because distributions port features back to older kernels. ``version`` decides only
-    about features whose presence the kernel does not show in another way. ``needs_arrival`` means that rules in nftables
-    recognise this node's pods by their interface.
+    The function sends one socket option and one message to the kernel to find out about features. The kernel's answer takes
+    precedence over ``version``, because distributions port features back to older kernels. ``version`` decides only about
+    features whose presence the kernel does not show. ``needs_arrival`` means that rules in nftables recognise this node's pods by
+    their interface.
     """
     if _filters_routes(connect) is False:
         yield Lack("filtered-routes", "the kernel dumps all routes of the host at each poll, and ipvsproxy picks its own")
@@ -112,7 +111,7 @@ def lacking(
 
 
 def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
-    """Whether the kernel filters dumps of routes; None means that the kernel could not be asked."""
+    """Whether the kernel filters dumps of routes; None means that no query could be sent to the kernel."""
     try:
         with contextlib.closing(connect(NETLINK_ROUTE)) as opened:
             return routes.ask_to_filter(opened)
@@ -121,21 +120,25 @@ def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
 
 
 def processor_count() -> int:
-    """The number of processors of the host, at least 1. CPU limits of this process are not taken into account."""
+    """The number of processors of the host, at least 1. Limits on the processors of this process do not reduce the number."""
     return os.cpu_count() or 1
 
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
-    """Modules that only kernels as old as ``version`` need, if this kernel has them: successors may have been ported back."""
+    """Modules that only kernels as old as ``version`` need.
+
+    A module that this kernel does not have is left out, because the module's successor may have been ported back.
+    """
     if version >= _ONE_CONNECTION_MODULE:
         return ()
     return tuple(name for name in MODULES_BY_FAMILY if state(name) is ModuleState.LOADABLE)
 
 
 def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.Path("/sys")) -> str:
-    """Load all absent modules with one call of modprobe. Returns the error messages of modprobe as one sentence.
+    """Load all absent modules with one call of modprobe.
 
-    An error message does not prove that a module is missing: the module may be built in, or the kernel may load it later.
+    Returns the error messages of modprobe as one sentence, which is empty if there are none. An error message does not prove that
+    a module is missing: the module may be built in, or the kernel may load it later.
     """
     absent = [module for module in modules if not (sys / "module" / module).exists()]
     if not absent:
@@ -163,9 +166,9 @@ def missing_privileges(
 ) -> tuple[Missing, ...]:
     """The privileges that this process needs but does not have.
 
-    ``library`` is the file whose presence makes CAP_NET_RAW unnecessary.
+    If the file ``library`` exists, CAP_NET_RAW is unnecessary.
 
-    A process that never runs iptables (``runs_iptables`` is false) does not need CAP_NET_RAW either.
+    CAP_NET_RAW is also unnecessary if the process never runs iptables (``runs_iptables`` is false).
     """
     has = iptables_process.capabilities(proc)
     if not has >> iptables_process.NET_ADMIN & 1:
@@ -204,7 +207,7 @@ def _is_off(setting: pathlib.Path) -> bool:
     """Whether a sysctl exists and its value is not 1. ``missing_features`` reports sysctls that do not exist."""
     try:
         return setting.exists() and setting.read_text().strip() != "1"
-    except OSError:  # the sysctl is read and set later, together with all other sysctls
+    except OSError:  # the daemon reads and sets this sysctl later, together with all other sysctls
         return False
 
 
@@ -213,10 +216,10 @@ _NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROT
 
 
 def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> tuple[Missing, ...]:
-    """The set types of ipset that the kernel neither has nor can load; a single item if the kernel has no ipset.
+    """The set types of ipset that the kernel neither has nor can load; if the kernel has no ipset, one item says this.
 
     Raises:
-        KernelError: the kernel did not answer on this attempt.
+        KernelError: the kernel did not answer this time; a later attempt may succeed.
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER, connect)) as channel:
         try:

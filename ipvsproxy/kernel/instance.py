@@ -1,7 +1,8 @@
 """Ensures that only one ipvsproxy runs in each network namespace.
 
-Two processes in one namespace would program the same kernel tables. The lock is an abstract socket: its name is shared by exactly
-the processes of one network namespace, it needs no file, and the kernel removes it when its process ends, however that happens.
+Two ipvsproxy processes in one namespace would program the same kernel tables. The lock is an abstract socket. Its name is visible
+to exactly the processes of one network namespace. The socket needs no file, and the kernel removes the socket when its process
+ends for any reason.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: process ID, user ID, group I
 class Instance:
     """The right to program this network namespace, from the creation of this object until ``close`` or the end of the process.
 
-    ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; it is empty if there is no such
-    process. Any process can bind the name, so such a process must not stop ipvsproxy.
+    ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; it is empty if no other program has
+    bound the name. Such a process must not stop ipvsproxy, because any process can bind the socket's name.
 
     Raises:
         KernelError: another ipvsproxy has the right to program this network namespace.
@@ -44,9 +45,9 @@ class Instance:
             self.squatter = _describe_squatter(name)
 
     def fileno(self) -> int:
-        """The listening socket, readable when another process connects to find out who listens.
+        """The file descriptor of the listening socket, which is readable when another process connects to find out who listens.
 
-        The value is -1 if another program has bound the name.
+        The value is -1 if another program has bound the socket's name.
         """
         return self._socket.fileno()
 
@@ -68,9 +69,9 @@ class Instance:
 class Running(NamedTuple):
     """The ipvsproxy that runs in this network namespace.
 
-    ``process`` is 0 if that process is not visible, for example because it runs in another container. ``arguments`` are the
-    command-line arguments after the program's name; None means that the process has another mount namespace, so the files named
-    by the arguments may be different for this process.
+    ``process`` is the process ID, or 0 if the process is not visible, for example because it runs in another container.
+    ``arguments`` are the command-line arguments after the program's name; None means that the running process has another mount
+    namespace, where the files that its arguments name may be different files.
     """
 
     process: int
@@ -78,7 +79,7 @@ class Running(NamedTuple):
 
 
 def running(name: str = NAME) -> Running | None:
-    """The process that has bound the name, if it is an ipvsproxy; None can also mean that finding out is not allowed."""
+    """The process that has bound the name, if it is an ipvsproxy; None also means that this process may not find out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
         asking.settimeout(ANSWER_WITHIN_S)
         asking.connect(name)
@@ -94,7 +95,7 @@ def running(name: str = NAME) -> Running | None:
 
 
 def _owner(connected: socket.socket) -> tuple[int, int]:
-    """The process and user that listen on the other side of a connection; the process is 0 if it is not visible."""
+    """The IDs of the process and user that listen on the other side of a connection; 0 for a process that is not visible."""
     process, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return process, user
 

@@ -1,8 +1,8 @@
 """The ipset driver: reads and writes sets and their entries, with many entries in one message.
 
-When a set is full, the driver enlarges it: it fills a larger copy of the set, then swaps the copy with the set. Therefore packets
-are never matched against an incomplete set. The kernel cannot change ``maxelem`` of a set. After the swap, rules that use the old
-name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
+When a set is full, the driver fills a larger copy of the set, then swaps the copy with the set, so that packets are never matched
+against an incomplete set. The copy is necessary because the kernel cannot change the ``maxelem`` of a set. After the swap, rules
+that use the set's name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
 """
 
 import errno
@@ -58,7 +58,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class IpsetDriver(SetsDriver):
     """Reads and writes ipsets; a ``SetsDriver``.
 
-    If the kernel refuses an entry, all entries of the same message are sent again one by one, after all other messages.
+    If the kernel refuses an entry, all entries of the entry's message are sent again one by one, after all other messages.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -83,7 +83,7 @@ class IpsetDriver(SetsDriver):
         return {one: outcome for one, outcome in reported.items() if full.get(one) not in enlarged} | self._apply_entries(again)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
-        """Enlarge these sets, which are full. Returns the names of the sets that were enlarged."""
+        """Enlarge these full sets, and return the names of the sets that were enlarged."""
         enlarged: list[str] = []
         for name in names:
             ip_set = IP_SETS[name]
@@ -110,11 +110,10 @@ class IpsetDriver(SetsDriver):
         return explain(number, set_type)
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The lowest revision of the set's type that is sufficient, or the nearest revision that this kernel has.
+        """The lowest revision of the set's type that our set needs, or the nearest revision that this kernel has.
 
         Raises:
-            KernelError: the kernel does not have the set type, or does not have a revision that supports the marks that the set
-            assigns.
+            KernelError: the kernel lacks the set type, or lacks a revision that supports marks for a set that assigns marks.
         """
         kind = (ip_set.type, ip_set.family, ip_set.gives_marks)
         if kind not in self._revisions:
@@ -152,7 +151,8 @@ class IpsetDriver(SetsDriver):
 
     def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet | None:
         observed: ObservedSet | None = None
-        # This is not a ``set``, because a ``set`` takes twice the memory, and no other thread runs while it grows.
+        # The entries are not kept in a ``set``: a ``set`` takes twice the memory, and while a ``set`` grows, no other thread can
+        # run.
         entries: dict[SetEntry, None] = {}
         for data, start, end in parts:
             found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
@@ -168,7 +168,7 @@ class IpsetDriver(SetsDriver):
 
 
 class EntryBatch(sets_driver.EntryBatch):
-    """Set entries to be sent by one ``send``; an ``EntryBatch``."""
+    """An ``EntryBatch`` whose set entries are sent by one ``send``."""
 
     def __init__(self, channel: netlink.Channel) -> None:
         super().__init__(channel)
@@ -194,7 +194,7 @@ class EntryBatch(sets_driver.EntryBatch):
             if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
                 failed = dict.fromkeys(range(len(entries)), number)
             else:
-                failed = self._run([_Entries(verb, (one,)) for one in entries])  # so that each entry has its own outcome
+                failed = self._run([_Entries(verb, (one,)) for one in entries])  # one outcome for each entry
             for place, reason in failed.items():
                 entry = entries[place].entry
                 expected = (errno.ENOENT,) if verb is Verb.REMOVE else ()
@@ -211,14 +211,14 @@ class EntryBatch(sets_driver.EntryBatch):
 
 
 class _Entries(NamedTuple):
-    """Entries of the same set that share one message."""
+    """Entries of one set that share one message."""
 
     verb: Verb
     entries: Sequence[EncodedEntry]
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:
-    """The meaning of an error number of ipset; numbers above 4096 are specific to ipset."""
+    """What an error number of ipset means; numbers above 4096 are specific to ipset."""
     own = _BITMAP_MEANINGS if set_type is SetType.PORT else _HASH_MEANINGS
     meaning = own.get(number) or _MEANINGS.get(number)
     return meaning or (f"ipset error {number}" if number > _OWN_ERRORS else netlink.explain(number))
@@ -247,7 +247,7 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
     encoded = list(map(codec.encode, entries))
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
-    channel.do(ipset_message.destruction(SET_COPY.name))  # a copy left by a process that was killed at this point
+    channel.do(ipset_message.destruction(SET_COPY.name))  # a process that was killed here may have left a copy
     _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
     try:
         for first in range(0, len(encoded), codec.entries_per_message):

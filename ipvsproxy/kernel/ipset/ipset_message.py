@@ -1,7 +1,7 @@
 """ipset messages as bytes: to create, list and fill sets. Entries are encoded and decoded many at a time.
 
-This module also finds out which revisions of a set type this kernel's ipset supports. To answer, the kernel loads the module of
-the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
+This module also finds out which revisions of a set type this kernel's ipset supports. To answer a query for revisions, the kernel
+loads the module of the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
 """
 
 import functools
@@ -85,9 +85,9 @@ def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> by
 
 
 def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
-    """The message that creates a set; if ``name`` is empty, it has the set's own name.
+    """The message that creates a set; if ``name`` is empty, the created set has the name of ``ip_set``.
 
-    The message fails if a set of that name exists.
+    Creating a set fails if a set with the same name exists.
     """
     if ip_set.type is SetType.PORT:
         data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
@@ -106,7 +106,7 @@ def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SE
 
 
 def destruction(name: str) -> bytes:
-    """The message that destroys a set. The message fails if the set does not exist."""
+    """The message that destroys a set. Destroying a set fails if the set does not exist."""
     return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
@@ -117,7 +117,7 @@ def flush(name: str) -> bytes:
 
 def swap(name: str, other: str) -> bytes:
     """The message that swaps the contents of two sets of the same type."""
-    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # this attribute holds the second name
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # this attribute holds the name of the second set
     return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
 
 
@@ -130,7 +130,7 @@ def contents_query(name: str, *, header_only: bool = False) -> bytes:
 
 
 class EntryCodec:
-    """Encodes and decodes the entries of one set, or of its copy, which has another name."""
+    """Encodes and decodes the entries of one set, or of the set's copy, which has another name."""
 
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
@@ -152,10 +152,10 @@ class EntryCodec:
         self._layout = message.Layout(self._places())
 
     def encode(self, entry: SetEntry) -> bytes:
-        """Encode an entry in the form in which a message contains it, ``entry_size`` bytes long.
+        """The bytes of an entry in a message; the bytes have the length ``entry_size``.
 
         Raises:
-            ValueError, struct.error: an address is missing or is not of the set's family, or a number does not fit its field.
+            ValueError, struct.error: an address is missing or is not of the set's family, or a number is too large for its field.
         """
         return self._template.encode(tuple(self._pack(field, getattr(entry, field)) for field in self._fields))
 
@@ -165,7 +165,7 @@ class EntryCodec:
         return _PACK[field](value) if field in _PACK else value
 
     def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
-        """The message that adds or removes encoded entries; at most ``entries_per_message`` of them fit.
+        """The message that adds or removes encoded entries; a message has room for at most ``entries_per_message`` entries.
 
         The kernel reports no error if an added entry is already present or a removed entry is absent.
         """
@@ -177,7 +177,7 @@ class EntryCodec:
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
-        """The entry whose attributes are between ``start`` and ``end``; None means that ipvsproxy cannot have made the entry."""
+        """The entry whose attributes are in ``start`` to ``end``; None for an entry that only another program can have added."""
         values = self._layout.read(data, start, end)
         if values is None:
             return None
@@ -219,7 +219,7 @@ class EntryCodec:
     def _head(self, command: int) -> bytes:
         """The bytes of the message before its first entry.
 
-        If a message has several entries, the kernel requires a line number, but ignores its value.
+        If a message has several entries, the kernel requires a line number, but ignores the number's value.
         """
         attributes = [["IPSET_ATTR_SETNAME", self._name], ["IPSET_ATTR_LINENO", 0], ["IPSET_ATTR_ADT", {"attrs": []}]]
         return _encoded(command, self._family, attributes, 0)
@@ -233,13 +233,13 @@ def codec(name: str) -> EntryCodec:
     """The encoder and decoder for a set in ``IP_SETS``.
 
     Raises:
-        KeyError: ``IP_SETS`` does not contain the set.
+        KeyError: ``IP_SETS`` does not contain a set with this name.
     """
     return EntryCodec(IP_SETS[name])
 
 
 def _family(set_type: SetType, family: Family) -> int:
-    """The family field of a message about the set: a set of ports has none, so that rules of both families can use the set."""
+    """The family field of a message about the set: a set of ports has no family, so rules of both families can use it."""
     return _ANY_FAMILY if set_type is SetType.PORT else int(family)
 
 
@@ -251,10 +251,10 @@ class Range(NamedTuple):
 
 
 def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Range | None:
-    """The revisions of a set type; None means that the kernel neither has the type nor can load it, or speaks another protocol.
+    """The revisions of a set type; None means that the kernel neither has nor can load the type, or has another protocol version.
 
     Raises:
-        KernelError: the kernel has no ipset, or did not answer.
+        KernelError: the kernel has no ipset, or the kernel did not answer.
     """
     action = f"find {set_type}"
     attributes = [["IPSET_ATTR_TYPENAME", set_type.value], ["IPSET_ATTR_FAMILY", _family(set_type, family)]]

@@ -1,4 +1,7 @@
-"""The iptables driver: ``iptables-save`` reads all rules of an IP family, ``iptables-restore`` changes them. All calls block."""
+"""The iptables driver: ``iptables-save`` reads all rules of an IP family, and ``iptables-restore`` changes the rules.
+
+All calls block.
+"""
 
 import collections
 import contextlib
@@ -34,7 +37,7 @@ _RESTORE_VERSION = (1, 6, 2)
 """The first version whose MASQUERADE has ``--random-fully``, and whose iptables-restore has ``-w``."""
 _ALWAYS_USED = frozenset({"nat", "filter"})
 """The tables in which every skeleton has rules."""
-_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # differs from kube-proxy's canary chains, which must not be removed
+_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # kube-proxy's canary chains have other names, and must not be removed
 
 
 _NO_TABLES = re.compile(
@@ -51,7 +54,7 @@ Any failure except these two may be temporary: the lock is held, memory is short
 class Refusal(NamedTuple):
     """The reason why rules of an IP family cannot be written.
 
-    ``is_certain`` means that no retry helps, because the kernel or the host lacks something.
+    ``is_certain`` means that every further attempt would fail, because the kernel or the host lacks something.
     """
 
     reason: str
@@ -59,20 +62,20 @@ class Refusal(NamedTuple):
 
 
 def refusal(error: KernelError) -> Refusal:
-    """The refusal that an error of an iptables program means for an IP family."""
+    """Converts an error of an iptables program to a ``Refusal``."""
     return Refusal(error.detail, is_certain=lacks_tables(error) or _NO_PROGRAM in error.detail)
 
 
 def lacks_tables(error: KernelError) -> bool:
-    """Whether an error of an iptables program means that the kernel lacks the tables and so has no rules in them."""
+    """Whether an error of an iptables program means that the kernel lacks the tables, and so has no rules in the tables."""
     return _NO_TABLES.search(error.detail) is not None
 
 
 class Program(NamedTuple):
-    """What writes the rules: a program of iptables with its version and variant, or the kernel's nf_tables.
+    """The writer of the rules: a program of iptables with its version and variant, or the kernel's nf_tables.
 
-    ``variant`` is ``nf_tables`` or ``legacy``; if the variant is known from the file's name, ``version`` is the oldest version
-    possible. If no program is used, ``variant`` is ``nftables``, and ``version`` is the kernel's version.
+    ``variant`` is ``nf_tables`` or ``legacy``; if only the program's file name shows the variant, ``version`` is the oldest
+    possible version. If no program is used, ``variant`` is ``nftables``, and ``version`` is the kernel's version.
     """
 
     version: tuple[int, ...]
@@ -89,7 +92,7 @@ class Program(NamedTuple):
         return self.version >= _RESTORE_VERSION
 
     def wait(self, since: tuple[int, ...]) -> tuple[str, ...]:
-        """The arguments that make the program wait for the lock; empty if the program is older than ``since``."""
+        """The arguments that make the program wait for the lock of iptables; empty if the program is older than ``since``."""
         return ("-w", str(LOCK_WAIT_S)) if self.version >= since else ()
 
 
@@ -104,8 +107,8 @@ _FILES: Mapping[str, Program] = {
 class IptablesDriver:
     """Reads and writes the fixed rules of both IP families.
 
-    Only rules of ``chains`` and ``jumps`` count as ours: this object never returns or removes other rules. ``commands`` are
-    the names of the programs in PATH. ``proc`` is the mount point of the proc file system.
+    Only the rules in ``chains`` and the rules in ``jumps`` count as ours: the driver never returns or removes other rules.
+    ``commands`` are the names of the programs in PATH. ``proc`` is the mount point of the proc file system.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class IptablesDriver:
     def program(self, family: Family) -> Program:
         """The version and variant of the iptables program for a family.
 
-        The program runs once for each file, except if the file's name shows the variant.
+        The program is run once for each program file, except if the file's name shows the variant.
 
         Raises:
             KernelError: the program is missing, or prints no version.
@@ -143,11 +146,11 @@ class IptablesDriver:
         return program
 
     def known_program(self, family: Family) -> Program | None:
-        """The family's program, if its version is already known."""
+        """The iptables program for a family, if the program's version is already known."""
         return self._programs.get(_file(self._commands[family]))
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why this host cannot serve this IP family, as far as reading shows; None means that the host can serve it.
+        """The reason why this host cannot serve this IP family, as far as reading shows; None if the host can serve the family.
 
         The conditions are the same as kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
         """
@@ -164,10 +167,9 @@ class IptablesDriver:
     def try_writing(self, family: Family) -> Refusal | None:
         """The reason why the kernel accepts no rules of this IP family.
 
-        None means that it accepts rules, and then ``usable`` returns None, too.
-
-        ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel does not have the tables. Therefore
-        ``try_writing`` writes a chain and deletes it in the same transaction.
+        None means that the kernel accepts rules; then ``usable`` returns None, too. ``usable`` only reads, and the nf_tables
+        variant shows empty tables even if the kernel does not have the tables. Therefore ``try_writing`` writes a chain and
+        deletes the chain in the same transaction.
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
@@ -194,7 +196,7 @@ class IptablesDriver:
         if put and listing.hidden:
             chains |= {key: rules for key, rules in put.in_force.chains.items() if key.table in listing.hidden}
             hidden_jumps = frozenset(jump for jump in put.jumps if jump.table in listing.hidden)
-        # A jump that exists twice counts as absent: the next write removes all copies but one.
+        # A jump that exists twice counts as absent: the next write keeps one copy of the jump and removes all other copies.
         single = {jump for jump, count in listing.jumps.items() if count == 1}
         jumps = frozenset(single - moved) | hidden_jumps
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
@@ -202,7 +204,7 @@ class IptablesDriver:
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
         """The jumps above which another program's rule has moved.
 
-        A rule that was not below the jump at the last reading may stay above the jump.
+        A rule that is above the jump, and was not below the jump at the last reading, may stay above the jump.
         """
         return frozenset(
             jump
@@ -211,7 +213,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """All rules that contain this text, of any program, as iptables-save prints them.
+        """All rules of any program that contain this text, as iptables-save prints the rules.
 
         A family that cannot be read is skipped.
         """
@@ -224,7 +226,7 @@ class IptablesDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Program skeletons, or remove them.
 
-        Repeating an operation is no error. Each table is changed either completely or not at all.
+        It is not an error to repeat an operation. Each table is changed either completely or not at all.
         """
         return [self._apply(operation, operation.item) for operation in operations if isinstance(operation.item, Skeleton)]
 
@@ -260,8 +262,8 @@ class IptablesDriver:
     def _list_or_remember(self, family: Family) -> Listing:
         """The listed rules. If jumps cannot be listed, the jumps of the driver's last write are used instead.
 
-        If a jump of an earlier process cannot be listed, it is written a second time, which changes nothing for packets. As soon
-        as both copies can be listed, the next write removes one of them.
+        If a jump of an earlier process cannot be listed, the jump is written a second time, which changes nothing for packets. As
+        soon as both copies of a jump can be listed, the next write removes one copy.
         """
         put = self._last_skeletons.get(family)
         try:
@@ -288,15 +290,15 @@ class IptablesDriver:
         """The output of ``iptables-save``.
 
         Raises:
-            KernelError: the program failed.
+            KernelError: the program of iptables failed.
         """
         return iptables_process.run(f"{self._commands[family]}-save")
 
     def restore(self, family: Family, text: str) -> None:
-        """Pass a text to ``iptables-restore --noflush``; if the text is empty, do nothing.
+        """Pass a text to ``iptables-restore --noflush``; an empty text changes nothing.
 
         Raises:
-            KernelError: the program failed. Each table has been changed either completely or not at all.
+            KernelError: the program of iptables failed. Each table has been changed either completely or not at all.
         """
         if text:
             iptables_process.run(
@@ -305,7 +307,7 @@ class IptablesDriver:
 
 
 def absent_family(family: Family, proc: pathlib.Path) -> str:
-    """The reason why the kernel does not have this IP family; empty if the kernel has it."""
+    """The reason why the kernel does not have this IP family; empty if the kernel has the family."""
     if family is Family.IPV6:
         if not (proc / "thread-self/net/if_inet6").exists():
             return "the kernel has no IPv6"
@@ -322,7 +324,7 @@ def describe_hidden(tables: Collection[str]) -> str:
 
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
-    """The listing that is expected after this skeleton is written, as far as the built-in chains are concerned."""
+    """The listing of the built-in chains that is expected after this skeleton has been written."""
     return Listing(chains=dict.fromkeys(skeleton.chains, ()), jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
 
 
@@ -333,7 +335,7 @@ def _file(command: str) -> str:
 def parse_version(text: str) -> Program:
     """Parse a version text such as ``iptables v1.8.9 (nf_tables)``.
 
-    Versions before 1.8 had only the legacy variant, and do not name it.
+    Versions before 1.8 have only the legacy variant, and do not print its name.
 
     Raises:
         KernelError: the text contains no version.

@@ -34,8 +34,8 @@ OPTIONAL_TABLES = ("mangle",)
 TRIED_TABLE = "nat"
 """The table that serves for trials, as every iptables program writes rules there."""
 
-_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; IPv6 has the same numbers
-_INFO = struct.Struct("=80xI")  # the field of ipt_getinfo with the size of the entries in bytes
+_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; the numbers for IPv6 are the same
+_INFO = struct.Struct("=80xI")  # the field of ipt_getinfo that holds the size of the entries in bytes
 _ENTRIES_OFFSET = 40
 _COUNTERS = bytes(16)
 _CHAIN_HEAD = re.compile(re.escape(struct.pack("=H30s", 64, b"ERROR")) + rb"([^\0]+)")
@@ -50,7 +50,7 @@ HOST_PORTS_REMEDY = (
 
 
 class _Layout(NamedTuple):
-    """The positions of length and counters in an entry, and the socket family and level to read entries."""
+    """The positions of the length and the counters in an entry, and the socket family and level for reading entries."""
 
     domain: socket.AddressFamily
     level: int
@@ -80,10 +80,12 @@ def names(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[s
 
 
 def digest(family: Family, table: str) -> bytes:
-    """A hash of a table, without the packet counters of the table. If the table is absent, the kernel creates it.
+    """A hash of a table, without the packet counters of the table.
+
+    If the table is absent, reading its entries makes the kernel create the table.
 
     Raises:
-        KernelError: the kernel did not show the table.
+        KernelError: the kernel did not return the entries of the table.
     """
     layout = _LAYOUTS[family]
     entries = _entries(family, table)
@@ -118,7 +120,7 @@ def _action(family: Family, table: str) -> str:
 
 
 def take_rules(family: Family, variant: str) -> bool:
-    """Whether the kernel certainly accepts rules of an IP family in this variant. The check changes no rule.
+    """Whether the kernel certainly accepts rules of an IP family in this variant. Checking this does not change any rule.
 
     ``variant`` is a ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at its end, because a
     reading shows empty tables even if the kernel does not have the tables. A kernel that does not have the legacy table ``nat``
@@ -154,7 +156,7 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
 
 
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
-    """Where hostPort rules take packets that our rules have accepted: a verdict only ends the processing of its own table.
+    """The places where hostPort rules take packets that our rules have accepted: a verdict ends the processing of one table only.
 
     ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, hostPort rules take no
     packets from our rules.
@@ -167,7 +169,7 @@ def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...
 
 
 def _host_ports_beside(family: Family, variant: str) -> str:
-    """The variant that has hostPort rules which our ``variant`` of iptables does not show; empty if there are no such rules."""
+    """The variant with hostPort rules that our ``variant`` of iptables does not show; empty if no hostPort rule is hidden."""
     is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
     if modules.may_have_nf_tables() and has_chain(family, is_unseen):
         return "nf_tables"
@@ -185,8 +187,8 @@ def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
 class RuleChanges:
     """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
 
-    The fingerprints describe the rules in the network namespace of the thread that creates this object. Only that thread may
-    use the object.
+    The fingerprints describe the rules in the network namespace of the thread that creates this object. Only the creating thread
+    may use the object.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -199,10 +201,10 @@ class RuleChanges:
     def fingerprint(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
         """The current fingerprint of the rules of an IP family. ``variant`` is a ``Program.variant``.
 
-        ``tables`` are the legacy tables to read. If such a table is absent, the kernel creates it.
+        ``tables`` are the legacy tables to read. If one of these tables is absent, the kernel creates the table.
 
         Raises:
-            KernelError: the kernel does not show a fingerprint.
+            KernelError: the kernel does not show the state of the rules.
         """
         return tuple(_fingerprint(family, table) for table in tables) if variant == "legacy" else nft.generation(self._channel)
 

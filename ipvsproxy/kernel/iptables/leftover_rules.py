@@ -1,15 +1,15 @@
 """Reads and removes the rules that a proxy has left behind in either variant of iptables. All calls block.
 
-Rule 1: if a table cannot be read, that is an error, and the table never counts as clean. A table that this kernel or host
-certainly does not have counts as clean.
+Rule 1: a table that cannot be read is an error, and never counts as clean. A table that this kernel or host certainly does not
+have counts as clean.
 Rule 2: two equal fingerprints mean that no rule has changed in between, so no program has to be run.
-Rule 3: a reading loads no module and creates no table, with one exception: if the files of this host's modules are not visible,
-it may load nf_tables once.
+Rule 3: a reading loads no module and creates no table, with one exception: if the files of this host's modules are not visible, a
+reading may load nf_tables once.
 Rule 4: for rules in nf_tables, a program runs only if the kernel has a chain that may contain leftover rules, or if the chains
 cannot be read.
-Rule 5: if our rules are kept in nftables, all rules of iptables that have our names are leftovers.
-Rule 6: if the variant of the program in PATH has changed since the start, nothing is removed, because our rules then move to that
-variant.
+Rule 5: if our rules are in nftables, each rule of iptables that has one of our names is a leftover.
+Rule 6: if the variant of the program in PATH has changed since the start, nothing is removed, because our rules then move to the
+new variant.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class RulesPlace(NamedTuple):
 
 
 class LeftoverRules:
-    """Reads and removes leftover rules in the network namespace of the calling thread. Different threads may call the methods."""
+    """Reads and removes leftover rules in the network namespace of the calling thread. Any thread may call the methods."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """Places where rules of these families may have been left behind: the variant in use, and the other installed variant.
+        """The variants in which a proxy may have left rules of these families: the variant in use and the other installed one.
 
-        If our rules are in nftables, these are the installed variants and the variant of the program in PATH, which may have no
-        name other than ``iptables``.
+        If our rules are in nftables, the variants are the installed variants and the variant of the program in PATH, whose only
+        name may be ``iptables``.
 
-        ``programs`` are the iptables programs that ``commands`` names.
+        ``programs`` are the iptables programs of the given ``commands``.
         """
         if self._backend is not Backend.IPTABLES:
             return tuple(
@@ -113,7 +113,7 @@ class LeftoverRules:
         """The chains for which ``concerns`` returns true, and the rules that jump to these chains.
 
         Raises:
-            KernelError: the rules could not be read at this time.
+            KernelError: the rules could not be read this time.
         """
         if _is_surely_empty(place) or (place.variant is Variant.LEGACY and not iptables_tables.names(place.family, self._proc)):
             return LeftRules()
@@ -134,7 +134,7 @@ class LeftoverRules:
         """Remove leftover rules.
 
         Raises:
-            KernelError: some tables have not been changed. Each table has been changed either completely or not at all.
+            KernelError: at least one table has not been changed. Each table has been changed either completely or not at all.
         """
         self._driver(place).restore(place.family, iptables_syntax.render_left_removal(removal))
 
@@ -146,7 +146,7 @@ class LeftoverRules:
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        # If one of these conditions is true, only the program in PATH is of this variant.
+        # If one of the following conditions is true, only the program in PATH is of this variant.
         is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
@@ -154,7 +154,7 @@ class LeftoverRules:
         return self._used if is_in_path else self._others[place.variant]
 
     def _variant_in_path(self, family: Family) -> str:
-        """The variant of ``iptables`` in PATH, which may be the program's only name; empty if there is no such program."""
+        """The variant of the program ``iptables`` in PATH, which may have no other name; empty if PATH has no ``iptables``."""
         try:
             return self._used.program(family).variant
         except KernelError:
@@ -175,5 +175,5 @@ class LeftoverRules:
 
 
 def _is_surely_empty(place: RulesPlace) -> bool:
-    """Whether the rules would be in nf_tables and the kernel certainly has no nf_tables, so that there are no rules."""
+    """Whether there are certainly no rules, because the rules would be in nf_tables and the kernel has no nf_tables."""
     return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

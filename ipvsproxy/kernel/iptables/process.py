@@ -29,7 +29,7 @@ def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
 
 
 def environment(proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = LIBRARY) -> Mapping[str, str] | None:
-    """The environment for a program of iptables; None means our own environment, because no variable has to be added."""
+    """The environment for a program of iptables; None means the environment of this process, without an additional variable."""
     if capabilities(proc) >> NET_RAW & 1 or not library.exists():
         return None
     preloaded = [str(library), *filter(None, [os.environ.get("LD_PRELOAD")])]
@@ -40,8 +40,8 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
     """Run a program of iptables, and return the program's output.
 
     Raises:
-        KernelError: the program is not in PATH, or its exit status is not 0. If the error has an error number, the program could
-        not be started or it hangs.
+        KernelError: the program is not in PATH, or its exit status is not 0. An error with an error number means that the program
+            could not be started, or that it hangs.
     """
     path = shutil.which(command)
     if path is None:
@@ -69,7 +69,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
 
 
 def describe_failure(stderr: str, stdin: str) -> str:
-    """One line made from the error messages of an iptables program, with the input line that they refer to, if there is one."""
+    """The error messages of an iptables program in one line, with the input line that the messages refer to, if any."""
     messages = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
     text = "; ".join(messages)
     match = re.search(r"\bline:? (\d+)", text)

@@ -1,11 +1,11 @@
 """Runs each family's iptables driver in its own thread, so that a program that hangs or waits for a lock blocks nothing else.
 
-Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer than that, the call waits only
-``SHORT_PATIENCE_S``. Only the first call for a reading waits ``patience_s`` in any case: readings need no lock, and the late
-answer of a reading would be lost to the next attempt at a write, so that the rules would never be known while writes fail.
+Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer, the call waits only
+``SHORT_PATIENCE_S``. As an exception, the first call for a reading always waits ``patience_s``. A reading needs no lock, and the
+late answer of a reading would be lost as soon as a write is attempted again, so the rules would never be known while writes fail.
 Rule 2: a program that takes longer than its call waits continues to run, and its operation counts as failed (EINPROGRESS) until
 the program ends. The next attempt at the same operation returns the outcome of this program.
-Rule 3: only one program of each IP family runs at a time. The IP families do not wait for each other.
+Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
 """
 
 import concurrent.futures
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _UnderWay(NamedTuple):
-    """A running program for which no call is waiting any more, and the call for which it was started."""
+    """A program that still runs although no call waits for it, and the call for which the program was started."""
 
     question: object
     future: concurrent.futures.Future[Any]
@@ -37,8 +37,8 @@ class _UnderWay(NamedTuple):
 class RulesDriver:
     """Reads and writes the rules of both IP families, in the network namespace of the thread that creates this object.
 
-    ``patience_s`` is the longest time that a call waits for a program; None means no limit. It has the same methods as
-    ``IptablesDriver``. Only one thread may call these methods.
+    The methods are the same as in ``IptablesDriver``; only one thread may call the methods. ``patience_s`` is the longest time
+    that a call waits for a program; None means no limit.
     """
 
     def __init__(
@@ -50,14 +50,11 @@ class RulesDriver:
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_late_end`` is called, in another thread, when a program ends that took longer than its call waited.
-
-        ``programs`` maps files to the programs whose version is known.
-        """
+        """``on_late_end`` is called, in another thread, when a program ends that took longer than its call waited."""
         self._on_late_end = on_late_end
         self._patience_s = patience_s
         self._drivers = {family: IptablesDriver(chains=chains, jumps=jumps, commands=commands) for family in Family}
-        # The thread is started by the first call, so it runs in the network namespace of the thread that creates this object.
+        # The first call starts the thread, which therefore runs in the network namespace of the thread that uses this object.
         self._threads = {family: concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}") for family in Family}
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()
@@ -68,14 +65,14 @@ class RulesDriver:
             thread.shutdown(wait=False)
 
     def known_program(self, family: Family) -> Program | None:
-        """The family's program, if its version is already known. Starts no program."""
+        """The iptables program for a family, if the program's version is already known. Starts no program."""
         return self._drivers[family].known_program(family)
 
     def program(self, family: Family) -> Program:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: for the same reasons as in ``IptablesDriver``, or the program takes too long.
+            KernelError: as in ``IptablesDriver``; or the program takes too long.
         """
         return self.known_program(family) or self._ask(family, "program", self._drivers[family].program, family)
 
@@ -105,14 +102,14 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: for the same reasons as in ``IptablesDriver``, or the program takes too long.
+            KernelError: as in ``IptablesDriver``; or the program takes too long.
         """
         return self._ask(family, _READING, self._drivers[family].observe, family)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As in ``IptablesDriver``.
 
-        If an operation takes too long, it fails with EINPROGRESS, while its program continues to run.
+        An operation that takes too long fails with EINPROGRESS, while the operation's program continues to run.
         """
         begun: list[tuple[Operation, Family, _UnderWay | KernelError]] = []
         for operation in operations:
@@ -125,7 +122,7 @@ class RulesDriver:
                 else:
                     begun.append((operation, family, under_way))
         outcomes: list[Outcome] = []
-        for operation, family, started in begun:  # now the programs of all families are running
+        for operation, family, started in begun:  # from here on, the programs of all families are running
             try:
                 if isinstance(started, KernelError):
                     raise started
@@ -139,7 +136,7 @@ class RulesDriver:
         return answer
 
     def _begin(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> _UnderWay:
-        """Raises KernelError if another program of this family is still running, or if no thread can be started now."""
+        """Raises KernelError if an earlier program of this family is still running, or if no thread can be started at present."""
         before = self._under_way.get(family)
         if before is not None:
             if before.question == question:

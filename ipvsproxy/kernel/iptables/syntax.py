@@ -11,7 +11,7 @@ _BARE_COMMENT = re.compile(r'--comment ([^"\s]\S*)')
 
 
 def normalise(text: str) -> str:
-    """The text of a rule in the form that ``render`` writes, whichever version of iptables printed it.
+    """The text of a rule in the form that ``render`` writes, independent of the version of iptables that printed the rule.
 
     Some versions of iptables print a one-word comment without quotes, or the number of a protocol instead of its name. Some
     releases of libxt_ipvs print ``--vproto`` as ``--proto``, although they cannot read ``--proto`` themselves.
@@ -27,11 +27,11 @@ _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 class Listing:
     """Our rules in one IP family, as ``iptables-save`` shows them.
 
-    ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump:
-    two copies are as wrong as no copy. ``foreign_jumps`` has one entry for each of our chains to which rules of other programs
-    jump: one of these rules. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's
-    chain. ``hidden`` are the tables that we use but that iptables does not show, because they have rules that only nft
-    understands; the content of these tables is unknown.
+    ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump: two copies
+    are as wrong as no copy. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if
+    there is one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain.
+    ``hidden`` are those of our tables whose content is unknown, because iptables does not show a table with rules that only nft
+    understands.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -79,10 +79,10 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
 
 
 def rules(text: str, *, may_be_cut: bool = False) -> Iterator[tuple[ChainKey, str | None]]:
-    """The content of the output of ``iptables-save``, table by table: first every chain with None, then every rule with its text.
+    """Parses the output of ``iptables-save``. For each table, yields first every chain with None, then every rule with its text.
 
     Raises:
-        ValueError: the output is incomplete, although it has to be complete.
+        ValueError: the output is incomplete, although ``may_be_cut`` is false.
     """
     table = ""
     for line in text.splitlines():
@@ -105,7 +105,7 @@ def _target_chain(rule: str) -> str:
 
 
 def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-    """Extract the chains for which ``concerns`` is true, and the rules that jump to them, from the output of ``iptables-save``.
+    """The chains for which ``concerns`` is true, and the rules that jump to these chains, in the output of ``iptables-save``.
 
     Raises:
         ValueError: the output is incomplete.
@@ -116,14 +116,14 @@ def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         if concerns(key):
             chains[key] += rule is not None
         elif rule is not None:
-            words = rule.rsplit(" ", 2)  # a jump to a chain has no options, so it is the end of the rule
+            words = rule.rsplit(" ", 2)  # a jump to a chain has no options, so the jump ends the rule
             if words[-2:-1] in (["-j"], ["-g"]) and concerns(target := ChainKey(key.table, words[-1])):
                 references.append(Reference(key, rule, target))
     return LeftRules(chains=chains, references=tuple(references), hidden=frozenset(_INCOMPATIBLE.findall(text)))
 
 
 def render_left_removal(removal: Removal) -> str:
-    """The input of ``iptables-restore --noflush`` that removes leftover rules; empty if there is nothing to remove."""
+    """The input of ``iptables-restore --noflush`` that removes leftover rules; empty if there are no leftover rules."""
     lines: list[str] = []
     for table in dict.fromkeys(key.table for key in (*(reference.source for reference in removal.references), *removal.emptied)):
         lines.append(f"*{table}")
@@ -140,10 +140,10 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
     """The input of ``iptables-restore --noflush`` that programs a skeleton.
 
     The input declares every chain, which empties the chain, and then appends all rules of the chain. Listed chains and jumps that
-    are not in the skeleton are removed. A chain to which another program's rule jumps is only emptied. An absent jump is inserted
-    at the top of its chain, in the skeleton's order, so that the last jump ends up on top, as with kube-proxy's jumps. A jump
-    that is present keeps its position. If a jump exists more than once, the last copy is kept: each copy was inserted at the top,
-    so the last copy is the oldest. Jumps in ``moved`` are inserted at the top again.
+    are not in the skeleton are removed. Another program's rule may jump to a chain; such a chain is emptied instead of removed.
+    Absent jumps are inserted at the top of their chain in the skeleton's order, so the last inserted jump is on top, as with
+    kube-proxy's jumps. A jump that is present keeps its position. If a jump exists more than once, the last copy is kept: each
+    copy was inserted at the top, so the last copy is the oldest. Jumps in ``moved`` are inserted at the top again.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]

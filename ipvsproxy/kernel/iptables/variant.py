@@ -1,9 +1,9 @@
-"""Finds out which variant of iptables, nf_tables or legacy, has this node's rules, if the node has both variants.
+"""Finds out which variant of iptables, nf_tables or legacy, holds this node's rules on a node with both variants.
 
-The kernel applies the rules of both variants, but neither variant shows the rules of the other. A node with rules in both
+The kernel applies the rules of both variants, but neither variant shows the other variant's rules. A node with rules in both
 variants is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our rules
-are written to the variant that the kubelet and the CNI plugin use. The evidence by which this module chooses a variant, and its
-order, are the same as in kubernetes-sigs/iptables-wrappers.
+are written to the variant that the kubelet and the CNI plugin use. This module chooses a variant by the same evidence, in the
+same order, as kubernetes-sigs/iptables-wrappers.
 """
 
 import enum
@@ -38,7 +38,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """A variant's tables in both families: whether they have a chain of ``HINTS``, and the numbers of our and of other rules."""
+    """The content of a variant in both families: whether a chain of ``HINTS`` exists, and the numbers of our and of other rules."""
 
     hint: str = ""
     ours: int = 0
@@ -58,12 +58,12 @@ class VariantChoice(NamedTuple):
 
 
 def commands(variant: Variant) -> Mapping[Family, str]:
-    """The programs whose name fixes the variant: ``iptables-nft``, ``ip6tables-legacy``."""
+    """The programs whose name fixes the variant, such as ``iptables-nft`` and ``ip6tables-legacy``."""
     return {family: f"{command}-{_INFIXES[variant]}" for family, command in iptables.COMMANDS.items()}
 
 
 def installed() -> tuple[Variant, ...]:
-    """The variants whose programs are in PATH under the variant's name.
+    """The variants whose programs are in PATH under names that contain the variant.
 
     Distributions that have only one variant often do not have programs with these names.
     """
@@ -79,11 +79,11 @@ def choose(chains: Collection[ChainKey]) -> VariantChoice:
 
     This function starts a few programs, and changes nothing.
 
-    If there is no evidence, the choice is the variant of the program in PATH, except if the kernel accepts rules only in the
-    other variant.
+    Without any evidence, the choice is the variant of the program in PATH, except if the kernel accepts rules only in the other
+    variant.
 
     Raises:
-        KernelError: there is no iptables program at all, or iptables prints no version.
+        KernelError: no iptables program exists, or iptables prints no version.
     """
     variants = installed()
     if len(variants) < len(Variant):
@@ -123,7 +123,7 @@ def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> VariantCho
 def count(text: str, chains: Collection[ChainKey]) -> Evidence:
     """Count our rules and other rules in the output of an iptables-save program.
 
-    A rule is ours if it is in one of our ``chains`` or jumps to one of them.
+    A rule is ours if the rule is in one of our ``chains``, or jumps to one of our ``chains``.
     """
     hint, ours, others = "", 0, 0
     for key, rule in rules(text, may_be_cut=True):
@@ -139,7 +139,7 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
 def _save(command: str) -> str:
     """The output of iptables-save; empty if every attempt failed, or if the kernel has no such tables.
 
-    Several attempts are made, because a single failure during a restart could otherwise move the rules to the other variant.
+    The function makes several attempts, because one failure during a restart must not move the rules to the other variant.
     """
     for delay_s in (*DELAYS_S, None):
         try:
@@ -153,10 +153,10 @@ def _save(command: str) -> str:
 
 
 def _takes_rules(variant: Variant) -> bool:
-    """Whether the kernel accepts rules of this variant. A program of iptables is run only if the kernel's answer is uncertain.
+    """Whether the kernel accepts rules of this variant.
 
-    The reason is that running iptables-nft leaves a table behind, and commands that must not change anything also choose a
-    variant.
+    A program of iptables is run only if the kernel's answer is uncertain: running iptables-nft leaves a table behind, and some
+    commands that choose a variant must not change anything.
     """
     if iptables_tables.take_rules(Family.IPV4, variant):
         return True

@@ -1,10 +1,10 @@
-"""The IPVS driver: virtual servers, real servers, connection timeouts, and whether the kernel has a given scheduler.
+"""The IPVS driver: manages virtual servers, real servers and timeouts, and finds out whether the kernel has a given scheduler.
 
-The kernel loads the module of a scheduler when a virtual server with this scheduler is added, so only an attempt to add one shows
-whether the scheduler exists. The attempt adds a virtual server that the kernel refuses, but only after the kernel has looked up
-the scheduler (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that is killed during the attempt
-leaves no virtual server behind. The virtual server of this attempt has an IPv6 address. If IPVS in this kernel has no IPv6, the
-files of kernel modules have to show whether the scheduler exists.
+The kernel loads the module of a scheduler when a virtual server with this scheduler is added, so only an attempt to add a virtual
+server shows whether the scheduler exists. The driver attempts to add an invalid virtual server, which the kernel refuses only
+after the kernel has looked up the scheduler (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that
+is killed during the attempt leaves no virtual server behind. The invalid virtual server has an IPv6 address. If IPVS in this
+kernel has no IPv6, the files of kernel modules have to show whether the scheduler exists.
 """
 
 import errno
@@ -40,7 +40,7 @@ _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 class IpvsDriver:
     """Reads and writes the IPVS table in the network namespace of the thread that creates this object.
 
-    Only that thread may use the object.
+    Only the creating thread may use the object.
 
     ``traffic`` reads the counters of IPVS.
 
@@ -84,21 +84,20 @@ class IpvsDriver:
             parts = self.observe_in_parts(families)
             return {key: observed for part in parts for key, observed in part.items() if observed is not None}
         except KernelError:
-            for reader in self._readers.values():  # the caller gets nothing of this failed reading
+            for reader in self._readers.values():  # the caller gets no part of this failed reading
                 reader.forget()
             raise
 
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
         """Reads the table as ``observe`` does, but in parts; other methods may be called between two parts.
 
-        If the module of IPVS has been loaded again, later operations use its new number.
-
-        If another method writes an object between two parts, the next poll reads that object.
-
-        None means that the virtual server no longer exists.
+        If another method writes a virtual server between two parts, the next poll reads the virtual server again. In a part, None
+        means that a virtual server no longer exists. If the module of IPVS has been loaded again, later operations use the number
+        of the new module.
 
         Raises:
-            KernelError: a part of the table could not be read. The parts returned before the error are valid.
+            KernelError: a part of the table could not be read. The parts of the table that were returned before the error are
+                valid.
         """
         self._table.renew()
         for reader in self._readers_of(families):
@@ -106,13 +105,14 @@ class IpvsDriver:
             yield from reader.read(whole=True)
 
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
-        """Reads as ``observe_in_parts`` does, but only virtual servers changed or written since they were last returned.
+        """Reads, in parts, only virtual servers that have changed or were written since a reading last returned them.
 
-        If ``whole`` is false, the reading does not include changes of weights, exchanged real servers, any change of IPv6 real
-        servers, or this driver's own writes.
+        If ``whole`` is false, the reading misses changes of weights, real servers that another real server replaced, changes of
+        IPv6 real servers, and this driver's own writes.
 
         Raises:
-            KernelError: a part of the table could not be read. The parts returned before the error are valid.
+            KernelError: a part of the table could not be read. The parts of the table that were returned before the error are
+                valid.
         """
         for reader in self._readers_of(families):
             yield from reader.read(whole=whole)
@@ -121,26 +121,26 @@ class IpvsDriver:
         return dict.fromkeys(self._readers[family] for family in families if family in self._readers)
 
     def _note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """Note that a virtual server was written, for the next reading."""
+        """Record for the next reading that a virtual server was written."""
         self._readers[key.address.family].note(key, is_there=is_there)
 
     def refusal_with(self, scheduler: str) -> int:
-        """The kernel's error for an invalid virtual server with this scheduler, because the kernel looks up the scheduler first.
+        """The error number with which the kernel refuses an invalid virtual server with this scheduler.
 
-        ENOENT: the scheduler does not exist. EINVAL: the scheduler exists, and its module is loaded now. Any other error: the
-        kernel did not look up the scheduler.
+        The kernel looks up the scheduler first. ENOENT means that the scheduler does not exist. EINVAL means that the scheduler
+        exists, and that its module is loaded now. Any other number means that the kernel did not look up the scheduler.
 
         Raises:
             KernelError: the kernel did not answer.
         """
         number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
-        if number == errno.ENOENT:  # or the module was loaded again and has another number
+        if number == errno.ENOENT:  # the module may also have been loaded again, with another number
             self._table.renew()
             number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
         return number
 
     def why_unusable(self, scheduler: str) -> str:
-        """Why no virtual server can have this scheduler, in one line for the operator; empty if the scheduler is usable.
+        """The reason why no virtual server can have this scheduler, in one line for people; empty if the scheduler is usable.
 
         Raises:
             KernelError: the kernel did not look up the scheduler.
@@ -159,11 +159,11 @@ class IpvsDriver:
                 raise KernelError(action=_FIND_SCHEDULERS, errno=max(other, 0), detail=netlink.explain(other))
 
     def has_ipv6(self) -> bool:
-        """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). If the answer is lost, the result is true."""
+        """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). If the kernel's answer is lost, the result is true."""
         return self._channel.do(self._table.encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
 
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts]]:
-        """The connections of these virtual servers' real servers; if a virtual server does not exist, its entry is empty.
+        """The connections of the real servers of each of these virtual servers; empty for a virtual server that does not exist.
 
         Raises:
             KernelError: the connections could not be read.
@@ -194,16 +194,16 @@ class IpvsDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Add, set and remove virtual servers and real servers, and set timeouts.
 
-        At most one of the operations may be about the same object.
+        Two operations must not be about the same object.
 
         Operations take effect in their order, with one exception: if an object to add is present, or an object to set is absent,
-        the operation is repeated with the other verb after all other operations. If a virtual server with a firewall mark is
-        already present, it is not changed (EEXIST). The outcomes have the order of the operations. If the addition of some real
-        servers in an operation failed or found them present, each of these real servers has its own outcome.
+        the operation is repeated with the other verb after all other operations. A virtual server with a firewall mark that is
+        already present is not changed (EEXIST). The outcomes have the same order as the operations. If some real servers of an
+        operation could not be added, or were already present, each of these real servers has a separate outcome.
         """
         for _, item in operations:
-            # Whatever the outcome is, the next reading returns the virtual server. The virtual server is read again by netlink
-            # before it counts as removed.
+            # The next reading returns the virtual server, whatever the outcome of the operation is. A virtual server counts as
+            # removed only after netlink has shown that it is absent.
             if isinstance(item, VirtualServer):
                 self._note(item.key, is_there=True)
             elif isinstance(item, RealServers):
@@ -240,9 +240,10 @@ class IpvsDriver:
                 self._note(item.key, is_there=False)
 
     def _run(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
-        """Send operations to the kernel. Returns the first failure of each object that failed, by the object's number.
+        """Send operations to the kernel.
 
-        ``firsts`` has the number of the first object of each operation.
+        Returns the first failure of each object that failed, by the object's number. ``firsts`` has, for each operation, the
+        number of its first object.
         """
         failed: dict[int, ipvs_operations.Failure] = {}
         for start, end in ipvs_operations.chunks(operations, self._channel.limit):
@@ -254,7 +255,7 @@ class IpvsDriver:
         return failed
 
     def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
-        """Send operations to the kernel. Returns the failures, by the index of the failed message among all messages."""
+        """Send operations to the kernel. Returns the failures by the index of the failed message."""
         try:
             messages = self._table.encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
         except (ValueError, struct.error) as error:
@@ -278,7 +279,7 @@ class AbsentIpvs(IpvsDriver):
         """Close nothing."""
 
     def observe_in_parts(self, _families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
-        """As in ``IpvsDriver``: there are no virtual servers."""
+        """Returns no parts, because there are no virtual servers."""
         return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

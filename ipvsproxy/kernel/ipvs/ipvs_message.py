@@ -51,12 +51,12 @@ _pack_u32 = struct.Struct("=I").pack
 
 
 def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
-    """The data of a message, and where its attributes, which follow the generic netlink header, start and end."""
+    """The data of a message, and the start and end of its attributes, which follow the generic netlink header."""
     return reply.data, reply.start + GENERIC_HEADER, reply.end
 
 
 class Shape(NamedTuple):
-    """How a message identifies a virtual server: its address family, and whether by firewall mark or by address and port."""
+    """How a message identifies a virtual server: by address family, and by either a firewall mark or an address and port."""
 
     family: Family
     by_mark: bool = False
@@ -72,14 +72,14 @@ class Encoder:
         self.family_number = family_number
         self._service = functools.cache(self._service_template)
         self._named = functools.cache(self._named_template)
-        # Anybody who may write a Service can set its thresholds, so the number of kept templates is limited.
+        # The number of cached templates is limited, because everybody who may write a Service can choose its thresholds.
         self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
 
     def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
-        """Encode one message for each operation, or for each of its real servers; one sequence number is needed for each message.
+        """Encode one message for each operation, or for each real server of an operation; each message needs one sequence number.
 
         Raises:
-            ValueError, struct.error: a value does not fit its field.
+            ValueError, struct.error: a value is too large for its field of the message.
         """
         numbers = map(_pack_u32, sequences)
         messages: list[bytes] = []
@@ -96,7 +96,7 @@ class Encoder:
         name = _holes(key)
         values = () if verb is Verb.REMOVE else (_pack_u32(without_method(weight)),)
         messages: list[bytes] = []
-        for size, alike in itertools.groupby(keys, len):  # another program may have added a real server of the other family
+        for size, alike in itertools.groupby(keys, len):  # another program may have added a real server of the other IP family
             encode = self._destination(verb, _shape(key), _FAMILIES[size - PORT_SIZE], thresholds, method)
             messages += [
                 encode((number, *name, one[:-PORT_SIZE], one[-PORT_SIZE:], *values))
@@ -117,13 +117,13 @@ class Encoder:
         return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
-        """A virtual server that every kernel refuses: it has an IPv6 address and the prefix length 0."""
+        """The request to add a virtual server that every kernel refuses: it has an IPv6 address and the prefix length 0."""
         service = [
             *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
             ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
             ["IPVS_SVC_ATTR_FLAGS", {"flags": 0, "mask": _ALL_FLAGS}],
             ["IPVS_SVC_ATTR_TIMEOUT", 0],
-            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - the netmask 0
+            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - this is the netmask 0
         ]
         return self._message(ipvs.IPVS_CMD_NEW_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
@@ -215,9 +215,9 @@ class Encoder:
 
 
 def _netmask(family: Family, prefix_length: int) -> str:
-    """The netmask of session affinity in the form that pyroute2 accepts, which is an IPv4 address.
+    """The netmask of session affinity in the form of an IPv4 address, which is the form that pyroute2 accepts.
 
-    For IPv6, the kernel expects the netmask as a prefix length in host byte order.
+    For IPv6, the kernel expects the prefix length in host byte order as the netmask.
     """
     if family is Family.IPV6:
         return socket.inet_ntoa(struct.pack("=I", prefix_length))
@@ -225,7 +225,7 @@ def _netmask(family: Family, prefix_length: int) -> str:
 
 
 def prefix_length(family: Family, netmask: bytes) -> int:
-    """The prefix length of a netmask as sent by the kernel: for IPv4 a mask, and for IPv6 a number in host byte order."""
+    """The prefix length of a netmask from the kernel: a bit mask for IPv4, and a number in host byte order for IPv6."""
     if family is Family.IPV6:
         return int.from_bytes(netmask, sys.byteorder)
     return int.from_bytes(netmask, "big").bit_count()

@@ -1,4 +1,4 @@
-"""Operations on virtual and real servers in the form in which they are sent, and the meaning of the kernel's error numbers."""
+"""How operations on virtual and real servers are ordered and divided for sending, and what the kernel's error numbers mean."""
 
 import errno
 import itertools
@@ -28,15 +28,15 @@ class Failure(NamedTuple):
 
 
 def messages(operations: Iterable[Operation]) -> int:
-    """The number of messages that these operations need."""
+    """The number of messages that these operations need in total."""
     return sum(count_objects(item) for _, item in operations)
 
 
 def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
-    """Split operations into chunks of at most ``limit`` messages. An operation that needs more messages is a chunk of its own.
+    """Split operations into chunks of at most ``limit`` messages.
 
-    The messages of a chunk are deleted before the next chunk is encoded, because the messages of all chunks together would cause
-    many page faults.
+    An operation that needs more than ``limit`` messages is a separate chunk. The messages of a chunk are deleted before the next
+    chunk is encoded, because the messages of all chunks together would cause many page faults.
     """
     start = count = 0
     for position, (_, item) in enumerate(operations):
@@ -50,16 +50,15 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
 
 
 def numbers(operations: Iterable[Operation], firsts: Iterable[int]) -> list[int]:
-    """The object number that each message is about; ``firsts`` has the number of each operation's first object."""
+    """The number of the object that each message is about; ``firsts`` has the number of the first object of each operation."""
     return [first + place for one, first in zip(operations, firsts, strict=True) for place in range(count_objects(one.item))]
 
 
 def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -> list[Outcome]:
     """The outcomes of all operations.
 
-    ``reported`` has outcomes by object number; every object without an outcome in it has been programmed.
-
-    If ``reported`` has only some real servers of an operation, all its other real servers share one outcome.
+    ``reported`` has outcomes by object number; every object without an outcome in ``reported`` has been programmed. If
+    ``reported`` has only some real servers of an operation, all other real servers of the operation share one outcome.
     """
     results: list[Outcome] = []
     first = 0
@@ -79,10 +78,10 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
-    """The verb with which to repeat an operation if this error means that the object is unexpectedly present or absent.
+    """The verb for repeating an operation if this error means that the object is unexpectedly present or absent; otherwise None.
 
-    A virtual server with a firewall mark that is unexpectedly present belongs to another program, because nobody assigns firewall
-    marks to ipvsproxy.
+    An unexpectedly present virtual server with a firewall mark belongs to another program, because no firewall mark is reserved
+    for ipvsproxy.
     """
     if operation.verb is Verb.ADD and number == errno.EEXIST:
         return None if _is_by_mark(operation.item) else Verb.SET
@@ -94,8 +93,8 @@ def is_absent(operation: Operation, number: int) -> bool:
     """Whether this error means that the object to remove is absent.
 
     For a virtual server, only ESRCH means that the object is absent (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c).
-    ENOENT does not mean this: if a present virtual server counted as absent, its witnesses would be removed, and nothing would
-    show any longer that the virtual server is ours.
+    ENOENT does not mean that a virtual server is absent. If a present virtual server counted as absent, its witnesses would be
+    removed, and nothing would show any longer that the virtual server is ours.
     """
     return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
 
@@ -105,9 +104,9 @@ def _is_by_mark(item: object) -> bool:
 
 
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
-    """The operations to send, and the number of the first object of each operation.
+    """The operations in the order for sending, and the number of the first object of each operation.
 
-    New real servers may be sent before their virtual server's scheduler: see ``PREPARED_SCHEDULERS``.
+    A new virtual server gets a scheduler in ``PREPARED_SCHEDULERS`` after its real servers.
     """
     firsts = list(itertools.accumulate((count_objects(item) for _, item in operations), initial=0))[:-1]
     new = {
@@ -137,7 +136,7 @@ def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Seque
 
 
 def explain(operation: Operation, failure: Failure) -> str:
-    """The reason, in words, why the kernel refused an operation."""
+    """A text with the reason why the kernel refused an operation."""
     if failure.detail:
         return failure.detail
     item = operation.item
@@ -151,5 +150,5 @@ def explain(operation: Operation, failure: Failure) -> str:
 
 
 def describe_missing(scheduler: str) -> str:
-    """The reason, in words, why a scheduler that the kernel does not have is unusable."""
+    """A text with the reason why a virtual server cannot have a scheduler that the kernel lacks."""
     return f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is missing or cannot be loaded"

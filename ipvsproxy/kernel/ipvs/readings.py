@@ -1,16 +1,15 @@
 """Reads the IPVS table in parts: one query for all virtual servers of a family, then one query for each virtual server.
 
-IPv4 is read by ``getsockopt``: one system call for each query, and the answer contains scheduler flags and thresholds.
-``getsockopt`` supports only IPv4, so IPv6 is read by netlink; on a kernel without this ``getsockopt`` interface, IPv4 is read by
-netlink, too. The reader of each family exists as long as the process. Layouts: include/uapi/linux/ip_vs.h (``ip_vs_getinfo``,
-``ip_vs_get_services``, ``ip_vs_get_dests``, and the entries of the last two).
+IPv4 is read by ``getsockopt``, which takes one system call for each query, and whose answers contain scheduler flags and
+thresholds. ``getsockopt`` supports only IPv4, so IPv6 is read by netlink; if the kernel has no ``getsockopt`` interface for IPVS,
+IPv4 is read by netlink, too. The same reader of a family is used until the process ends. Layouts: include/uapi/linux/ip_vs.h
+(``ip_vs_getinfo``, ``ip_vs_get_services``, ``ip_vs_get_dests``, and the entries of the last two).
 
-The kernel does not report changes of the IPVS table: IPVS sends no notifications and counts no generations. The list of all
-virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. A change of a weight only
-shows in the answer to the query for that virtual server.
+The kernel does not report changes of the IPVS table, because IPVS neither sends notifications nor counts generations. The list of
+all virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. A change of a weight
+shows only in the answer to the query for the virtual server of that weight.
 
-Other methods may write to the table between two parts. A virtual server that was written between two parts is read by the next
-reading.
+Other methods may write to the table between two parts of a reading. The next reading then reads the written virtual servers.
 """
 
 import abc
@@ -47,16 +46,16 @@ A full answer is asked for again with more room.
 """
 
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4
-_INFO = struct.Struct("=8xI")  # the number of virtual servers of IPv4
+_INFO = struct.Struct("=8xI")  # the number of IPv4 virtual servers
 _ROOM = struct.Struct("=I4x")
-_ENTRY = struct.Struct("=48s56x")  # an entry without its counters
-_NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: the first bytes of entries and queries
-_ROW = struct.Struct("=16s16sII4sI")  # name, scheduler, flags, timeout in seconds, netmask, number of real servers
-_REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # an entry without connections and counters
-_COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
+_ENTRY = struct.Struct("=48s56x")  # An entry of a list, without its counters.
+_NAME = struct.Struct("=H2x4s2s2xI")  # Protocol, address, port and mark, at the start of entries and queries.
+_ROW = struct.Struct("=16s16sII4sI")  # Name, scheduler, flags, timeout in seconds, netmask, number of real servers.
+_REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # An entry of a real server, without connections and counters.
+_COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # Address and port, then active and inactive connections.
 _CONNECTIONS = struct.Struct("=24xII64x")  # active and inactive connections
 _SERVERS_AT = _NAME.size + _ROOM.size
-_REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
+_REAL_SERVER = struct.Struct("=6s2xIiII")  # Address and port, forwarding method in flags, weight, both thresholds.
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
 """The errors of a kernel without this interface, or with a different version of it."""
 
@@ -108,11 +107,11 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def _name(self, row: Row) -> Hashable:
-        """Returns the name that identifies the virtual server of a row."""
+        """Returns the name of the virtual server that a row describes."""
 
     @abc.abstractmethod
     def _name_of(self, key: VirtualServerKey) -> Hashable:
-        """Returns the name that identifies this virtual server in a row."""
+        """Returns the name by which a row identifies this virtual server."""
 
     @abc.abstractmethod
     def _key(self, name: Any) -> VirtualServerKey | None:
@@ -124,10 +123,10 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def _interpret(self, key: VirtualServerKey, row: Row, real_servers: Any) -> ObservedVirtualServer | None:
-        """Converts what was read of a virtual server; returns None if the virtual server has been removed."""
+        """Converts what the kernel returned about a virtual server; None means that the virtual server has been removed."""
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """Notes that a virtual server or its real servers may have been written, or (``is_there`` false) that it was removed."""
+        """Records that a virtual server may have been written or, if ``is_there`` is false, that it was removed."""
         self._written[key] = is_there
 
     def forget(self) -> None:
@@ -136,19 +135,19 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._known = dict.fromkeys(self._known, _WRITTEN)
 
     def read(self, *, whole: bool) -> Iterator[Reading]:
-        """Reads, in parts, the virtual servers that have changed since they were last returned, or that were written meanwhile.
+        """Reads, in parts, the virtual servers that have changed or were written since a reading last returned them.
 
         If ``whole`` is false, real servers are read only if the row of their virtual server has changed, and virtual servers that
         this process has written are left for the next reading with ``whole``.
 
         Raises:
-            KernelError: the table could not be read. The parts returned before the error are valid.
+            KernelError: the table could not be read. The parts of the table that were returned before the error are valid.
         """
         self._note_written()
         self._passed.clear()
         if whole:
             if self._added is not None:
-                self.connections_of_all = None  # the last reading did not get to its end
+                self.connections_of_all = None  # the previous reading was not completed
             self._added = [0, 0] if self.adds_connections else None
         before, met, self.foreign = len(self._known), 0, 0
         rows = self._rows()
@@ -170,9 +169,9 @@ class FamilyReader(abc.ABC, Generic[Row]):
                         reading[key] = self._interpret(key, row, real_servers)
                         hashes[name] = both if reading[key] else _WRITTEN
             elif not waits and self._added is not None:
-                self._real_servers(row)  # only to add up its connections
+                self._real_servers(row)  # read only to add its connections to the total
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
-                self._known |= hashes  # recorded only now, because after an error the same changes must be read again
+                self._known |= hashes  # not earlier, because after an error these changes must be read again
                 yield reading
                 self._note_written()
                 reading, hashes = {}, {}
@@ -184,7 +183,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
             self._added = None
 
     def _add(self, connections: Iterable[tuple[int, ...]]) -> None:
-        """Adds the active and inactive connections of a virtual server's real servers, if they are being added up."""
+        """Adds the active and inactive connections of a virtual server's real servers to the total, if there is to be a total."""
         if (added := self._added) is not None:
             for active, inactive in connections:
                 added[0] += active
@@ -225,7 +224,7 @@ class SockoptReader(FamilyReader[bytes]):
         self._socket: socket.socket | None = None
 
     def close(self) -> None:
-        """Closes the socket. The next query opens a new socket."""
+        """Closes the socket. The next query after this call opens a new socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -233,7 +232,8 @@ class SockoptReader(FamilyReader[bytes]):
     def is_there(self) -> bool:
         """Whether the kernel supports this ``getsockopt`` interface.
 
-        Errors that are not in ``_NOT_THERE`` prove nothing; the next reading reports them.
+        An error that is not in ``_NOT_THERE`` does not prove that the interface is missing; the next reading reports such an
+        error.
         """
         try:
             self._answer(_GET_INFO, bytearray(_INFO.size))
@@ -246,11 +246,12 @@ class SockoptReader(FamilyReader[bytes]):
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """As in ``FamilyReader``.
 
-        IPv6 real servers are left out: only tunnels can have them, and our virtual servers never do.
+        IPv6 real servers are left out, because an IPv4 virtual server can have an IPv6 real server only by tunnel, and ours have
+        none.
         """
         room = FIRST_ROOM
         while (entries := self._destinations(self._name_of(key), room)) is not None:
-            if not any(entries[-_COUNTED_ENTRY.size :]):  # the buffer was not filled, so the answer is complete
+            if not any(entries[-_COUNTED_ENTRY.size :]):  # the last entry is empty, so the answer is complete
                 counted = itertools.takewhile(lambda one: any(one[0]), _COUNTED_ENTRY.iter_unpack(entries))
                 return {RealServerKey(name): ConnectionCounts(*counts) for name, *counts in counted}
             room *= 8
@@ -264,7 +265,7 @@ class SockoptReader(FamilyReader[bytes]):
             _ROOM.pack_into(question, 0, room)
             answer = self._answer(_GET_SERVICES, question)
             rows = [row for (row,) in _ENTRY.iter_unpack(answer[_ROOM.size :])]
-            if not any(rows[-1]):  # the buffer was not filled, so the answer is complete
+            if not any(rows[-1]):  # the last entry is empty, so the answer is complete
                 return list(itertools.takewhile(any, rows))
             room *= 2
 
@@ -294,7 +295,7 @@ class SockoptReader(FamilyReader[bytes]):
         return b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(entries)])
 
     def _destinations(self, name: bytes, room: int) -> memoryview | None:
-        """The entries of at most ``room`` real servers, padded with zeros; None means that the virtual server does not exist."""
+        """The entries of at most ``room`` real servers, followed by zeros; None means that the virtual server does not exist."""
         question = bytearray(_SERVERS_AT + room * _REAL_SERVER_ENTRY.size)
         question[: _NAME.size] = name
         _ROOM.pack_into(question, _NAME.size, room)
@@ -306,8 +307,8 @@ class SockoptReader(FamilyReader[bytes]):
         _, scheduler, flags, timeout_s, netmask, _ = _ROW.unpack(row)
         servers = list(_REAL_SERVER.iter_unpack(real_servers))
         if servers and not any(servers[-1][0]):
-            # Either there are fewer real servers than a moment ago, or some of them have IPv6 addresses, which is possible only
-            # with tunnels.
+            # Either the virtual server has fewer real servers than a moment ago, or some real servers have IPv6 addresses, which
+            # is possible only with tunnels.
             return self._read_one(key)
         settings = ipvs_rows.settings_of(Family.IPV4, scheduler, flags, timeout_s, netmask)
         servers.reverse()  # the kernel lists the most recently added real server first

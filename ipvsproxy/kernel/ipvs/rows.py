@@ -59,7 +59,7 @@ def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
     return message.Layout([message.Field((of, kind), code) for kind, code in codes.items()])
 
 
-# The same layout is used for all dumps: a new layout has to walk its first message, which takes as long as a dump.
+# All dumps use the same layout, because a new layout has to walk its first message, which takes as long as a dump.
 _SETTINGS = {6: "s", 7: "I", 8: "I", 9: "4s"}
 _BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
 _BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)
@@ -84,7 +84,8 @@ RealServerValues = tuple[RealServerKey, int, int, int, int]
 class RealServerRow(NamedTuple):
     """A real server.
 
-    ``flags`` contain the forwarding method of the real server; ``upper`` and ``lower`` are its connection thresholds.
+    ``flags`` contain the forwarding method of the real server; ``upper`` and ``lower`` are the real server's connection
+    thresholds.
     """
 
     key: RealServerKey
@@ -96,14 +97,15 @@ class RealServerRow(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The forwarding method of the real server, as ipvsadm names it."""
+        """The name that ipvsadm prints for the forwarding method of the real server."""
         return METHODS.get(self.flags & _METHODS, "unknown")
 
 
 class VirtualServerRow(NamedTuple):
-    """A virtual server. All clients in the same network of ``prefix_length`` count as one client for persistence.
+    """A virtual server.
 
-    ``engine`` is the name of the persistence engine, which is usually empty.
+    For persistence, all clients in one network of ``prefix_length`` count as one client. ``engine`` is the name of the
+    persistence engine, and is usually empty.
     """
 
     key: VirtualServerKey
@@ -114,13 +116,13 @@ class VirtualServerRow(NamedTuple):
 
     @property
     def scheduler_flags(self) -> list[str]:
-        """The flags of the scheduler, as ipvsadm names them."""
+        """The names that ipvsadm prints for the flags of the scheduler."""
         names = _FLAG_NAMES.get(self.settings.scheduler, ("flag-1", "flag-2", "flag-3"))
         return [name for name, flag in zip(names, SCHEDULER_FLAGS, strict=True) if self.settings.flags & flag]
 
 
 class IpvsTable(NamedTuple):
-    """The whole table in the order that ipvsadm intends (the comparison function of ipvsadm overflows).
+    """The whole IPVS table, in the order that ipvsadm intends (ipvsadm's own order is wrong if its comparison overflows).
 
     ``version`` is the version of IPVS, and ``size`` is the number of buckets of the connection table.
     """
@@ -179,7 +181,7 @@ class NetlinkTable:
         )
 
     def virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
-        """A virtual server; None means that it does not exist."""
+        """Read one virtual server; None means that the virtual server does not exist."""
         action = f"read {key}"
         with Tolerated(errno.ESRCH):
             row = row_of(ipvs_message.attributes(self.channel.ask(self.encoder.service(key), action)))
@@ -189,7 +191,7 @@ class NetlinkTable:
         return None
 
     def read(self) -> IpvsTable:
-        """The whole table. Virtual servers whose protocol a Service cannot have are left out."""
+        """The whole table. Virtual servers with a protocol that no Service can have are left out."""
         action = "read the version of IPVS"
         values = _INFORMATION.read(*ipvs_message.attributes(self.channel.ask(self.encoder.information(), action)))
         if values is None:
@@ -228,18 +230,18 @@ class TrafficReader:
     Each reading uses its own socket, so that other requests may be sent between the parts of the reading. ``connect`` is the
     function that opens a socket.
 
-    ``open_connections`` returns the connections of all real servers in the network namespace, as the last reading of all real
-    servers found them; None if that reading did not add them up. With ``is_wanted``, the next readings add them up, which needs
-    no further system call, because the kernel's answers about real servers contain them.
+    ``open_connections`` returns the total connections of all real servers in the network namespace at the last reading of all
+    real servers; None if that reading computed no total. With ``is_wanted``, the next readings compute the total, which needs no
+    further system call, because the kernel's answers about real servers contain their connections.
     """
 
     connect: Callable[[int], netlink.Socket]
     clock: Callable[[], float] = time.monotonic
     path: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs_stats")
-    open_connections: Callable[..., ConnectionCounts | None] = lambda *, is_wanted: None  # noqa: ARG005 - nobody adds them up
+    open_connections: Callable[..., ConnectionCounts | None] = lambda *, is_wanted: None  # noqa: ARG005 - this default computes no total
 
     def totals(self) -> Counters:
-        """The counters of the whole network namespace, which include virtual servers that have been removed.
+        """The counters of the whole network namespace, which include the traffic of virtual servers that have been removed.
 
         Raises:
             KernelError: the counters could not be read.
@@ -256,7 +258,8 @@ class TrafficReader:
         added or removed during the reading, the result may lack other virtual servers as well.
 
         Raises:
-            KernelError: a part of the table could not be read. The parts returned before the error are valid.
+            KernelError: a part of the table could not be read. The parts of the table that were returned before the error are
+                valid.
         """
         with contextlib.closing(NetlinkTable(self.connect)) as table:
             counted: dict[VirtualServerKey, Counters] = {}
@@ -286,7 +289,7 @@ def read_totals(text: str) -> Counters:
     """The counters in ``/proc/net/ip_vs_stats``: hexadecimal numbers in the third line, after two header lines.
 
     Raises:
-        ValueError: the text does not have this form.
+        ValueError: the text does not have the form of ``/proc/net/ip_vs_stats``.
     """
     words = "".join(text.splitlines()[_TOTALS_LINE : _TOTALS_LINE + 1]).split()
     if len(words) != len(Counters._fields):
@@ -297,7 +300,7 @@ def read_totals(text: str) -> Counters:
 def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> IpvsTable:
     """Read the IPVS table of the calling thread's network namespace.
 
-    Virtual servers whose protocol a Service cannot have are left out.
+    Virtual servers with a protocol that no Service can have are left out.
 
     Raises:
         KernelError: a part of the table could not be read.
@@ -307,7 +310,7 @@ def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Ipvs
 
 
 def row_of(part: Part) -> NetlinkRow | None:
-    """The table row of a virtual server, from a message; None means that the message does not identify a virtual server."""
+    """The table row of the virtual server in a message; None means that the message does not identify a virtual server."""
     if (values := _BY_ADDRESS.read(*part)) is not None:
         return values[:4], *values[4:]
     if (values := _BY_MARK.read(*part)) is not None:
@@ -348,7 +351,7 @@ def _counters(layout: message.Layout, part: Part) -> Counters:
 
 
 def _order(row: VirtualServerRow) -> tuple[int, int, int, Address, int]:
-    """The sort key: first the firewall mark (rows without a mark come first); then family, protocol, address and port."""
+    """The sort key of a row: the firewall mark (0 for a row without a mark), then family, protocol, address and port."""
     key = row.key
     mark = key.mark if isinstance(key, FirewallMark) else 0
     return mark, int(key.address.family), int(key.protocol), key.address, key.port
@@ -371,10 +374,10 @@ def address_of(family: int, packed: bytes) -> Address:
 
 @functools.lru_cache(maxsize=1024)
 def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
-    """The settings in a row; virtual servers with equal settings share one object."""
+    """The settings of the virtual server in a row; virtual servers with equal settings share one object."""
     name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
     length = ipvs_message.prefix_length(family, netmask) if flags & PERSISTENT else family.bits
-    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, length % family.bits)  # 0 means a single address
+    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, length % family.bits)  # length 0 stands for single addresses
 
 
 def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:
