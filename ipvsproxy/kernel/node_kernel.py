@@ -47,7 +47,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class NodeKernel:
-    """The kernel of this node, in the network namespace of the thread that creates this object.
+    """Access to this node's kernel, in the network namespace of the thread that creates this object.
 
     ``backend`` is the backend that holds rules and sets, and is never ``AUTO``; ``rules`` reads and writes the rules.
     ``rules_changes`` reports changes that other programs make in our nftables table; None means that there are no notifications.
@@ -69,17 +69,18 @@ class NodeKernel:
     ) -> None:
         """Open all sockets. Only the chains in ``chains`` and the jumps in ``jumps`` count as ours.
 
-        ``chosen`` is the backend that holds rules and sets. ``ipvs`` is used instead of the IPVS driver, which requires a kernel
-        with IPVS. ``rules_patience_s`` is the longest time that any call waits for a program of iptables; None means no limit.
-        ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
-        program ends that took longer than ``rules_patience_s``. ``listen`` means that the caller watches ``rules_changes``.
+        ``chosen`` is the backend that holds rules and sets. If ``ipvs`` is given, it is used instead of a new IPVS driver, which
+        would require a kernel with IPVS. ``rules_patience_s`` is the longest time that a call waits for a program of iptables;
+        None means no limit. ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in
+        another thread, when a program ends that took longer than ``rules_patience_s``. ``listen`` means that the caller watches
+        ``rules_changes``.
 
-        ``on_applied`` is called with the outcomes of each run of operations of one driver and with the run's duration in seconds,
-        in the thread that applies them. ``ports`` are the port IDs of the sockets that change addresses and routes, as they
-        appear in notifications.
+        ``on_applied`` is called, in the thread that applies operations, for each run of operations of one driver, with the
+        outcomes and the duration of the run in seconds. ``ports`` are the port IDs of the sockets that change addresses and
+        routes, as they appear in notifications.
 
         Raises:
-            KernelError: the kernel does not have a feature, or this process may not use the feature.
+            KernelError: the kernel lacks a required feature, or this process may not use the feature.
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
@@ -141,7 +142,7 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Readings of everything except sets, rules and virtual servers; if not ``thorough``, only of what may have changed."""
+        """Readings of all kinds but sets, rules and virtual servers; if not ``thorough``, only of kinds that may have changed."""
         yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
         yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
         yield lambda: {"sysctls": self._sysctls.observe(sysctls)}
@@ -153,12 +154,12 @@ class NodeKernel:
     ) -> Iterator[Observation]:
         """Reads as ``observe`` does, but in parts; other methods may be called between two parts.
 
-        Most parts take a few milliseconds. Addresses, local routes, a large set, the parameters of all virtual servers, and
+        Most parts take a few milliseconds each. Addresses, local routes, a large set, the parameters of all virtual servers, and
         changed rules take longer.
 
-        If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out
-        addresses, routes, sets and virtual servers for which the kernel gives the same answer as before, and rules that have not
-        changed. If ``whole`` is true, the poll reads virtual servers in full; otherwise it reads only data that shows most
+        If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out rules
+        that have not changed. It also leaves out addresses, routes, sets and virtual servers for which the kernel's answer is the
+        same as before. If ``whole`` is true, the poll reads virtual servers in full; otherwise it reads only data that shows most
         changes at little cost (see ``IpvsDriver.observe_changed``).
         """
         if thorough:
@@ -171,7 +172,8 @@ class NodeKernel:
         for family in families:
             fingerprint = self._fingerprint(family)
             is_changed = fingerprint is not None and fingerprint != self._fingerprints.get(family)
-            # An audit starts a program of iptables only if the rules have changed, or if nothing shows whether they have.
+            # An audit starts a program of iptables only if the rules have changed, or if it is unknown whether the rules have
+            # changed.
             if is_changed or (thorough and (fingerprint is None or self.backend is not Backend.IPTABLES)):
                 yield Observation(**self._read_rules(family, fingerprint))
             elif family in self._hidden:
@@ -186,7 +188,7 @@ class NodeKernel:
             yield Observation(errors=(str(error),))
 
     def _set_parts(self, sets: Sequence[str], step: int) -> Iterator[Observation]:
-        """The sets that have changed, read ``step`` sets at a time."""
+        """The sets that have changed; each part of the reading reads ``step`` sets."""
         unread: list[str] = []
         for start in range(0, len(sets), step):
             changed: dict[str, ObservedSet | None] = {}
@@ -202,7 +204,7 @@ class NodeKernel:
     def _read_rules(self, family: Family, fingerprint: object) -> _Part:
         """Read the rules of an IP family.
 
-        ``fingerprint`` must have been read before the rules, so that the next poll sees changes made in between.
+        ``fingerprint`` must be read before the rules, so that the next poll sees changes made between these two readings.
         """
         part = _attempt(lambda: {"skeletons": {family: self.rules.observe(family)}})
         hidden = part["skeletons"][family].hidden if "skeletons" in part else ()
@@ -210,13 +212,13 @@ class NodeKernel:
         if hidden:
             self._hidden[family] = f"{family.label}: {iptables.describe_hidden(hidden)}"
             part["errors"] = (self._hidden[family],)
-        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None: the next poll reads the rules again
+        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None makes the next poll read the rules
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:
-        """The fingerprint of a family's rules; None means that the kernel does not show one, so only ``observe`` reads the rules.
+        """The fingerprint of a family's rules; None if the kernel shows no fingerprint, so that only ``observe`` reads the rules.
 
-        A missing fingerprint is logged once, and again only after a fingerprint could be read in between.
+        A missing fingerprint is logged once; it is logged again only after a fingerprint could be read in the meantime.
         """
         program = self.rules.known_program(family)
         if program is None:
@@ -227,7 +229,7 @@ class NodeKernel:
             fingerprint = self._rule_changes.fingerprint(family, program.variant)
         except KernelError as error:
             if family not in self._without_fingerprint:
-                log.warning("rule_changes_unseen", family=family.label, error=str(error), hint="only audits see them")
+                log.warning("rule_changes_unseen", family=family.label, error=str(error), hint="only audits notice rule changes")
                 self._without_fingerprint.add(family)
             return None
         self._without_fingerprint.discard(family)
@@ -236,17 +238,17 @@ class NodeKernel:
     def inherit_sets(self, families: Collection[Family]) -> int:
         """Copy the set entries that a former process has left behind in the other backend. Returns the number of copied entries.
 
-        If neither our device nor any of our local routes exists, no process has served Services since the host was booted. In
-        that case, all existing entries come from a saved ruleset and mean nothing for the present virtual servers: they are
+        If neither our device nor any of our local routes exists, no process has served Services since the host was booted. All
+        existing entries then come from a saved ruleset and mean nothing for the present virtual servers, so all entries are
         removed, and no entry is copied.
 
         Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets, so
         only entries that may witness virtual servers are copied. If iptables is chosen, programming its rules may have to wait
-        for a lock or a program. Until these rules are programmed, the old rules in nftables decide about packets, so all of their
-        entries are copied, and from now on ``apply`` changes the old sets, too.
+        for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables decide about packets.
+        Therefore all entries of the old sets are copied, and from now on ``apply`` changes the old sets, too.
 
         Raises:
-            KernelError: the sets could not be read.
+            KernelError: the old sets could not be read.
         """
         if not self._addresses.observe().device and not self._routes.observe():
             self._empty_sets(families)
@@ -288,7 +290,7 @@ class NodeKernel:
                 log.warning("saved_set_not_emptied", error=outcome.error)
 
     def remove_other_backend(self) -> Collection[str]:
-        """Does the same as ``backends.remove_other``; afterwards, the other backend's sets need not be updated any more.
+        """Removes the other backend's objects as ``backends.remove_other`` does; then ``apply`` stops updating the other sets.
 
         Raises:
             KernelError: one of our objects exists, and could not be removed.
@@ -329,13 +331,13 @@ class NodeKernel:
         """The reason why no virtual server can have this scheduler (empty if it is usable), and the existing schedulers.
 
         Raises:
-            KernelError: the kernel could not answer on this attempt.
+            KernelError: the kernel did not answer this time; a later attempt may succeed.
         """
         reason = self.ipvs.why_unusable(name)
         return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
 
     def why_missing(self, name: str) -> str:
-        """Answers as ``why_unusable`` does, but only from the files of kernel modules. Loads no module."""
+        """Finds out the same as ``why_unusable``, but only from the files of kernel modules. Loads no module."""
         if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
             return ""
         return f"{ipvs_operations.describe_missing(name)}{_there_are(modules.schedulers())}"
@@ -377,16 +379,16 @@ class NodeKernel:
         return outcomes
 
     def _keep_current(self, run: Iterable[Operation]) -> None:
-        """Applies operations on set entries also to the old sets, which the old rules in nftables use.
+        """Also applies operations on set entries to the old sets, which the old rules in nftables use.
 
-        The old sets are changed first, so that no entry is missing in them if the process is killed.
+        The old sets are changed first, so that no entry is missing in the old sets if the process is killed.
         """
         if self._former_sets is not None:
             with contextlib.suppress(KernelError):
                 self._former_sets.apply([operation for operation in run if isinstance(operation.item, SetEntries)])
 
     def _forget_fingerprints(self, run: Iterable[Operation]) -> None:
-        """Make the next poll read the rules that these operations wrote, because another program may have undone the change."""
+        """Make the next poll read the rules that these operations wrote, because another program may have undone the changes."""
         for _, item in run:
             if isinstance(item, Skeleton):
                 self._fingerprints.pop(item.family, None)
@@ -413,7 +415,7 @@ def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, Abstrac
 
 
 def _place(entry: SetEntry) -> tuple[object, ...]:
-    """The fields that identify an entry in its set, which are all fields except the mark."""
+    """The fields that identify an entry in its set: all fields except the mark."""
     return entry.address, entry.protocol, entry.port
 
 

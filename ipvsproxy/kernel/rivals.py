@@ -1,4 +1,4 @@
-"""Finds programs and rules of this host that take packets which are meant for Services. Finding them changes nothing on the host.
+"""Finds programs and rules on this host that take packets which are meant for Services. The search changes nothing on the host.
 
 Every call blocks.
 """
@@ -29,9 +29,9 @@ _TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
 _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
-_IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # the kernel leaves out attributes of 0
-_LOADED = ((2,), (3,), (4,))  # the key of a packet property, or header, offset and length
-_DESTINATIONS = ((16, 4), (24, 16))  # offset and length in the IPv4 header, and in the IPv6 header
+_IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # The kernel leaves out attributes whose value is 0.
+_LOADED = ((2,), (3,), (4,))  # The key of a packet property, or a header, an offset and a length.
+_DESTINATIONS = ((16, 4), (24, 16))  # The offset and length of the address in each IP header.
 _DESTINATION_STARTS = {(nft_rule.Base.NETWORK, offset) for offset, _ in _DESTINATIONS}
 _PROTOCOLS = {bytes([one]): one for one in Protocol}
 
@@ -46,9 +46,10 @@ class BoundSocket(NamedTuple):
 
 
 class PortRule(NamedTuple):
-    """A rule that redirects packets, or exempts them from connection tracking; a rule of iptables has the form of a command.
+    """A rule that redirects packets, or exempts packets from connection tracking.
 
-    The rule applies to packets to this destination (or to any address) and to these ports (or to all ports).
+    For a rule of iptables, ``text`` has the form of a command. The rule applies to packets to ``destination`` (None: to any
+    address) and to ``ports`` (if empty, to all ports).
     """
 
     text: str
@@ -88,8 +89,8 @@ def listings_of_rules(
 ) -> tuple[Mapping[str, str], Sequence[str]]:
     """The output of ``iptables-save`` for both families in these variants, by the name of the program without ``-save``.
 
-    The second result has the reason why each missing program did not answer. If a program exits with an error, this kernel has no
-    tables of the program's variant. ``otherwise`` are the programs to run if no variants are given.
+    The second result has, for each program that could not be run, the reason. A program that exits with an error is left out,
+    because this kernel has no tables of the program's variant. ``otherwise`` are the programs to run if no variants are given.
     """
     listings: dict[str, str] = {}
     failures: list[str] = []
@@ -104,7 +105,7 @@ def listings_of_rules(
 
 
 def port_rules(saved: str) -> Iterator[PortRule]:
-    """Rules of other programs that redirect packets to ports, or exempt packets to addresses or ports from tracking.
+    """Rules of other programs that redirect packets to ports, or exempt packets from connection tracking.
 
     Rules in user-defined chains are included, even if no packet reaches these chains.
     """
@@ -125,11 +126,10 @@ def port_rules(saved: str) -> Iterator[PortRule]:
 
 
 def nftables_rule(where: str, rule: Sequence[nft_tables.Expression]) -> PortRule | None:
-    """A rule that redirects packets to one port.
+    """The rule in ``rule`` that redirects packets to one port.
 
-    None means that the rule does something else, or redirects ranges or sets of ports or addresses.
-
-    Rules of iptables-nft are not among these rules, because they redirect packets by targets of iptables.
+    None means that the rule does something else, or redirects packets to ranges or sets of ports or addresses. The result for a
+    rule of iptables-nft is None, because iptables-nft redirects packets by targets of iptables.
     """
     if not any(name == "redir" or (name == "nat" and _IS_DESTINATION_NAT in values) for name, values in rule):
         return None
@@ -144,7 +144,7 @@ def nftables_rule(where: str, rule: Sequence[nft_tables.Expression]) -> PortRule
         return None
     to = b"".join(compared.get(("payload", nft_rule.Base.NETWORK, *place), b"") for place in _DESTINATIONS)
     if not to and any(name == "payload" and _numbers(loaded)[:2] in _DESTINATION_STARTS for name, loaded in rule):
-        return None  # a range or a set of addresses
+        return None  # the rule matches a range or a set of addresses
     protocol = _PROTOCOLS[number]
     network = Network(Address(to), len(to) * 8) if to else None
     text = f"{where}: {f'to {network}, ' if network else ''}{protocol.name.lower()} dport {port}"
@@ -178,7 +178,7 @@ def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathli
 
 
 def _address(text: str) -> Address:
-    """An address in the form in which ``/proc`` shows it, as 32-bit numbers in host byte order."""
+    """Parses an address from ``/proc``, where each 32 bits of the address are a hexadecimal number in host byte order."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":
         raw = b"".join(raw[place : place + 4][::-1] for place in range(0, len(raw), 4))
@@ -186,7 +186,7 @@ def _address(text: str) -> Address:
 
 
 def _name(process: pathlib.Path) -> str:
-    """The name of a process; if the process runs a Python program, the name of the script."""
+    """The name of a process or, if the process runs a Python program, the name of its script."""
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

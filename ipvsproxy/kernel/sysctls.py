@@ -36,7 +36,7 @@ _LINK = struct.Struct("=BxHiII")
 
 
 class SysctlDriver:
-    """Reads and writes kernel settings. A path is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
+    """Reads and writes kernel settings. The path of a setting is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
 
     def __init__(self, root: pathlib.Path = pathlib.Path("/proc/sys")) -> None:
         self._root = root
@@ -44,7 +44,7 @@ class SysctlDriver:
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
         """The values of these settings, except settings that do not exist or that this process may not read.
 
-        The flags of a device are only IFF_UP and IFF_NOARP.
+        The value of a device's flags contains only the flags IFF_UP and IFF_NOARP.
 
         Raises:
             KernelError: a setting exists and cannot be read.
@@ -62,7 +62,8 @@ class SysctlDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Write kernel settings.
 
-        Removing a setting restores its former value if that is recorded and no other program has changed the setting since.
+        Removing a setting restores its former value if the former value is recorded, and if no other program has changed the
+        setting since.
         """
         return [self._apply_one(operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
 
@@ -81,7 +82,7 @@ class SysctlDriver:
         return Outcome(operation)
 
     def _read(self, path: str) -> str:
-        text = (self._root / path).read_text(errors="replace").strip()  # an alias may have any bytes
+        text = (self._root / path).read_text(errors="replace").strip()  # the alias of a device may contain any bytes
         return hex(int(text, 16) & _UP_AND_NOARP) if _FLAGS_OF_DEVICE.fullmatch(path) else text
 
     def _write(self, path: str, value: str) -> None:
@@ -97,7 +98,7 @@ class SysctlDriver:
             os.close(descriptor)
 
     def _record(self, path: str) -> None:
-        """Record the value of a setting, which is about to be changed."""
+        """Record the value of a setting that is about to be changed."""
         alias = self._read(TUNNEL_RECORD)
         former = parse_record(alias)
         if alias and not former:
@@ -105,8 +106,11 @@ class SysctlDriver:
         _set_alias(render_record(former | {path: self._read(path)}))
 
     def _restore(self, setting: Sysctl) -> None:
-        """Restore the former value of a setting if it is recorded. Without a reading of both, the record stays."""
-        with contextlib.suppress(FileNotFoundError):  # of the device, and with it the record
+        """Restore the former value of a setting if it is recorded.
+
+        If the record or the setting cannot be read, the record stays.
+        """
+        with contextlib.suppress(FileNotFoundError):  # the device, and the record with it, may be gone
             former = parse_record(self._read(TUNNEL_RECORD))
             if setting.path in former:
                 value = former.pop(setting.path)

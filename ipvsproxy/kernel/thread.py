@@ -1,7 +1,7 @@
 """The thread that owns all netlink sockets.
 
-The kernel handles a netlink request inside ``send()``, so asyncio would have no advantage. In a separate thread, requests do not
-block the event loop, and keep their order.
+The kernel handles a netlink request inside ``send()``, so sockets of asyncio would have no advantage. A separate thread keeps the
+requests in order, and does not block the event loop.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class KernelThread(Generic[T_co]):
-    """Creates an object in a separate thread, and runs every call of the object in that thread, one call after the other."""
+    """Creates an object in a separate thread, and runs all calls of the object in the same thread, one call after the other."""
 
     def __init__(self, executor: concurrent.futures.Executor, target: T_co, on_slow: Callable[[], None] = lambda: None) -> None:
         """``executor`` must run only one call at a time.
@@ -32,8 +32,8 @@ class KernelThread(Generic[T_co]):
         self._executor = executor
         self._target = target
         self._on_slow = on_slow
-        # These counters are written in the thread: a call that has begun continues even if its caller gives up, and a waiting
-        # call that was cancelled never begins.
+        # The thread itself writes these counters: a call that has begun continues even if its caller gives up, and a call that
+        # was cancelled while it waited never begins.
         self._begun = 0
         self._ended = 0
         self._awaited = 0
@@ -42,10 +42,7 @@ class KernelThread(Generic[T_co]):
 
     @classmethod
     async def start(cls, make: Callable[[], T_co], on_slow: Callable[[], None] = lambda: None) -> Self:
-        """Start the thread, and create the object in it.
-
-        If ``make`` raises an exception, the exception is raised by this method.
-        """
+        """Start the thread, and create the object in the new thread. An exception of ``make`` is raised by this method."""
         sys.setswitchinterval(TURN_S)
         executor = concurrent.futures.ThreadPoolExecutor(1, "kernel")
         try:
@@ -78,9 +75,9 @@ class KernelThread(Generic[T_co]):
             self._ended += 1
 
     def _watch(self, ended: int) -> None:
-        """Report if a call is running and no call has ended since ``ended`` was counted.
+        """Call ``on_slow`` if a call is running and no call has ended since ``ended`` was counted.
 
-        Otherwise, check again later while a call is running or awaited.
+        Otherwise, check again later as long as a call is running or awaited.
         """
         self._timer = None
         is_running = self._begun != self._ended
@@ -90,13 +87,13 @@ class KernelThread(Generic[T_co]):
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
-        """The same thread, used with another object, which may be a part of this thread's object."""
+        """The same thread for calls of another object, which may be a part of this thread's object."""
         return KernelThread(self._executor, target, self._on_slow)
 
     def stop(self) -> None:
         """Cancel the calls that are waiting, and accept no further calls.
 
-        The method does not wait for the running call, which continues to its end.
+        Stopping does not wait for the running call, which continues to its end.
         """
         if self._timer is not None:
             self._timer.cancel()

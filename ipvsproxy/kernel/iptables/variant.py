@@ -38,7 +38,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """The content of a variant in both families: whether a chain of ``HINTS`` exists, and the numbers of our and of other rules."""
+    """The content of a variant in both families: a chain of ``HINTS``, if there is one, and how many rules are ours or not."""
 
     hint: str = ""
     ours: int = 0

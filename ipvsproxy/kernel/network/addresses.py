@@ -50,7 +50,7 @@ _EXPECTED: Mapping[Verb, Collection[int]] = {
 
 
 class ObservedAddresses(NamedTuple):
-    """Whether our device exists, the addresses on our device, and the addresses of every other interface, including loopback."""
+    """Whether our device exists, the addresses on our device, and the addresses on all other interfaces, including loopback."""
 
     device: bool
     addresses: AbstractSet[Address]
@@ -66,10 +66,10 @@ class _Link(NamedTuple):
 class AddressDriver:
     """Reads and writes addresses in the network namespace of the thread that creates this object.
 
-    Only that thread may use the object.
+    Only the creating thread may use the object.
 
-    The device stays down: its addresses are local nevertheless, and if the device were up, it would lose its IPv6 addresses when
-    it goes down.
+    The device stays down. The addresses of a device that is down are local nevertheless, whereas a device that goes down after
+    having been up loses its IPv6 addresses.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
@@ -89,14 +89,16 @@ class AddressDriver:
         Raises:
             KernelError: a dump failed, or an interface that is not a dummy has the device's name.
         """
-        self._digest = b""  # the next ``observe_changed`` must return everything
+        self._digest = b""  # the next call of ``observe_changed`` must return everything
         return self._read(*self._dump())
 
     def observe_changed(self) -> ObservedAddresses | None:
-        """As ``observe``, but None if nothing has changed, been written or been observed since the last call.
+        """Reads all addresses; None means that no address has changed since the last call of this method.
+
+        After a call of ``observe`` or ``apply``, all addresses count as changed.
 
         Raises:
-            KernelError: for the same reasons as in ``observe``.
+            KernelError: a dump failed, or an interface that is not a dummy has the device's name.
         """
         replies, links = self._dump()
         digest = netlink.digest(replies, beside=sorted(links.values()))
@@ -107,7 +109,7 @@ class AddressDriver:
         return observed
 
     def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
-        # Addresses are dumped first: if an interface is removed between the two dumps, its addresses are left out, and an
+        # Addresses are dumped before interfaces. If an interface is removed between the two dumps, its addresses are left out. An
         # interface that is added between the two dumps had no addresses during the first dump.
         query = message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
         replies = self._channel.dump(query, "list the addresses")
@@ -134,9 +136,9 @@ class AddressDriver:
         return ObservedAddresses(own is not None, ours.keys(), tuple(others))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add and remove the dummy device and its addresses, in the given order. Repeating an operation is no error.
+        """Add and remove the dummy device and its addresses, in the given order. It is not an error to repeat an operation.
 
-        The outcomes have the order of the operations.
+        The outcomes have the same order as the operations.
         """
         self._digest = b""
         results: list[Outcome] = []
@@ -193,14 +195,14 @@ class AddressDriver:
         }
 
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
-        """Remove all addresses of the device; ``observed`` are the addresses that it has.
+        """Remove all addresses of the device; ``observed`` are the present addresses of the device.
 
         Returns the same kind of result as ``_apply_addresses``.
         """
         device = Device(self._device)
         for verb in (Verb.REMOVE, Verb.ADD):
             outcome = self._apply_device(Operation(verb, device))
-            if outcome.error:  # at the next attempt, the removals are repeated one by one, or the device is missing
+            if outcome.error:  # the next attempt removes the addresses one by one, or the device is gone by then
                 return {operation: Outcome(operation, outcome.error, outcome.errno) for operation in operations}
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}
@@ -252,9 +254,9 @@ def _link_message(command: int, name: str, flags: int) -> bytes:
 
 
 def _address_template(verb: Verb, size: int) -> message.Template:
-    """A message about an address that is ``size`` bytes long.
+    """The template of a message about an address of ``size`` bytes.
 
-    As in kube-proxy, both address attributes contain the address, and the message has no flags, label or scope.
+    As in kube-proxy, both address attributes of the message contain the address, and the message has no flags, label or scope.
     """
     family = next(family for family in Family if _SIZES[family] == size)
 

@@ -1,4 +1,4 @@
-"""The conntrack driver: deletes tracked flows to real servers that should no longer receive these flows."""
+"""The conntrack driver: deletes tracked flows to real servers that should no longer receive packets of these flows."""
 
 import contextlib
 import errno
@@ -32,12 +32,10 @@ _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
 
 def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
-    """Whether the kernel filters listings of connections; None means that the kernel does not say.
+    """Whether the kernel filters listings of connections; None means that the kernel's answer does not show this.
 
-    The function finds out by sending one message.
-
-    A kernel that supports ``CTA_FILTER`` refuses the unknown flag in the message. An older kernel starts to list all flows, and
-    only the first part of that listing is read.
+    The function sends one message with an unknown flag. A kernel that supports ``CTA_FILTER`` refuses the flag. An older kernel
+    starts to list all flows, and only the first part of the listing is read.
     """
     channel = netlink.Channel(NETLINK_NETFILTER, connect)
     with contextlib.closing(channel):
@@ -51,10 +49,10 @@ def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_soc
 
 
 class ConntrackDriver:
-    """Deletes flows in the network namespace of the thread that creates this object. Only that thread may use the object.
+    """Deletes flows in the network namespace of the thread that creates this object. Only the creating thread may use the object.
 
     The kernel lists flows in parts. The stale flows of each part are deleted through a second socket before the kernel produces
-    the next part. Therefore the memory use depends neither on the number of flows nor on the number of stale flows.
+    the next part, so the use of memory does not depend on the number of flows or of stale flows.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -67,12 +65,12 @@ class ConntrackDriver:
         self._deleting.close()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Delete the flows of each ``FlowCleaning``, except flows whose replies come from a real server in its ``keep``.
+        """Delete the flows of each ``FlowCleaning``, except flows whose replies come from a real server in ``keep``.
 
-        All operations on an IP family share one listing of flows. The outcomes have the order of the operations, and contain the
-        number of deleted flows. A flow that has ended in the meantime is not counted, and is no error. A listing that is
-        interrupted or that the kernel reports as inconsistent is started again; flows that were already deleted are counted, too,
-        because they were stale.
+        All operations on an IP family share one listing of flows. The outcomes have the same order as the operations, and contain
+        the number of deleted flows. A flow that has ended in the meantime is not counted, and causes no error. A listing that is
+        interrupted or inconsistent is started again; flows that were deleted before the new start are counted, too, because these
+        flows were stale.
         """
         outcomes = list(map(Outcome, operations))
         for family in Family:
@@ -105,7 +103,7 @@ class ConntrackDriver:
                 start = header + message.NETFILTER_HEADER
                 values = layout.read(data, start, end)
                 position = frontends.get(values[:3]) if values else None
-                # The key of a real server is the bytes of its address and port, in the form in which a flow contains them.
+                # The key of a real server has the same bytes as the address and port in a flow.
                 if values and position is not None and values[3] + values[4] not in keeps[position]:
                     stale.append((position, _deletion(head, data, start, end)))
             self._delete(stale, outcomes)
@@ -127,7 +125,7 @@ class ConntrackDriver:
             raise
 
     def _delete(self, stale: Sequence[tuple[int, bytes]], outcomes: list[Outcome]) -> None:
-        """Delete flows, each given by the position of its operation and the message that deletes it."""
+        """Send messages that delete flows; with each message comes the position of the operation to which its flow belongs."""
         sequences = self._deleting.sequences(len(stale))
         messages = [message.numbered(deletion, sequence) for (_, deletion), sequence in zip(stale, sequences, strict=True)]
         failed = self._deleting.run_all(messages, BATCH_SIZE)
@@ -157,11 +155,10 @@ def _layout(family: Family) -> message.Layout:
 def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
     """The request for a listing of the flows of an IP family.
 
-    Since Linux 5.8, the kernel filters out most of the other flows; older kernels list all flows.
-
-    The filter contains the protocol, port and address, as far as all of ``flows`` have them in common. The filter never contains
-    an IPv6 address, because then the kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple``
-    in net/netfilter/nf_conntrack_netlink.c).
+    Since Linux 5.8, the kernel leaves out most flows that are not in ``flows``; older kernels list all flows. The filter contains
+    the protocol, port and address, as far as all of ``flows`` have the same value. The filter never contains an IPv6 address,
+    because the kernel would then leave out exactly the flows with the address (``ctnetlink_filter_match_tuple`` in
+    net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
     if len(protocols) > 1:
@@ -198,8 +195,8 @@ def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
 
     The message contains a byte-for-byte copy of the flow's original tuple and, if the flow has a zone, of its zone.
 
-    Such a message works for every protocol. A deletion without a tuple would delete all flows, so the layout only accepts flows
-    that have a tuple.
+    With such a copy, the same message works for every protocol. A deletion without a tuple would delete all flows, so the layout
+    accepts only flows with a tuple.
     """
     attributes = message.attributes(data, start, end)
     whole = bytearray(head)

@@ -1,9 +1,10 @@
-"""Notifications when other programs change this host's interfaces, addresses, or local routes to service addresses.
+"""Notifications about other programs' changes of this host's interfaces, addresses, or local routes to service addresses.
 
-The kernel notifies only about addresses, interfaces and routes; changes of IPVS, ipsets and iptables are found by polls. When the
-kernel removes routes together with an address or an interface, it sends no notification about these routes, but it sends one
-about the address or interface. The listener has its own socket, because a notification carries the sequence number of the request
-that caused it, and could be mistaken for a reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
+The kernel notifies only about addresses, interfaces and routes; polls find changes of IPVS, ipsets and iptables. When the kernel
+removes routes because an address or an interface was removed, it sends a notification about the address or interface, but no
+notification about the routes. The listener has a separate socket, because a notification carries the sequence number of the
+request that caused the change, and could be mistaken for a reply. Layouts:
+include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
 import contextlib
@@ -24,16 +25,16 @@ from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 RECEIVE_BUFFER = 16 << 20
 """The size in bytes of the queue of events. An event takes about 1 KiB of it, so 10,000 addresses at once cause no overrun."""
 
-_GROUPS = (1, 5, 9, 7, 11)  # RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
+_GROUPS = (1, 5, 9, 7, 11)  # RTNLGRP_LINK, then _IPV4_IFADDR, _IPV6_IFADDR, _IPV4_ROUTE, _IPV6_ROUTE
 _NEWLINK, _DELLINK, _NEWADDR, _DELADDR = 16, 17, 20, 21
 _NEWROUTE, _DELROUTE = 24, 25
-_LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
-_ROUTE = struct.Struct("=BBBBBBBBI")  # the fields of rtmsg: family, lengths, tos, table, protocol, scope, type, flags
+_LINK = struct.Struct("=BxHiII")  # The fields of ifinfomsg: family, type, index, flags, change.
+_ROUTE = struct.Struct("=BBBBBBBBI")  # The fields of rtmsg, from family to flags.
 _ROUTE_PROTOCOL = 5
-_UP = 0x1  # IFF_UP
-_ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
+_UP = 0x1  # The flag IFF_UP.
+_ADDRESS = struct.Struct("=BBBBI")  # The fields of ifaddrmsg: family, prefix length, flags, scope, index.
 _SO_ATTACH_FILTER, _EQUALS = 26, 0x15
-_FILTER_STEP = struct.Struct("=HBBI")  # sock_filter: code, number of steps to skip if true and if false, operand
+_FILTER_STEP = struct.Struct("=HBBI")  # The fields of sock_filter: code, steps to skip if true, steps to skip if false, operand.
 _IFLA_IFNAME = 3
 _DATAGRAM = 1 << 16
 
@@ -41,9 +42,9 @@ _DATAGRAM = 1 << 16
 class Change(enum.Enum):
     """The kinds of objects that other programs have changed.
 
-    OURS: our device, its addresses or our local routes have or may have changed. They may have changed if ``lo`` went down or
-    lost an address, or if notifications were lost. OTHER_ADDRESSES: addresses of another interface; changes of the lifetime or
-    state of IPv6 addresses count, too.
+    OURS: our device, its addresses or our local routes have changed, or may have changed because ``lo`` went down, because ``lo``
+    lost an address, or because notifications were lost. OTHER_ADDRESSES: addresses of another interface; changes of the lifetime
+    or state of IPv6 addresses count, too.
     """
 
     OURS = enum.auto()
@@ -63,7 +64,7 @@ def open_socket() -> socket.socket:
 class ChangeListener:
     """A socket that becomes readable when an interface, an address or one of our routes changes.
 
-    The socket listens in the network namespace in which the socket was created. ``read`` never waits, so an event loop should
+    The socket receives changes of the network namespace in which it was created. ``read`` never waits, so an event loop should
     watch ``fileno()``. Changes made through sockets with a port ID in ``own_ports`` are left out. ``route_protocol`` is the
     protocol number of our routes.
     """
@@ -93,7 +94,7 @@ class ChangeListener:
         self._socket.close()
 
     def read(self) -> tuple[Change, ...]:
-        """The changes since the last call, in their order; empty if there are none.
+        """The changes since the last call, in their order; empty if nothing has changed.
 
         Raises:
             KernelError: the socket is broken.
@@ -113,19 +114,20 @@ class ChangeListener:
                     raise _broken(error) from error
                 self._has_lost = True
         if self._has_lost:
-            # The kernel reports a loss once, before older notifications, and loses others until these have been read
-            # (netlink_overrun in net/netlink/af_netlink.c). So they may name an index that the device no longer has.
+            # The kernel reports a loss of notifications once, before the older notifications in the queue, and loses further ones
+            # until the queue has been read (netlink_overrun in net/netlink/af_netlink.c). Therefore a notification in the queue
+            # may name an index that the device no longer has.
             self._index = self._find_device()
             self._has_lost = not is_empty
             changes.append(Change.OURS)
         return tuple(changes)
 
     def _filter(self) -> None:
-        """Let the kernel drop notifications about our own addresses and routes, and about routes of other protocols.
+        """Let the kernel drop notifications about ipvsproxy's own changes, and about routes of other protocols.
 
-        A start makes one for each Service, and a routing daemon may change a million routes. The filter is in classic BPF
-        (include/uapi/linux/filter.h), whose numbers are in network byte order. Without it, ``_decode`` ignores the same
-        notifications, but others may be lost.
+        A start of ipvsproxy causes one notification for each Service, and a routing daemon may change a million routes. The
+        filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. Without the filter,
+        ``_decode`` would ignore the same notifications, but other notifications might be lost.
         """
         load_kind, load_port, load_protocol = (
             (0x28, 0, 0, 4),
@@ -169,7 +171,7 @@ class ChangeListener:
                 ):
                     yield Change.OURS
         except OSError:
-            yield Change.OURS  # it is unknown what the message was about
+            yield Change.OURS  # the unreadable message may have been about anything
 
     def _link(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
         _, _, index, flags, changed = _LINK.unpack_from(data, body)
@@ -177,7 +179,7 @@ class ChangeListener:
         name = message.text(data, attributes.get(_IFLA_IFNAME, (end, end)))
         if kind == _NEWLINK and name == self.device:
             self._index = index
-        elif index == self._index:  # the device was removed or renamed
+        elif index == self._index:  # another program has removed or renamed the device
             self._index = 0
             if port not in self.own_ports:
                 yield Change.OURS

@@ -2,12 +2,12 @@
 
 A route is ours if it is in the table ``local``, has the type ``local``, is on ``lo``, and has our protocol number and our metric.
 The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the kernel's route can exist
-side by side. If a removal did not name the protocol number and the metric, it would remove the kernel's route.
+side by side. A removal names the protocol number and the metric, because it would otherwise remove the kernel's route.
 
 The routes are on ``lo``, because any other device loses its routes, without a notification, when the device goes down or loses
 its last IPv4 address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
 
-Layouts: include/uapi/linux/rtnetlink.h; the checks have the same order as in net/ipv4/fib_trie.c and net/ipv6/route.c.
+Layouts: include/uapi/linux/rtnetlink.h. The kernel compares routes in net/ipv4/fib_trie.c and net/ipv6/route.c.
 """
 
 import errno
@@ -35,8 +35,8 @@ METRIC = 1024
 LOOPBACK_INDEX = 1
 """The index of ``lo`` in every network namespace (LOOPBACK_IFINDEX in include/net/flow.h)."""
 
-_LOCAL = 2  # RTN_LOCAL
-_SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST; IPv6 routes have no scope
+_LOCAL = 2  # The route type RTN_LOCAL.
+_SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST for IPv4; IPv6 routes have no scope.
 _HEADER = 12
 _PLACE = message.Layout((message.Field((1,), "s"), message.Field((4,), "I"), message.Field((6,), "I")))
 """Destination, index of the device, metric."""
@@ -44,7 +44,7 @@ _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket on which the kernel filters dumps of routes, if the kernel supports this. An older kernel dumps all routes."""
+    """A socket on which the kernel filters dumps of routes, if the kernel supports this. Other kernels dump all routes."""
     opened = netlink.open_socket(protocol)
     ask_to_filter(opened)
     return opened
@@ -53,7 +53,7 @@ def open_socket(protocol: int) -> socket.socket:
 def ask_to_filter(opened: socket.socket) -> bool:
     """Request filtered dumps from the kernel.
 
-    Returns whether the kernel can filter dumps; it can since Linux 4.20 (before: ENOPROTOOPT).
+    Returns whether the kernel can filter dumps, which it can since Linux 4.20; an older kernel answers ENOPROTOOPT.
     """
     try:
         opened.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
@@ -65,7 +65,7 @@ def ask_to_filter(opened: socket.socket) -> bool:
 class RouteDriver:
     """Reads and writes our routes in the network namespace of the thread that creates this object.
 
-    Only that thread may use the object.
+    Only the creating thread may use the object.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = open_socket, route_protocol: int = ROUTE_PROTOCOL) -> None:
@@ -84,16 +84,18 @@ class RouteDriver:
         """The destination addresses of our routes, read with one dump for each IP family.
 
         Raises:
-            KernelError: a dump failed.
+            KernelError: a dump of routes failed.
         """
-        self._digest = b""  # the next ``observe_changed`` must return everything
+        self._digest = b""  # the next call of ``observe_changed`` must return everything
         return self._read(self._dump())
 
     def observe_changed(self) -> AbstractSet[Address] | None:
-        """As ``observe``, but None if nothing has changed, been written or been observed since the last call.
+        """Reads all of our routes; None means that no route has changed since the last call of this method.
+
+        After a call of ``observe`` or ``apply``, all routes count as changed.
 
         Raises:
-            KernelError: for the same reasons as in ``observe``.
+            KernelError: a dump of routes failed.
         """
         replies = self._dump()
         digest = netlink.digest(replies)
@@ -106,7 +108,7 @@ class RouteDriver:
     def _dump(self) -> list[netlink.Reply]:
         replies: list[netlink.Reply] = []
         for family in Family:
-            with Tolerated(errno.ENOENT, errno.EAFNOSUPPORT):  # the table or the family does not exist
+            with Tolerated(errno.ENOENT, errno.EAFNOSUPPORT):  # the routing table or the IP family does not exist
                 replies += self._channel.dump(self._query(family), f"list the {family.label} routes")
         return replies
 
@@ -123,13 +125,13 @@ class RouteDriver:
         return ours.keys()
 
     def _start(self, family: Family) -> bytes:
-        """The common first bytes of messages about our routes: ``struct rtmsg`` without its flags."""
+        """The common first bytes of messages about our routes, which are a ``struct rtmsg`` without its flags."""
         return bytes((family, family.bits, 0, 0, TABLE, self._protocol, _SCOPES[family], _LOCAL))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add and remove local routes, in the given order. Repeating an operation is no error.
+        """Add and remove local routes, in the given order. It is not an error to repeat an operation.
 
-        The outcomes have the order of the operations.
+        The outcomes have the same order as the operations.
         """
         self._digest = b""
         single = list(one_by_one(operations))
@@ -148,7 +150,7 @@ class RouteDriver:
         return messages
 
     def _present(self) -> AbstractSet[Address]:
-        """Our routes; empty if they cannot be read, so that the operations are reported as failed and are repeated."""
+        """Our present routes; empty if the routes cannot be read, so that operations are reported as failed and are repeated."""
         try:
             return self._read(self._dump())
         except KernelError:
@@ -163,10 +165,10 @@ class RouteDriver:
         request["attrs"] = [["RTA_OIF", LOOPBACK_INDEX]]
         return message.encode(request, RTM_GETROUTE, netlink.REQUEST | netlink.DUMP)
 
-    def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - for ``functools.cache``
-        """A message about a route.
+    def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - positional, so that ``functools.cache`` sees equal calls
+        """The template of a message about a route.
 
-        The route has no preferred source address: if that address were removed, the route would remain with a source that no
+        The route has no preferred source address, because a removal of this address would leave the route with a source that no
         longer exists.
         """
 

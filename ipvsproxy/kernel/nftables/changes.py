@@ -1,9 +1,9 @@
 """Notifications of nf_tables, which show whether another program has changed our table.
 
 The generation of nf_tables changes whenever any table of the network namespace changes. A notification names the changed table,
-so frequent changes by another program in its own table do not make us read our sets again and again. Notifications also arrive
-immediately. Layouts: nfnetlink.h and nf_tables.h of include/uapi/linux/netfilter. The first attribute of each message about a
-table or its content is the table's name.
+so our sets are not read again when another program changes a different table. Notifications also arrive without a delay. Layouts:
+nfnetlink.h and nf_tables.h in include/uapi/linux/netfilter. The first attribute of each message about a table or its content is
+the table's name.
 """
 
 import errno
@@ -34,10 +34,10 @@ def open_socket() -> socket.socket:
 
 
 class NftChanges:
-    """Counts changes that other programs make in our table. Different threads may call ``read`` and use ``count``.
+    """Counts changes that other programs make in our table. Any thread may call ``read`` and use ``count``.
 
     ``count`` is None if the kernel sends no notifications; then only the generation shows changes. ``own_ports`` are the port IDs
-    of the sockets through which ipvsproxy changes the table; more port IDs may be added later.
+    of the sockets through which ipvsproxy changes the table; port IDs may be added to it later.
     """
 
     def __init__(self, own_ports: Collection[int], connect: Callable[[], socket.socket] = open_socket) -> None:
@@ -62,9 +62,9 @@ class NftChanges:
             opened.close()
 
     def read(self) -> bool:
-        """Count the notifications that have arrived. Returns true if other programs have, or may have, changed our table.
+        """Count the notifications that have arrived.
 
-        Never waits.
+        Returns true if another program has changed our table, or may have changed it. Never waits.
         """
         is_changed = False
         for _ in range(sockets.READS_AT_ONCE):
@@ -90,7 +90,7 @@ class NftChanges:
         try:
             return any(self._is_of_others(data, *header) for header in message.messages(data))
         except OSError:
-            return True  # it is unknown what the message was about
+            return True  # the unreadable message may have been about our table
 
     def _is_of_others(self, data: bytes, kind: int, _flags: int, _sequence: int, port: int, start: int, end: int) -> bool:
         if kind >> 8 != _SUBSYSTEM or port in self._own_ports or start == end or data[start] != nft.INET:

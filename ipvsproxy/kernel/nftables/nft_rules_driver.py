@@ -1,9 +1,9 @@
 """The nftables driver for rules: one transaction programs all rules of an IP family. The driver starts no process.
 
-The rules of both IP families are in our table; the names of their chains contain the family and the table, as in
+Our table has the rules of both IP families. Each chain's name contains the family and the iptables table, as in
 ``IPv4-nat-KUBE-SERVICES``. In each family, a base chain replaces each built-in chain of iptables that has one of our jumps. Every
-rule carries the text that iptables would print for it; if the text is short, ``nft list table inet ipvsproxy`` shows it as the
-rule's comment.
+rule carries the text that iptables would print for the rule; ``nft list table inet ipvsproxy`` shows a short text as the rule's
+comment.
 """
 
 import errno
@@ -58,8 +58,8 @@ _Expressions = list[tuple[str, Mapping[tuple[int, ...], bytes]]]
 class _Printed(NamedTuple):
     """One rule as read from the kernel: its text, its expressions, and its number in the table.
 
-    ``fingerprint`` is the fingerprint of the expressions that were written with the text. ``raw`` and ``user_data`` are the
-    attributes with the expressions, and with text and fingerprint.
+    ``fingerprint`` is the fingerprint of the expressions that were written with the text. ``raw`` is the attribute with the
+    expressions, and ``user_data`` is the attribute with text and fingerprint.
     """
 
     text: str
@@ -73,7 +73,8 @@ class _Printed(NamedTuple):
 class TableListing(NamedTuple):
     """Our table as read from the kernel.
 
-    ``hooks`` maps the name of every chain to the place where the chain is attached, or to None if it is not a base chain.
+    ``hooks`` maps the name of every chain to the place where the chain is attached, or to None for a chain that is not a base
+    chain.
 
     ``generation`` is None if other programs kept changing tables; the listing may then be a mixture of several generations.
     """
@@ -88,7 +89,7 @@ class NftRulesDriver:
     """Reads and writes the rules of both IP families, in the network namespace of the thread that creates this object.
 
     Only the chains in ``chains`` and the jumps in ``jumps`` count as ours. ``proc`` is the mount point of the proc file system.
-    Only one thread may use this object.
+    Only one thread may use the driver.
     """
 
     def __init__(
@@ -111,13 +112,13 @@ class NftRulesDriver:
         self._channel.close()
 
     def known_program(self, _family: Family) -> Program:
-        """A ``Program`` that represents the kernel, with the kernel's version as its version."""
+        """A ``Program`` that stands for the kernel and has the kernel's version."""
         return self._program
 
     program = known_program
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why the kernel cannot have rules of this IP family, as far as reading shows; None means that it can."""
+        """The reason why the kernel cannot have rules of this IP family, as far as reading shows; None if there is no reason."""
         if reason := iptables.absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
         try:
@@ -128,11 +129,10 @@ class NftRulesDriver:
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why the kernel accepts no rules of this IP family; None means that it accepts rules.
+        """The reason why the kernel accepts no rules of this IP family; None if the kernel accepts rules.
 
-        The trial leaves nothing behind.
-
-        The trial is a transaction that contains every kind of expression in our rules, and that the kernel refuses at its end.
+        To find out, the driver sends a transaction with every kind of expression in our rules. The kernel refuses the transaction
+        at its end, so nothing remains of it.
         """
         if refusal := self.usable(family):
             return refusal
@@ -144,7 +144,7 @@ class NftRulesDriver:
         if failed == {last: errno.ENOENT}:
             return None
         is_certain = number in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
-        if is_certain and index in range(last):  # later messages fail only as a consequence
+        if is_certain and index in range(last):  # later messages fail only because this message failed
             return Refusal(f"the nf_tables of this kernel has no {trial[index][1]}: {_HOLD_ELSEWHERE}", is_certain=True)
         return Refusal(f"the kernel refuses rules of nf_tables: {nft.explain(number)}", is_certain=is_certain)
 
@@ -193,7 +193,7 @@ class NftRulesDriver:
         return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
 
     def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[str]]:
-        """Our jumps in a base chain, and all other rules in the chain, including the second copy of a jump."""
+        """Our jumps in a base chain, and all other rules in the chain, among them the second copy of a jump."""
         absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
         present: list[Jump] = []
         others: list[str] = []
@@ -214,12 +214,12 @@ class NftRulesDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Program or remove skeletons; each skeleton is programmed or removed either completely or not at all.
 
-        Repeating an operation is no error.
+        It is not an error to repeat an operation.
         """
         return [self._apply(operation) for operation in operations]
 
     def messages(self, operation: Operation, listing: TableListing) -> list[Message]:
-        """The messages of an operation on a skeleton, if the table is as in ``listing``; empty if there is nothing to remove.
+        """The messages of an operation on a skeleton for the table in ``listing``; empty for the removal of an absent skeleton.
 
         Raises:
             ValueError: a rule has no equivalent in nf_tables.
@@ -232,11 +232,11 @@ class NftRulesDriver:
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
     def rewriting(self, family: Family, listing: TableListing) -> list[Message]:
-        """The messages that append the present rules of an IP family to their chains again, after these were emptied.
+        """The messages that append the rules of an IP family in ``listing`` to their chains again, after the chains were emptied.
 
         Raises:
-            ValueError: a rule is not ours, or a base chain has been changed. Writing the rules without this rule or chain might
-            accept packets that are to be dropped.
+            ValueError: a rule is not ours, or a base chain has been changed. Without the foreign rule or the changed chain, the
+                rewritten rules might accept packets that are to be dropped.
         """
         observed = self.observed(family, listing)
         ours = (listing.rules.get(nft_rule.chain_name(family, *key), ()) for key in self._chains)
@@ -250,7 +250,7 @@ class NftRulesDriver:
         ]
 
     def flushing(self, families: Collection[Family], listing: TableListing) -> list[Message]:
-        """The messages that remove all rules of these IP families from the existing chains."""
+        """The messages that remove all rules from the existing chains of these IP families."""
         return [nft.flushing(name) for family in families for name in self._names(family) if name in listing.hooks]
 
     def _apply(self, operation: Operation) -> Outcome:
@@ -346,7 +346,7 @@ class NftRulesDriver:
 def _describe(printed: _Printed, chain: str) -> str:
     """A readable description of a rule: its expressions, its comment, and the rule's name in ``nft``."""
     parts = ", ".join(nft_rule.decision(*one) for one in printed.expressions) or "no expression"
-    comment = f", with the comment {printed.text!r}" if printed.text else ""  # other programs may use any character
+    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program may use any characters
     return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
 
 
@@ -355,22 +355,22 @@ def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
 
 
 def _fingerprint(rules: Iterable[_Expressions]) -> bytes:
-    """Identifies the expressions of the rules of nf_tables that together stand for one rule."""
+    """A hash of the expressions of all nf_tables rules that together replace one rule."""
     described = [[(name, sorted(values.items())) for name, values in expressions] for expressions in rules]
     return hashlib.blake2b(repr((nft_rule.ENCODING, described)).encode(), digest_size=nft.FINGERPRINT_SIZE).digest()
 
 
 def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], family: Family) -> Iterator[Message]:
-    """The messages that append the rules of nf_tables which together stand for one rule to a chain."""
+    """The messages that append to a chain the nf_tables rules that together replace one rule."""
     fingerprint = _fingerprint(map(_as_printed, expanded))
     return (nft.rule(name, expressions, render(rule, family), fingerprint) for expressions in expanded)
 
 
 def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
-    """The rules of one of our chains, in runs that stand for one of our rules, and whether a run is as we wrote it.
+    """The nf_tables rules of one of our chains, grouped by the rule that they replace, and whether each group is unchanged.
 
-    The rules of nf_tables that together stand for one rule share its text and fingerprint. If one of them is missing or changed,
-    none of them counts as the rule.
+    All nf_tables rules that together replace one rule have the same text and fingerprint. If one of the nf_tables rules is
+    missing or changed, the whole group counts as changed.
     """
     for (_, fingerprint), run in itertools.groupby(printed, lambda one: (one.text, one.fingerprint)):
         alike = list(run)
@@ -378,7 +378,7 @@ def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
 
 
 def _texts(printed: Sequence[_Printed], chain: str) -> Iterator[str]:
-    """The texts of the rules of one of our chains, with a remark if a rule is not ours or not as we wrote it."""
+    """The texts of the rules of one of our chains; the text says if a rule is not ours or has been changed."""
     for run, is_as_written in _runs(printed):
         if is_as_written:
             yield run[0].text
@@ -395,7 +395,7 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 
 
 def _trial(family: Family) -> list[tuple[Message, str]]:
-    """Messages for a set, and for base chains with one rule of each kind, each with the feature that the message needs."""
+    """Messages for a set, and for base chains with one rule of each kind; with each message, the feature that it needs."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]

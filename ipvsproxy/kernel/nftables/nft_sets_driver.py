@@ -1,10 +1,10 @@
-"""The nftables driver for sets: our table has sets with the names and entries of the ipsets that they replace.
+"""The nftables driver for sets: each set in our table has the name and the entries of the ipset that it replaces.
 
-A set of nftables has no capacity, so it is never full. The address, the protocol and the port of an entry are fields of one key.
-Some sets map keys to marks.
+A set of nftables has no capacity, so it is never full. The address, protocol and port of an entry are fields of one key. A set
+that gives marks maps each key to a mark.
 
-Consecutive entries of the same set share messages, and messages share transactions. If the kernel refuses a message, it refuses
-the whole transaction; the transaction is then repeated with the acceptable entries of the message.
+Consecutive entries of one set share a message, and several messages share a transaction. If the kernel refuses a message, the
+kernel refuses the whole transaction; the transaction is then repeated with only the acceptable entries of the message.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class NftSetsDriver(SetsDriver):
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
         """As in ``SetsDriver``.
 
-        If nf_tables has not changed, the call sends a single query to the kernel, or none if the kernel sends notifications.
+        If nf_tables has not changed, the call sends one query to the kernel, or no query if the kernel sends notifications.
         """
         fingerprint = self._fingerprint()
         read = [name for name in names if self._fingerprints.get(name) != fingerprint or name not in self._digests]
@@ -87,9 +87,9 @@ class NftSetsDriver(SetsDriver):
     def messages(self, operations: Sequence[Operation]) -> list[Message] | None:
         """The messages of operations, in the operations' order, for one transaction.
 
-        None means that the transaction would be too large, that an entry cannot be encoded, or that a set is removed and its
-        table may have to be removed as well. Unlike with ``apply``, repetitions fail: the kernel refuses the creation of a set
-        that exists, and the removal of an entry that does not exist.
+        None means that the transaction would be too large, that an entry cannot be encoded, or that a set is to be removed, after
+        which the table may have to be removed as well. Unlike in ``apply``, repeated operations fail: the kernel refuses to
+        create a set that exists, and to remove an entry that does not exist.
         """
         messages: list[Message] = []
         size = 0
@@ -112,7 +112,7 @@ class NftSetsDriver(SetsDriver):
         return messages if size <= TRANSACTION_LIMIT else None
 
     def shaped_as_ours(self, ip_sets: Iterable[IpSet]) -> Mapping[IpSet, bool]:
-        """Whether each existing set has the same parameters as ours: another version or another program may have created the set.
+        """Whether each existing set has our parameters; another version of ipvsproxy or another program may have created the set.
 
         Raises:
             KernelError: a set could not be read.
@@ -124,7 +124,7 @@ class NftSetsDriver(SetsDriver):
         return self._run([nft.table(), nft.new_set(ip_set.name, shape(ip_set), 1)])
 
     def _destroy(self, name: str) -> int:
-        """As in ``SetsDriver``. Our table is removed together with the last of its sets and chains."""
+        """As in ``SetsDriver``. Our table is removed as soon as it has no sets and chains any more."""
         number = self._run([nft.set_removal(name)])
         if number in (0, errno.ENOENT):
             nft_tables.remove_empty(self._channel)
@@ -153,8 +153,8 @@ class NftSetsDriver(SetsDriver):
         """The elements of a set, as messages of a dump.
 
         To produce each message of a dump, the kernel counts elements from the beginning to find the next element
-        (``nft_rhash_walk`` in net/netfilter/nft_set_hash.c). While the kernel enlarges a set's hash table, which it does shortly
-        after additions, elements change their positions, and a dump misses some of them. Two dumps in the same order show that no
+        (``nft_rhash_walk`` in net/netfilter/nft_set_hash.c). The kernel enlarges a set's hash table shortly after additions;
+        meanwhile elements change their positions, and a dump misses some elements. Two dumps in the same order show that no
         element has changed its position.
         """
         before = b""
@@ -174,7 +174,8 @@ class NftSetsDriver(SetsDriver):
         if observed != shape(ip_set):
             what = f"other keys ({observed.key_length} bytes)" if observed.is_plain else "flags or a size of its own"
             return ObservedSet(f"a set of nf_tables with {what}", None, 0, frozenset())
-        # This is not a ``set``, because a ``set`` takes twice the memory, and no other thread runs while it grows.
+        # The entries are not kept in a ``set``: a ``set`` takes twice the memory, and while a ``set`` grows, no other thread can
+        # run.
         entries: dict[SetEntry, None] = {}
         action = f"list the set {name}"
         for part in parts[1:]:
@@ -203,7 +204,7 @@ def _shape(header: netlink.Reply) -> SetShape:
 
 
 class _Part(NamedTuple):
-    """The messages for some of the entries in a batch.
+    """A part of a batch: some of its entries, and the messages for these entries.
 
     ``repairs`` is the number of times that refused messages for these entries have been replaced.
     """
@@ -215,7 +216,7 @@ class _Part(NamedTuple):
 
 
 class ElementBatch(sets_driver.EntryBatch):
-    """Entries to be sent in one transaction; an ``EntryBatch``."""
+    """An ``EntryBatch`` whose entries are sent in one transaction."""
 
     def __init__(self, channel: netlink.Channel) -> None:
         super().__init__(channel)
@@ -236,8 +237,8 @@ class ElementBatch(sets_driver.EntryBatch):
         """As in ``EntryBatch``.
 
         A refused message is replaced, in the same position, by a message that the kernel accepts, because later messages may
-        depend on it. Entries are not tried one by one, because before the kernel answers a refused transaction, it waits for all
-        its processors, which takes about 10 ms.
+        depend on the message. Entries are not tried one by one, because the answer to a refused transaction takes about 10 ms:
+        the kernel first waits for all its processors.
         """
         pending, self._pending, self._size = self._pending, [], 0
         while pending:
@@ -245,7 +246,7 @@ class ElementBatch(sets_driver.EntryBatch):
             if not failed:
                 break
             numbers = dict(_by_part(pending, failed))
-            if not numbers:  # no message is to blame, so fewer entries would fail as well
+            if not numbers:  # no single message caused the error, so fewer entries would fail as well
                 numbers, pending = (
                     dict.fromkeys(range(len(pending)), failed[min(failed)]),
                     [part._replace(repairs=REPAIRS) for part in pending],
@@ -256,7 +257,7 @@ class ElementBatch(sets_driver.EntryBatch):
     def _repair(self, part: _Part, number: int) -> _Part | None:
         """A part with the acceptable entries of a refused part; None means that no entry is acceptable.
 
-        The remaining entries are reported as failed.
+        The unacceptable entries are reported as failed.
         """
         ip_set = IP_SETS[part.entries[0].set]
         is_unclear = number in ((errno.EEXIST, errno.ENOENT) if ip_set.gives_marks else (errno.ENOENT,))
@@ -296,7 +297,7 @@ class ElementBatch(sets_driver.EntryBatch):
 
 
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """The index of each part with a refused message, and the error number of the part's first refused message."""
+    """The index of each part that has a refused message, and the error number of the first refused message of the part."""
     first = 0
     for at, part in enumerate(parts):
         numbers = [failed[index] for index in range(first, first + len(part.messages)) if index in failed]
@@ -308,14 +309,14 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
 def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
     """One message.
 
-    The kernel refuses an entry that assigns a mark while its set has an entry with the same key, because the marks' masks may
+    The kernel refuses an entry that assigns a mark while the set has an entry with the same key, because the two masks may
     differ.
     """
     return nft.elements(ip_set.name, encoded, is_removal=verb is Verb.REMOVE, is_exclusive=ip_set.gives_marks)
 
 
 def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
-    """Elements of one set, divided into messages: for each message, the slice of ``encoded`` in it, and the bytes."""
+    """Divides elements of one set into messages: yields, for each message, the slice of ``encoded`` and the joined bytes."""
     step = nft.ELEMENTS_LIMIT // max(map(len, encoded), default=nft.ELEMENTS_LIMIT)
     for first in range(0, len(encoded), step):
         part = slice(first, first + step)
@@ -331,7 +332,7 @@ def shape(ip_set: IpSet) -> SetShape:
         SetType.PORT: ((_PORT_TYPE, 2),),
         SetType.ADDRESS_PORT: address_port,
         SetType.ADDRESS_PORT_ADDRESS: (*address_port, address),
-        SetType.ADDRESS_PORT_NETWORK: (*address_port, address, (_MARK_TYPE, 4)),  # the last field is the prefix length
+        SetType.ADDRESS_PORT_NETWORK: (*address_port, address, (_MARK_TYPE, 4)),  # the last field of a key is the prefix length
     }
     kind = 0
     for number, _ in fields[ip_set.type]:
@@ -341,10 +342,10 @@ def shape(ip_set: IpSet) -> SetShape:
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry, encoded as an element. A ``ForeignElement`` can only be encoded for its removal.
+    """An entry, encoded as an element. A ``ForeignElement`` is encoded only for its removal.
 
     Raises:
-        ValueError: an address is missing or not of the set's family, or a number does not fit its field.
+        ValueError: an address is missing or not of the set's family, or a number is too large for its field.
     """
     if isinstance(entry, ForeignElement):
         return nft.element(entry.raw) if entry.raw else nft.element_for_all_others()
@@ -360,7 +361,7 @@ def bare(ip_set: IpSet, entry: SetEntry) -> bytes:
     """An entry, encoded as an element without its mapped value.
 
     Raises:
-        ValueError: for the same reasons as in ``encode``.
+        ValueError: an address or a number cannot be encoded, as in ``encode``.
     """
     return encode(ip_set, entry) if isinstance(entry, ForeignElement) else nft.element(_key(ip_set, entry))
 
@@ -395,13 +396,13 @@ def _address(ip_set: IpSet, address: Address | None) -> bytes:
 
 
 def _network(address: bytes, prefix_length: int) -> bytes:
-    """The first address of a range: an element contains this address and the prefix length."""
+    """The first address of a range, which an element contains together with the prefix length of the range."""
     shift = len(address) * 8 - prefix_length
     return (int.from_bytes(address, "big") >> shift << shift).to_bytes(len(address), "big")
 
 
 def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
-    """The entry of an element: the entry that ``encode`` turns into this key, or a ``ForeignElement`` if no entry does."""
+    """The entry that ``encode`` turns into this key; a ``ForeignElement`` if there is no such entry."""
     if ip_set.type is SetType.PORT:
         return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
     size = ip_set.family.bits // 8

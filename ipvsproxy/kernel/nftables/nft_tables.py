@@ -2,15 +2,15 @@
 
 Starts no process.
 
-For ``doctor``, this module also finds chains of other programs that refuse packets of Services by default, that is, if no rule of
-the chain accepts them. nf_tables is read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy
-are read from the output of its program. A chain is included even if packets never reach it.
+For ``doctor``, this module also finds chains of other programs that refuse every packet of a Service unless a rule of the chain
+accepts the packet. Tables of nf_tables are read by netlink, which shows the rules of iptables-nft as well. The tables of
+iptables-legacy are read from the output of ``iptables-legacy-save``. A chain is included even if packets never reach the chain.
 
-Rule 1: if a table cannot be read, that is an error; the table never counts as absent.
-Rule 2: a table is removed only in the same generation in which it was recognised as a leftover. If the generation has changed,
-the table is read again.
+Rule 1: a table that cannot be read is an error, and never counts as absent.
+Rule 2: a table is removed only in the same generation of nf_tables in which the table was recognised as a leftover. If the
+generation has changed, the table is read again.
 Rule 3: a reading does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
-load it. If the kernel could not load nf_tables, no further query is sent until the module appears.
+load nf_tables. If the kernel could not load nf_tables, it gets no further query until the module appears.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from ipvsproxy.model.sets import IP_SETS
 T = TypeVar("T")
 
 VARIANT = "nftables"
-"""The value for nftables of the metric label that otherwise gives the variant of iptables."""
+"""The value for nftables of a metric's label that has the variant of iptables if rules are in iptables."""
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
 """The prefixes of the names of our chains."""
 
@@ -48,9 +48,9 @@ ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUP
 
 
 class TableContent(NamedTuple):
-    """Our table: the names of our own chains and sets in the table, and whether other programs have chains or sets in it.
+    """The content of our table: the names of our chains and sets, and whether the table has chains or sets of other programs.
 
-    The name of a chain or set shows whether it is ours.
+    Chains and sets are recognised as ours by their names.
     """
 
     chains: Sequence[str]
@@ -63,7 +63,7 @@ class TableContent(NamedTuple):
         return bool(self.chains or self.sets) or not self.has_others
 
     def removal(self) -> list[Message]:
-        """Messages that remove the table or, if other programs use the table, only our chains and sets."""
+        """The messages that remove the table or, if other programs use the table, only our chains and sets."""
         if not self.has_others:
             return [nft.table_removal()]
         return [*self.emptying(), *map(nft.chain_removal, self.chains), *map(nft.set_removal, self.sets)]
@@ -94,7 +94,7 @@ def names(channel: netlink.Channel) -> list[TableName]:
 
 
 def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | None]:
-    """The result of ``read``, and the generation in which it was read; None if tables have changed during each attempt.
+    """The result of ``read``, and the generation in which ``read`` ran; None if tables have changed during each attempt.
 
     Raises:
         KernelError: the generation could not be read.
@@ -108,7 +108,7 @@ def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | N
 
 
 def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
-    """The content of a table in this generation; None means that the table does not exist.
+    """The present content of a table; None means that the table does not exist.
 
     The content is complete only if the generation has not changed during the reading.
 
@@ -143,7 +143,7 @@ def has_own_table() -> bool:
     """Whether the table ``inet ipvsproxy`` exists.
 
     Raises:
-        KernelError: the kernel did not say whether the table exists.
+        KernelError: it could not be found out whether the table exists.
     """
     with _channel() as channel:
         return _answer(channel, nft.INET, nft.TABLE) is not None
@@ -169,9 +169,9 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
 
 
 def remove_empty(channel: netlink.Channel) -> None:
-    """Remove our table if it contains neither sets nor chains.
+    """Remove our table if the table contains neither sets nor chains.
 
-    If any program changes tables during the call, the kernel refuses the removal.
+    The kernel refuses the removal if any program changes tables during the call.
 
     Raises:
         KernelError: the table could not be read.
@@ -198,7 +198,7 @@ def chain_of(part: netlink.Reply) -> Chain:
     """The chain that a message describes.
 
     Raises:
-        KeyError: an attribute is missing in the message.
+        KeyError: the message lacks an attribute.
     """
     found, place = nft.read(part), None
     if nft.NFTA_CHAIN_HOOK in found:
@@ -232,16 +232,16 @@ Expression = tuple[str, Mapping[tuple[int, ...], bytes]]
 _UNCONDITIONAL = frozenset({"counter", "log"})
 """Expressions that let every packet pass on to the next expression."""
 _VERDICT_CODE, _VALUE = (2, 2, 1), (2, 1)
-_NAME = (1,)  # the attribute with the name of an iptables target
+_NAME = (1,)  # this attribute has the name of an iptables target
 
 _LEGACY_CHAIN = re.compile(r":(\S+) (ACCEPT|DROP) ")
 _LEGACY_REFUSAL = re.compile(r"-A (\S+)(?: -m comment --comment \S+)? -j (?:DROP|REJECT)\b")
 
 
 def read_tables() -> tuple[NftTable, ...]:
-    """All tables of nf_tables, with the meaning of their rules.
+    """All tables of nf_tables, with the effect of their rules on packets of Services.
 
-    Our own table is included only if other programs have chains in it, and then only with these chains.
+    Our table is included only if it has chains of other programs, and then only with the chains of other programs.
 
     Raises:
         KernelError: the tables could not be read.
@@ -263,7 +263,7 @@ def _without_our_chains(table: NftTable) -> NftTable:
 
 
 def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
-    """A table with the meaning of its rules; None means that the table no longer exists.
+    """A table with the effect of its rules on packets of Services; None means that the table no longer exists.
 
     Raises:
         KernelError: the table could not be read.
@@ -285,12 +285,12 @@ def _rules_of(channel: netlink.Channel, name: TableName) -> Iterator[tuple[str, 
 
 
 def _is_closed(place: BaseChain | None, last_rule: Sequence[Expression]) -> bool:
-    """Whether a base chain of type ``filter`` refuses every packet that no rule has accepted before."""
+    """Whether a base chain of type ``filter`` refuses every packet that none of its rules accepts."""
     return place is not None and place.kind == "filter" and (place.drops or _refuses_all(last_rule))
 
 
 def _refuses_all(rule: Sequence[Expression]) -> bool:
-    """Whether a rule lets no packet pass."""
+    """Whether a rule refuses every packet."""
     deciding = [one for one in rule if one[0] not in _UNCONDITIONAL]
     if len(deciding) != 1:
         return False
@@ -323,7 +323,7 @@ def rules() -> list[tuple[str, Sequence[Expression]]]:
 
 
 def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
-    """The table ``filter`` in the output of ``<program>-save`` of iptables-legacy, in the form of a table of nf_tables."""
+    """The table ``filter`` of iptables-legacy in the output of ``<program>-save``, in the form of a table of nf_tables."""
     lines = saved.partition("*filter\n")[2].partition("COMMIT")[0].splitlines()
     places = {
         found[1]: BaseChain("filter", found[1].lower(), 0, drops=found[2] == "DROP")
@@ -337,14 +337,14 @@ def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
 
 
 class TablePlace(NamedTuple):
-    """The table of kube-proxy for an IP family: ``ip kube-proxy`` or ``ip6 kube-proxy``."""
+    """The table of kube-proxy for an IP family, which is ``ip kube-proxy`` or ``ip6 kube-proxy``."""
 
     family: Family
     name: str
 
     @property
     def variant(self) -> str:
-        """The value for nftables of the metric label that otherwise gives the variant of iptables."""
+        """The value for nftables of a metric's label that has the variant of iptables if rules are in iptables."""
         return VARIANT
 
     @property
@@ -354,7 +354,7 @@ class TablePlace(NamedTuple):
 
     @property
     def table(self) -> str:
-        """The family and the name of the table, as the program ``nft`` expects them."""
+        """The family and the name of the table, in the form that the program ``nft`` expects."""
         return f"{family_name(self.family)} {self.name}"
 
     def __str__(self) -> str:
@@ -362,7 +362,7 @@ class TablePlace(NamedTuple):
 
 
 class LeftoverTables:
-    """Reads and removes tables in the network namespace of the calling thread. Different threads may call the methods."""
+    """Reads and removes tables in the network namespace of the calling thread. Any thread may call the methods."""
 
     def __init__(self, root: pathlib.Path = pathlib.Path("/")) -> None:
         self._root = root
@@ -371,7 +371,7 @@ class LeftoverTables:
         """The content of the table; None means that the table does not exist.
 
         Raises:
-            KernelError: the table could not be read at this time.
+            KernelError: the table could not be read this time.
         """
         if not modules.may_have_nf_tables(self._root):
             return None
@@ -389,7 +389,7 @@ class LeftoverTables:
         """Remove the table and its contents if ``is_left`` still returns true for the table.
 
         Raises:
-            KernelError: the table exists and could not be removed.
+            KernelError: the table exists, and it could not be removed.
         """
         with _channel() as channel:
 

@@ -1,9 +1,9 @@
 """The nftables driver for rules and sets: consecutive operations of a plan become one transaction.
 
-Therefore no packet meets a rule whose sets are missing, or a set to which only half of a change has been applied. IPVS is not
-part of nf_tables, and its operations are between the additions and the removals: a sync that has both additions and removals
-takes two transactions. Source ranges and second scopes take one or two more transactions, because their entries are written
-before and after a virtual server.
+Because of the transaction, no packet meets a rule whose sets are missing, or a set to which only half of a change has been
+applied. Operations on IPVS cannot be part of a transaction, and are applied between the additions and the removals: a sync with
+both additions and removals takes two transactions. A Service with source ranges or a second scope takes one or two more
+transactions, because some set entries are written before and some after a virtual server.
 """
 
 import itertools
@@ -26,11 +26,11 @@ from ipvsproxy.model.sets import IpSet, SetEntries
 
 
 class NftDriver:
-    """Writes rules and sets of both IP families; ``rules`` and ``sets`` read them, each through its own socket.
+    """Writes rules and sets of both IP families; ``rules`` and ``sets`` read rules and sets through separate sockets.
 
-    It takes the same arguments as ``NftRulesDriver``. With ``listen``, ``changes`` reports changes that other programs
-    make in our table, and sets are read again only after such a change. Only the thread that creates this object may use it, with
-    the exception of ``changes``.
+    The arguments are the same as for ``NftRulesDriver``. With ``listen``, ``changes`` reports changes that other programs make in
+    our table, and sets are read again only after a reported change. Only the creating thread may use the driver; any thread may
+    use ``changes``.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NftDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply all operations that the kernel accepts, and return one outcome for each operation.
 
-        Repeating an operation is no error.
+        It is not an error to repeat an operation.
 
         If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object has its
         own outcome.
@@ -71,13 +71,12 @@ class NftDriver:
         return outcomes
 
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
-        """Replace sets that have the name of a set to create but other parameters.
+        """Replace sets that have the name of a set to create, but other parameters.
 
-        Another version of ipvsproxy, or a file loaded by nft, created these sets.
-
-        Such a set cannot be removed while rules look it up. Therefore the rules of the set's family are written again in the same
-        transaction: the desired rules if the operations contain rules, otherwise the present rules. If the transaction fails, the
-        creation of the set, which follows, reports the reason.
+        Another version of ipvsproxy, or a file that nft loaded, created these sets. A set cannot be removed while a rule uses the
+        set. Therefore the rules of the set's family are written again in the same transaction: the desired rules if the
+        operations contain rules, otherwise the present rules. If the transaction fails, the later attempt to create the set
+        reports the reason.
         """
         created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
         if not created:
@@ -89,16 +88,16 @@ class NftDriver:
             if unlike:
                 nft.run_while_stale(self._channel, lambda: self._replacement(unlike, new, operations))
         except (KernelError, ValueError):
-            return  # the creation that follows reports the same error
+            return  # the later attempt to create the set reports the same error
         self.sets.written(new)
 
     def _replacement(
         self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation]
     ) -> tuple[Sequence[Message], int | None]:
-        """The messages that replace these sets, and the generation on which they depend.
+        """The messages that replace these sets, and the generation for which the messages are made.
 
-        ``new`` creates all sets of the operations that are absent or have other parameters, because rules may look up any of
-        them.
+        ``new`` creates every set of the operations that is absent or has other parameters, because rules may use each of these
+        sets.
         """
         listing = self.rules.listing()
         names = {ip_set.name for ip_set in unlike}
@@ -124,13 +123,13 @@ class NftDriver:
             return False
         try:
             failed = nft.run_while_stale(self._channel, lambda: self._with_rules(encoded, of_rules))
-        except (KernelError, ValueError):  # applying the operations in parts will report this error
+        except (KernelError, ValueError):  # the attempt to apply the operations in parts will report this error
             return False
         self.sets.written(of_sets)
         return not failed
 
     def _with_rules(self, of_sets: Sequence[Message], of_rules: Sequence[Operation]) -> tuple[Sequence[Message], int | None]:
-        """The transaction, and the generation on which it depends; None for no generation, as in a transaction without rules.
+        """The messages of a transaction, and the generation for which they are made; None for messages that fit every generation.
 
         Raises:
             ValueError: the transaction would be too large, or a rule has no equivalent in nf_tables.
@@ -139,7 +138,7 @@ class NftDriver:
         if of_rules:
             listing = self.rules.listing()
             generation = listing.generation
-            # Sets are created before rules refer to them, and no rule refers to the sets that are removed.
+            # The messages for sets come first: rules need created sets, and no rule uses a removed set.
             messages += (one for operation in of_rules for one in self.rules.messages(operation, listing))
         if len(messages) > self._channel.limit:
             raise ValueError(f"{len(messages)} messages are too many for one transaction")

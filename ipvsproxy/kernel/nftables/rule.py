@@ -1,19 +1,20 @@
-"""Translates one rule into expressions of nf_tables that have the same effect on a packet as the rule in iptables.
+"""Translates one rule into expressions of nf_tables that have the same effect on packets as the rule has in iptables.
 
-Most rules become one rule of nf_tables; a rule that matches one of three protocols, or a set of ranges, becomes several.
-Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule and a
-fingerprint of the expressions that this module has made from it, with which a reading compares the observed expressions.
+Most rules become one rule of nf_tables; a rule that matches a set of ranges or several protocols becomes several nf_tables rules.
+Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule. It also
+carries a fingerprint of the expressions that this module made from the rule, and a reading compares the observed expressions with
+the fingerprint.
 
-The differences from iptables, and why they do not matter to packets:
+The following differences from iptables do not matter to packets:
 
 * nf_tables has no equivalent of ``physdev``. Our rules use ``physdev`` only to accept a packet that the next rule accepts as
   well.
-* ``ACCEPT`` in ``nat`` would not prevent that other tables translate the packet. Instead, the rule translates the packet to its
-  own destination address, which ends the search for a translation.
-* nf_tables has no equivalent of ``xt_ipvs``. Instead, rules use connection tracking, which knows the destination of a
-  connection's first packet and the direction of each packet.
-* A rule with a set of marks writes the whole mark, and only to packets without a mark, because kernels before 6.13 cannot combine
-  two registers.
+* ``ACCEPT`` in ``nat`` would not prevent other tables from translating the packet. Instead, a rule translates the packet's
+  destination address to the same address, which ends the search for a translation.
+* nf_tables has no equivalent of ``xt_ipvs``. Instead of ``xt_ipvs``, rules use connection tracking, which knows the destination
+  of a connection's first packet and the direction of each packet.
+* A rule with a set of marks writes the whole mark, and only for packets without a mark, because kernels before 6.13 cannot
+  combine two registers.
 
 The program ``nft`` can load its own output of these rules again, so a saved ruleset with our table can be restored. ``nft`` does
 not allow a constant in a key, and accepts a port of connection tracking only if the rule has matched the protocol before.
@@ -58,7 +59,7 @@ _VERDICT_REGISTER = 0
 
 
 class Base(enum.IntEnum):
-    """The packet header from whose start the offset of ``payload`` is counted."""
+    """The packet header at which ``payload`` starts to count the offset."""
 
     NETWORK = 1
     TRANSPORT = 2
@@ -102,7 +103,7 @@ def chain_name(family: Family, table: str, chain: str) -> str:
 
 
 def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
-    """The rules of nf_tables, in order, that replace one rule of a chain in the iptables table ``table``.
+    """The nf_tables rules, in their order, that replace one rule of a chain in the iptables table ``table``.
 
     Raises:
         ValueError: a set is unknown, or a match does not fit the type of its set.
@@ -124,7 +125,7 @@ def jump(to: Jump, family: Family) -> Expressions:
 def _of_family(family: Family) -> Expressions:
     """The match on an IP family.
 
-    Jumps need this match; in all other rules it only tells programs how to print the rest of the rule.
+    Jumps need the match on the IP family; in all other rules, the match only tells programs how to print the rest of the rule.
     """
     return meta(Meta.FAMILY), compare(bytes([family]))
 
@@ -216,7 +217,7 @@ def _marks(rule: Rule) -> Iterator[bytes]:
 
 
 def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iterator[Expressions]:
-    """Alternative sequences of expressions that together match a packet against a set."""
+    """Alternative sequences of expressions; a packet matches the set if one of the sequences matches the packet."""
     ip_set = IP_SETS.get(match.set)
     if ip_set is None or ip_set.family is not family:
         raise ValueError(f"no set {match.set} of {family.label}")
@@ -243,13 +244,13 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
         yield (*key, other, find)
         return
-    for prefix_length in range(family.bits, 0, -1):  # as in ipset, one look-up for each prefix length, longest first
+    for prefix_length in range(family.bits, 0, -1):  # as in ipset, one look-up for each prefix length, with the longest first
         mask = bitwise(_mask(family, prefix_length), bytes(size), words + 2)
         yield (*key, other, *(() if prefix_length == family.bits else (mask,)), *_constant(prefix_length, 2 * words + 2), find)
 
 
 def _constant(number: int, register: int) -> Iterator[bytes]:
-    """Load a constant, by loading the packet's mark and replacing all of its bits."""
+    """Load a constant: load the packet's mark, and replace all bits of the mark."""
     yield meta(Meta.MARK, register)
     yield bitwise(bytes(4), struct.pack("=I", number), register)
 
@@ -308,7 +309,7 @@ def _change_mark(mask: int, inverted: int) -> Iterator[bytes]:
 def _register(place: int = 0) -> int:
     """The number by which the kernel identifies one of the sixteen registers of four bytes.
 
-    The kernel reports every fourth register by the number of the 16-byte register at the same position.
+    For every fourth register, the kernel reports the number of the 16-byte register at the same position instead.
     """
     return 1 + place // 4 if place % 4 == 0 else 8 + place
 
@@ -364,7 +365,7 @@ def _value(value: bytes) -> bytes:
 
 
 def compare(value: bytes, *, equal: bool = True) -> bytes:
-    """Continue the rule if the first registers hold this value or, if ``equal`` is false, if they do not hold it."""
+    """Continue the rule if the first registers hold this value; if ``equal`` is false, continue if they hold another value."""
     return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
 
 
@@ -383,7 +384,7 @@ def verdict(code: VerdictCode, target: str = "") -> bytes:
 def lookup(name: str, *, maps_to: int | None = None) -> bytes:
     """Continue the rule if a set has the key that is in the first registers.
 
-    If the set is a map, load the value to which it maps the key.
+    If the set is a map, load the value of the key.
     """
     destination = integer(3, _register(maps_to)) if maps_to is not None else b""
     return _expression("lookup", string(1, name), integer(2, _register()), destination)
@@ -400,16 +401,16 @@ def masquerade(*, fully_random: bool) -> bytes:
 
 
 def segment_size() -> bytes:
-    """Set the maximum segment size that a TCP packet announces to the first register's number, unless it is already smaller."""
-    option = attribute(2, b"\2") + integer(3, 2) + integer(4, 2) + integer(6, 1)  # TCPOPT_MSS, its value, NFT_EXTHDR_OP_TCPOPT
+    """Lower the maximum segment size that a TCP packet announces to the number in the first register; a smaller size stays."""
+    option = attribute(2, b"\2") + integer(3, 2) + integer(4, 2) + integer(6, 1)  # TCPOPT_MSS by NFT_EXTHDR_OP_TCPOPT
     return _expression("exthdr", option, integer(7, _register()))
 
 
 def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
-    """The expressions of a rule that is sent or read: each name, and the payloads of attributes by the path of their numbers.
+    """The expressions of a rule: the name of each expression, and the payloads of its attributes by the path of their numbers.
 
-    Additions that the kernel makes to a rule that is read are left out: attributes that are 0, and the register for the end of a
-    target address range.
+    The result leaves out what only the kernel adds to a rule: attributes that are 0, and the register for the end of a range of
+    addresses.
     """
     found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
     for _, first, last in message.walk(data, 0, len(data)):
@@ -423,9 +424,10 @@ def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]
 
 
 def sent_again(data: bytes) -> bytes:
-    """The expressions of a rule that was read, as they can be sent: without the flags that the kernel shows of an ``exthdr``.
+    """The expressions of a rule that was read, changed so that they can be sent: an ``exthdr`` loses its flags.
 
-    The kernel refuses these flags in an expression that writes (``nft_exthdr_tcp_set_init`` in net/netfilter/nft_exthdr.c).
+    The kernel shows the flags of an ``exthdr``, but refuses them in an ``exthdr`` that writes (``nft_exthdr_tcp_set_init`` in
+    net/netfilter/nft_exthdr.c).
     """
     sent: list[bytes] = []
     for _, start, end in message.walk(data, 0, len(data)):
@@ -453,12 +455,12 @@ def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) 
 
 
 def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
-    """The verdict of an expression as ``nft`` writes it, with the chain of a jump; otherwise the name of the expression."""
+    """The expression's verdict in the words of ``nft``, with the chain of a jump; the expression's name if it has no verdict."""
     if name != "immediate" or (2, nft.NFTA_DATA_VALUE) in values:
         return name
     code = int.from_bytes(
         values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CODE), b""), "big", signed=True
-    )  # the kernel leaves out attributes of 0
+    )  # the kernel leaves out attributes whose value is 0
     chain = values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
     return f"{_VERDICT_NAMES.get(code, name)} {chain}".rstrip()
 
