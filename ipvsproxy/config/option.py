@@ -216,12 +216,12 @@ class Option(NamedTuple):
     that all commands take the flag.
     """
 
-    flag: str
-    field: str
     kind: Kind
-    default: str
-    placeholder: str = ""
+    flag: str
+    field: str = ""
     to: str = ""
+    default: str = ""
+    placeholder: str = ""
     help: str = ""
     status: Likeness = Likeness.SAME
     choices: tuple[str, ...] = ()

@@ -131,6 +131,6 @@ def test_a_quantity_keeps_its_original_text(text: str) -> None:
 @given(kind=strategies.sampled_from(Kind), text=strategies.text())
 def test_any_text_is_parsed_or_raises_a_value_error(kind: Kind, text: str) -> None:
     try:
-        Option("x", "", kind, "").parse(text)
+        Option(kind, "x", "").parse(text)
     except ValueError as error:
         assert str(error)  # noqa: PT017 - either outcome is right
