@@ -88,7 +88,7 @@ class Query(NamedTuple):
         if any(self.port == one.node_port for one in service.ports):
             return True  # any address of the node may match
         return any(
-            any(one.port == self.port for one in item.ports) and _has(item, address)
+            any(one.port == self.port for one in item.ports) and address in item.each_address
             for item in slices
             if item.family is address.family
         )
@@ -108,14 +108,6 @@ def parse_query(text: str) -> Query:
         starts_address=_ADDRESS_START.fullmatch(text) is not None,
         port=int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None,  # noqa: PLR2004 - 65535
     )
-
-
-def _has(item: EndpointSlice, address: Address) -> bool:
-    size, at = len(address), -1
-    while (at := item.addresses.find(address, at + 1)) >= 0:
-        if at % size == 0:  # otherwise the match spans two adjacent addresses, and does not count
-            return True
-    return False
 
 
 class Selection(NamedTuple):

@@ -6,7 +6,9 @@ import importlib.metadata
 import itertools
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Numbers, Sources
@@ -24,39 +26,28 @@ POINTS = 450
 """The largest number of points, of which one is added every two seconds."""
 SHORT_S = 5.0
 """Two successive intervals that are shorter than this are merged, because the kernel adds up its counters every two seconds."""
-COLUMNS = (
-    "at",
-    "connectionsPerSecond",
-    "packetsInPerSecond",
-    "packetsOutPerSecond",
-    "bytesInPerSecond",
-    "bytesOutPerSecond",
-    "changes",
-    "latencySeconds",
-    "activeConnections",
-    "inactiveConnections",
-)
-"""The names of the figures of a point, in the order of ``Point``."""
 
 
-class Point(NamedTuple):
-    """The state of the node at one moment; rates and numbers of changes refer to the time since the previous point.
+class Point(msgspec.Struct, frozen=True, gc=False, array_like=True, rename="camel"):
+    """The state of the node at one moment; rates and ``changes`` refer to the time since the previous point.
 
-    ``at_s`` is in seconds since the epoch. ``active`` and ``inactive`` are numbers of open connections.
+    ``at`` is in seconds since the epoch; ``latency_seconds`` is the longest latency of the changes. None means unknown.
     """
 
-    at_s: float
-    connections: float | None
-    packets_in: float | None
-    packets_out: float | None
-    bytes_in: float | None
-    bytes_out: float | None
-    changes: int
-    latency_s: float | None
-    active: int | None = None
-    inactive: int | None = None
+    at: float
+    connections_per_second: float | None = None
+    packets_in_per_second: float | None = None
+    packets_out_per_second: float | None = None
+    bytes_in_per_second: float | None = None
+    bytes_out_per_second: float | None = None
+    changes: int = 0
+    latency_seconds: float | None = None
+    active_connections: int | None = None
+    inactive_connections: int | None = None
 
 
+COLUMNS = tuple(field.encode_name for field in msgspec.structs.fields(Point))
+"""The names of the figures of a point in JSON."""
 _UNKNOWN = (None,) * len(Counters._fields)
 
 
@@ -73,7 +64,7 @@ class History:
         """Some changes have been applied; ``latency_s`` is the time since the oldest of these changes arrived."""
         if count:
             self._changes += count
-            self._latency_s = max(latency_s, self._latency_s or 0.0)
+            self._latency_s = max(round(latency_s, 3), self._latency_s or 0.0)
 
     def add(self, counters: Counters | None, connections: ConnectionCounts | None, now: float, at_s: float) -> None:
         """Add a point to the history.
@@ -87,11 +78,13 @@ class History:
         else:
             self._samples.append((now, counters))
             rates = self._rates()
-        if self._points and at_s < self._points[-1].at_s:
+        if self._points and at_s < self._points[-1].at:
             self._points.clear()  # the clock of the node was set back
-        self._points.append(Point._make((at_s, *rates, self._changes, self._latency_s, *(connections or (None, None)))))
+        # The time is not rounded, because a viewer requests the points that are later than the last one that it has.
+        figures = (at_s, *rates, self._changes, self._latency_s, *(connections or ()))
+        self._points.append(msgspec.convert(figures, Point))
         self._changes, self._latency_s = 0, None
-        while self._points[0].at_s < at_s - LENGTH_S:
+        while self._points[0].at < at_s - LENGTH_S:
             self._points.popleft()
 
     def _rates(self) -> Sequence[float | None]:
@@ -103,7 +96,7 @@ class History:
         if seconds <= 0:
             return _UNKNOWN
         # Counters that were set to zero (ipvsadm --zero) count from zero on.
-        return [(new - old if new >= old else new) / seconds for new, old in zip(now, before, strict=True)]
+        return [round((new - old if new >= old else new) / seconds, 3) for new, old in zip(now, before, strict=True)]
 
     @property
     def last(self) -> Point | None:
@@ -112,7 +105,7 @@ class History:
 
     def since(self, at_s: float) -> Iterator[Point]:
         """The points after this time, with the oldest first."""
-        later = itertools.takewhile(lambda point: point.at_s > at_s, reversed(self._points))
+        later = itertools.takewhile(lambda point: point.at > at_s, reversed(self._points))
         return reversed(list(later))
 
 
@@ -163,8 +156,8 @@ class NodePage:
         now_s = status.wall_clock()
         reasons = list(_reasons(self.sources, statistics, self.events.failed))[:REASONS]
         last = self.history.last
-        if last and now_s - last.at_s >= RECENT_S:
-            last = None
+        if last is None or now_s - last.at >= RECENT_S:
+            last = Point(now_s)
         return {
             "version": self.version,
             "node": self.node_name,
@@ -209,18 +202,13 @@ class NodePage:
                     for family, program in self.programs.items()
                 ],
             },
-            "connectionsPerSecond": last.connections if last else None,
-            "packetsPerSecond": _sum(last.packets_in, last.packets_out) if last else None,
-            "bytesPerSecond": _sum(last.bytes_in, last.bytes_out) if last else None,
-            "activeConnections": last.active if last else None,
-            "inactiveConnections": last.inactive if last else None,
-            "history": {"columns": COLUMNS, "points": [_point(point) for point in self.history.since(since_s)]},
+            "connectionsPerSecond": last.connections_per_second,
+            "packetsPerSecond": _sum(last.packets_in_per_second, last.packets_out_per_second),
+            "bytesPerSecond": _sum(last.bytes_in_per_second, last.bytes_out_per_second),
+            "activeConnections": last.active_connections,
+            "inactiveConnections": last.inactive_connections,
+            "history": {"columns": COLUMNS, "points": list(self.history.since(since_s))},
         }
-
-
-def _point(point: Point) -> list[float | None]:
-    # The time of a point is not rounded, because a viewer requests the points that are later than this time.
-    return [point.at_s, *(None if figure is None else round(figure, 3) for figure in point[1:])]
 
 
 def _sum(one: float | None, other: float | None) -> float | None:

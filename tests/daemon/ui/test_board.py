@@ -44,13 +44,6 @@ def test_a_search_finds_services_by_name_address_port_and_pod_address(text: str,
     assert board.parse_query(text).matches(WEB, SLICES) is is_found
 
 
-def test_a_search_does_not_match_bytes_across_two_adjacent_addresses() -> None:
-    item = builders.endpoint_slice(endpoint("10.244.1.11"), endpoint("10.244.1.12"), namespace="shop")
-    across = "1.11.10.244"
-    assert bytes(map(int, across.split("."))) in item.addresses
-    assert not board.parse_query(f"{across}:8080").matches(WEB, [item])
-
-
 def test_filters_select_services_by_namespace_type_node_and_problems() -> None:
     def found(*, has_problems: bool = False, text: str = "", **filters: Any) -> bool:
         return board.parse_query(text)._replace(**filters).matches(WEB, SLICES, has_problems=has_problems)

@@ -153,7 +153,7 @@ def test_the_points_of_the_history_have_the_rates_of_connections(
     assert history.last is None
     for now, connections in counted:
         _add(history, now, connections)
-    assert [point.connections for point in history.since(0)] == rates
+    assert [point.connections_per_second for point in history.since(0)] == rates
 
 
 def test_a_point_of_the_history_has_the_rates_since_the_previous_point() -> None:
@@ -167,7 +167,11 @@ def test_a_point_of_the_history_has_the_open_connections_of_its_moment() -> None
     history = History()
     for now, connections in ((0, ConnectionCounts(3, 5)), (2, None), (4, ConnectionCounts(4, 0))):
         history.add(None, connections, now, BEGAN_S + now)
-    assert [(point.active, point.inactive) for point in history.since(0)] == [(3, 5), (None, None), (4, 0)]
+    assert [(point.active_connections, point.inactive_connections) for point in history.since(0)] == [
+        (3, 5),
+        (None, None),
+        (4, 0),
+    ]
 
 
 def test_changes_are_counted_in_the_next_point_of_the_history_with_the_longest_latency() -> None:
@@ -177,7 +181,7 @@ def test_changes_are_counted_in_the_next_point_of_the_history_with_the_longest_l
     history.note_changes(0, 9.0)
     _add(history, 0, 0)
     _add(history, 10, 0)
-    assert [(point.changes, point.latency_s) for point in history.since(0)] == [(3, 0.5), (0, None)]
+    assert [(point.changes, point.latency_seconds) for point in history.since(0)] == [(3, 0.5), (0, None)]
 
 
 def test_the_history_is_bounded_in_time_and_number_of_points() -> None:
@@ -194,7 +198,7 @@ def test_only_points_later_than_the_requested_time_are_returned() -> None:
     history = History()
     for now in (0, 2, 4):
         _add(history, now, 0)
-    assert [point.at_s - BEGAN_S for point in history.since(BEGAN_S)] == [2, 4]
+    assert [point.at - BEGAN_S for point in history.since(BEGAN_S)] == [2, 4]
 
 
 def test_the_history_begins_again_after_the_clock_was_set_back() -> None:
@@ -202,11 +206,11 @@ def test_the_history_begins_again_after_the_clock_was_set_back() -> None:
     for now in (0.0, 10.0, 20.0):
         _add(history, now, 0)
     history.add(Counters(0, 0, 0, 0, 0), None, 30.0, BEGAN_S - 3570)
-    assert [point.at_s - BEGAN_S for point in history.since(0)] == [-3570]
+    assert [point.at - BEGAN_S for point in history.since(0)] == [-3570]
 
 
 def test_old_points_of_the_history_are_dropped_after_the_clock_was_set_far_ahead() -> None:
     history = History()
     _add(history, 0, 0)
     history.add(Counters(5, 5, 5, 5, 5), None, 5.0, BEGAN_S + 1e6)
-    assert [(point.at_s, point.connections) for point in history.since(0)] == [(BEGAN_S + 1e6, 1.0)]
+    assert [(point.at, point.connections_per_second) for point in history.since(0)] == [(BEGAN_S + 1e6, 1.0)]
