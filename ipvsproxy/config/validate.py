@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ipvsproxy.config import catalogue, settings
+from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import ConfigError, Given, Likeness, Problem, Value, ValuePlace, quoted, render_duration, suggestion
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
-from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.translation_settings import ConntrackChoices, LocalMode, Settings
+from ipvsproxy.translate.translation_settings import LocalMode
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
@@ -107,8 +106,7 @@ def resolve(values: Values, hostname: str) -> Config:
         "health": _listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - kube-proxy has the same default
         "metrics": _listen(values, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
     }
-    servers = settings.Servers(**fields["servers"])
-    _check_writable(values, servers)
+    _check_writable(values, fields["servers"])
     fields[""]["node_name"] = _node_name(values, hostname)
     fields[""]["ipvs_sysctls"] = _ipvs_sysctls(values)
     _check_source(values)
@@ -125,26 +123,20 @@ def resolve(values: Values, hostname: str) -> Config:
         **_node_ports(values),
         "external_addresses": _gates(values),
     }
-    server = _top_server(values)
+    fields["top"]["server"] = _top_server(values)
     timeouts = Timeouts(**{name: int(value) for name, value in fields["timeouts"].items()})
+    fields["engine"]["timeouts"] = timeouts if any(timeouts) else None
     if values.problems:
         raise ConfigError(values.problems)
+    classes: dict[str, Any] = {one.name: one.type for one in dataclasses.fields(Config)}
+    sections = {name: classes[name](**fields[name]) for name in classes.keys() & fields}
     return Config(
         **fields[""],
-        servers=servers,
+        **sections,
         config_file=values.config_file,
-        source=settings.ServiceSource(**fields["source"]),
-        translation=Settings(**fields["translation"]),
-        policy=Policy(**fields["policy"]),
-        engine=settings.EngineSettings(timeouts=timeouts if any(timeouts) else None, **fields["engine"]),
-        drivers=settings.Drivers(**fields["drivers"]),
-        conntrack=ConntrackChoices(**fields["conntrack"]),
-        logging=settings.Logging(**fields["logging"]),
-        top=settings.TopOptions(**fields["top"] | {"server": server}),
-        fleet=settings.FleetOptions(**fields["fleet"]),
         without_effect=tuple(_without_effect(values.given)),
         notices=tuple(values.notices),
-        values=_file_values(values, bind_address, servers),
+        values=_file_values(values, bind_address, fields["servers"]),
     )
 
 
@@ -236,9 +228,9 @@ def _parse_listen(text: str, default_port: int) -> ListenAddress:
     raise ValueError("IP or IP:port with a port in 1..65535")
 
 
-def _check_writable(values: Values, servers: settings.Servers) -> None:
+def _check_writable(values: Values, servers: Mapping[str, Any]) -> None:
     if values.get("write-config-to"):
-        for key, server in (("healthz-port", servers.health), ("metrics-port", servers.metrics)):
+        for key, server in (("healthz-port", servers["health"]), ("metrics-port", servers["metrics"])):
             if server is None and key in values.given:
                 values.refuse(key, "0 cannot be written to a file: v1alpha1 has no way to say that a server is off")
 
@@ -388,10 +380,10 @@ def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
             yield source.name
 
 
-def _file_values(values: Values, bind_address: Address, servers: settings.Servers) -> Mapping[str, Value]:
+def _file_values(values: Values, bind_address: Address, servers: Mapping[str, Any]) -> Mapping[str, Value]:
     written = {key: values.get(key) for key, option in catalogue.BY_KEY.items() if option.field}
     written["bindAddress"] = str(bind_address)
-    written["healthzBindAddress"] = str(servers.health or "")
-    written["metricsBindAddress"] = str(servers.metrics or "")
+    written["healthzBindAddress"] = str(servers["health"] or "")
+    written["metricsBindAddress"] = str(servers["metrics"] or "")
     written["hostnameOverride"] = values.get("hostnameOverride").strip().lower()
     return written
