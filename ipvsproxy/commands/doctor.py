@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection, service_checks
+from ipvsproxy.commands.inspection import CommandAnswer, Document
 from ipvsproxy.commands.service_checks import Finding, Level, fail, note, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
@@ -26,8 +27,6 @@ from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
 
 FEW = 3
 """The most names in a sentence about several things."""
-FINE = 0
-FAILING = 1
 
 _FORWARDING = "net/ipv6/conf/all/forwarding"
 _LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
@@ -407,7 +406,7 @@ async def _source(config: Config) -> tuple[Finding, Store]:
     return ok("source", f"{source.describe()} answers: {counted(len(store.services), 'Service')}"), store
 
 
-def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document:
+def describe(node_name: str, findings: Sequence[Finding]) -> Document:
     """The result as a JSON document."""
     return {
         **inspection.head("doctor", node_name),
@@ -416,7 +415,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document
     }
 
 
-def render(document: inspection.Document) -> Iterator[str]:
+def render(document: Document) -> Iterator[str]:
     """The result as text: the findings that need attention, the worst first, each with its remedy.
 
     Topics that need no attention are only listed by name.
@@ -437,11 +436,10 @@ def render(document: inspection.Document) -> Iterator[str]:
 
 def run(config: Config) -> int:
     """Run ``ipvsproxy doctor``; returns the exit status."""
-    return inspection.execute(config, _answer(config), render, "not all checks could be made", failed=FAILING)
+    return inspection.execute(config, _answer(config), render, "not all checks could be made", failed=inspection.NOT_WELL)
 
 
-async def _answer(config: Config) -> inspection.CommandAnswer:
+async def _answer(config: Config) -> CommandAnswer:
     findings = await examine(config)
-    return inspection.CommandAnswer(
-        describe(config.node_name, findings), FAILING if any(one.level is Level.FAIL for one in findings) else FINE
-    )
+    has_failed = any(one.level is Level.FAIL for one in findings)
+    return CommandAnswer(describe(config.node_name, findings), inspection.NOT_WELL if has_failed else inspection.WELL)

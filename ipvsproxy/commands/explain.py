@@ -21,10 +21,6 @@ from ipvsproxy.store.objects import Complaint, Store
 from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.view import NodeView
 
-FOUND = 0
-UNKNOWN = 1
-"""Exit status if there is no such Service, and no virtual server at the address."""
-
 _NAME = re.compile(r"([^/\s:]+/)?[^/\s:]+")
 _PARTS = ("services", "pods", "notUsed", "unclaimed")
 """The parts of a document; all are empty for an unknown subject."""
@@ -214,7 +210,7 @@ def run(config: Config, subject: Subject) -> int:
         document = await describe(node, subject, rivals.read, targets)
         is_known = document["notUsed"] or document["unclaimed"] or document["pods"]
         is_served = any(one["ports"] or isinstance(subject, ServiceName) for one in document["services"])
-        return CommandAnswer(document, FOUND if is_known or is_served else UNKNOWN, problems)
+        return CommandAnswer(document, inspection.WELL if is_known or is_served else inspection.NOT_WELL, problems)
 
     return inspection.run(config, answer, lambda document: render(document, str(subject)))
 

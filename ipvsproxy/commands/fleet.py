@@ -30,7 +30,6 @@ from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.daemon.sources.watch import HttpConnection, KubernetesSource, status_message
 from ipvsproxy.model.kind import counted
 
-ALL_WELL, DIFFERENT = 0, 1
 PARALLEL = 64
 """The most nodes that are asked at the same time: more would take many seats of the API server's priority and fairness."""
 TIMEOUT_S = 5.0
@@ -157,7 +156,7 @@ async def _answer(config: Config) -> CommandAnswer:
     if all(node.is_silent for node in nodes):
         raise _refusal(nodes[0].troubles[0][1], f"none of {counted(len(nodes), 'pod')} answers; {nodes[0].pod}: ")
     document = describe(options.namespace, nodes)
-    return CommandAnswer(document, DIFFERENT if document["differing"] else ALL_WELL)
+    return CommandAnswer(document, inspection.NOT_WELL if document["differing"] else inspection.WELL)
 
 
 def _refusal(reason: str, before: str = "") -> CannotStartError:

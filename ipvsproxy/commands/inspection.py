@@ -48,8 +48,8 @@ from ipvsproxy.translate import view as views
 from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.translation_settings import Settings
 
-CANNOT_TELL = 2
-"""Exit status if desired or observed state is unknown."""
+WELL, NOT_WELL, CANNOT_TELL = 0, 1, 2
+"""Exit statuses of commands. ``NOT_WELL``: the answer is a difference, a failed check or an unknown subject."""
 JSON_VERSION = 1
 """The version of every document. The number grows if a field is removed or changes its meaning, not if a field is added."""
 
@@ -156,7 +156,7 @@ class CommandAnswer(NamedTuple):
     """The answer of a command, its exit status, and sentences about data that the answer does not contain."""
 
     document: Document
-    status: int = 0
+    status: int = WELL
     problems: Sequence[str] = ()
 
 

@@ -51,11 +51,8 @@ class PlanningKernel:
             raise UnknownStateError(*observed.errors)
         return observed
 
-    def poll(
-        self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
-    ) -> Iterator[Observation]:
+    def poll(self, *_: object, **__: object) -> Iterator[Observation]:
         """Read nothing: a plan ends with the first sync, which reads the kernel by ``observe``."""
-        del sets, families, sysctls, thorough, whole
         return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

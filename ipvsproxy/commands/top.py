@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.top_data import Picture, Question
@@ -17,7 +17,6 @@ from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.base.cannot_start import complain
 from ipvsproxy.model.net import host_port, parse_address
 
-SHOWN = 0
 PAGE_SIZE = 200
 """The largest page that the daemon gives."""
 RATES_AFTER_S = 1.0
@@ -30,7 +29,7 @@ NO_TEXTUAL = (
 )
 
 
-_HINTS: Mapping[int, str] = {404: "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false"}
+_NO_PAGE = "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false"
 PATH = "/ui/api"
 TIMEOUT_S = 5.0
 """The longest wait for the next part of an answer."""
@@ -74,7 +73,7 @@ class Daemon:
         except ValueError:
             document = None
         if status != http.HTTPStatus.OK:
-            sentence = document.get("error") if isinstance(document, dict) else _HINTS.get(status)
+            sentence = document.get("error") if isinstance(document, dict) else _NO_PAGE * (status == http.HTTPStatus.NOT_FOUND)
             kind = NotThereError if status == http.HTTPStatus.NOT_FOUND and isinstance(document, dict) else NoAnswerError
             raise kind(f"{self.url} answers {PATH}/{what}.json with status {status}" + (f": {sentence}" if sentence else ""))
         if not isinstance(document, dict):
@@ -139,14 +138,12 @@ class Daemon:
         Raises:
             NoAnswerError: the daemon does not answer.
         """
-        documents = await self.documents(question)
         for _ in range(RATES_TRIED):
-            node, services = documents
+            node, services = await self.documents(question)
             if node.get("connectionsPerSecond") is not None and services.get("sampleSeconds") is not None:
                 break
             await asyncio.sleep(RATES_AFTER_S)
-            documents = await self.documents(question)
-        return documents
+        return node, services
 
 
 def _reason(error: Exception) -> str:
@@ -199,7 +196,7 @@ def run(config: Config) -> int:
                 lines = render(top_data.picture(node, services))
             document = {"version": inspection.JSON_VERSION, "command": "top", "node": node, "services": services}
             inspection.show(document, lines, as_json=config.as_json)
-            return SHOWN
+            return inspection.WELL
         asyncio.run(daemon.documents(question))
     except NoAnswerError as error:
         return _refuse(str(error))
@@ -212,7 +209,7 @@ def run(config: Config) -> int:
             raise
         return _refuse(NO_TEXTUAL)
     screen.TopApp(question, options.interval_s, daemon.picture, daemon.details).run()
-    return SHOWN
+    return inspection.WELL
 
 
 def is_terminal() -> bool:

@@ -13,8 +13,6 @@ from ipvsproxy.reconcile.kinds.declaration import Difference
 from ipvsproxy.translate.view import GRACE_S
 
 RULES = "rules"
-EQUAL = 0
-DIFFERENT = 1
 SECOND_READING_S = 2.0
 """Differences are read again after this time and the minimum interval of syncs, because a proxy may just be programming."""
 
@@ -97,4 +95,5 @@ def run(config: Config) -> int:
 async def _answer(node: Inspected) -> CommandAnswer:
     comparison = Comparison(node)
     differences = await lasting_differences(comparison, SECOND_READING_S + node.config.engine.min_interval_s)
-    return CommandAnswer(describe(node.config.node_name, comparison, differences), DIFFERENT if differences else EQUAL)
+    document = describe(node.config.node_name, comparison, differences)
+    return CommandAnswer(document, inspection.NOT_WELL if differences else inspection.WELL)
