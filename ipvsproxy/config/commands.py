@@ -30,9 +30,8 @@ _WIDTH = 110
 _INDENT = 8
 _COMMON = """
 
-Give the flags and the file of ipvsproxy run. On a node where ipvsproxy runs, none are needed: the command uses
-those of the running process. Without a file, --proxy-mode=ipvs is implied.
-The command changes nothing. Some queries make the kernel load a module, which cannot be avoided.
+Give the flags and the file of ipvsproxy run; none are needed where ipvsproxy runs: the command uses those of the
+running process. Without a file, --proxy-mode=ipvs is implied. The command changes nothing.
 """
 
 
@@ -91,8 +90,7 @@ _PLAN = _command(
     "plan",
     "show the operations of run on this node, in their order",
     """\
-Gets the complete lists from the API server or --manifests, reads the kernel, and shows the operations that run
-would apply now, in their order, each with its Service.
+Shows the operations that run would apply now, in their order, each with its Service.
 
 Exit status: 0 plan shown, 2 state unknown.
 """,
@@ -103,9 +101,8 @@ _VERIFY = _command(
     "verify",
     "compare the kernel with the desired state",
     """\
-Compares the kernel with the desired state. One line shows each difference: Service, object, desired state,
-observed state. Differing objects are read again after a moment; only lasting differences count.
-Draining real servers and virtual servers of other programs are no differences; the latter are listed.
+Shows each difference in one line: Service, object, desired state, observed state. Only differences that last for
+a moment count. Draining real servers and virtual servers of other programs are no differences.
 
 Exit status: 0 equal, 1 different, 2 state unknown.
 """,
@@ -117,9 +114,8 @@ _EXPLAIN = _command(
     "show how this node serves a Service, a pod or an address, and why",
     """\
 Shows for a Service (namespace/name, or a name in all namespaces) or an address (10.96.0.1:443, [fd00::1]:443, or
-without a port): its virtual servers and their owners, which endpoints are used or not and why, which traffic is
-masqueraded and by which rule, and the observed state with its connections. For a pod (its name or address): which
-Services it serves, and why not. The subject may stand anywhere among the flags.
+without a port): its virtual servers, which endpoints are used or not and why, what is masqueraded by which rule,
+and the observed state. For a pod (its name or address): which Services it serves, and why not.
 
 Exit status: 0 explained, 1 unknown Service, pod or address, 2 state unknown.
 """,
@@ -132,10 +128,8 @@ _LIST = _command(
     "list",
     "print the IPVS table as ipvsadm -Ln does, with the names of Services and pods",
     """\
-Prints what ipvsadm -Ln prints, in the same layout. Beside each virtual server stands its Service port
-(namespace/name:port), beside each real server its pod and node, and behind them what is wrong. The columns are
-those of ipvsadm, so that scripts can read them. A virtual server of another program is marked (not ours). Without
-the API server the table is printed without names.
+Prints what ipvsadm -Ln prints, in the same columns. Beside each virtual server stands its Service port, beside
+each real server its pod and node, and behind them what is wrong. Without the API server, names are missing.
 
 Exit status: 0 printed with names, 2 names or table could not be read.
 """,
@@ -146,10 +140,9 @@ _TOP = _command(
     "top",
     "show a running ipvsproxy live in the terminal",
     """\
-Shows what the ipvsproxy of this node does: whether everything is in force, and its Services by rate. Keys sort,
-filter, and open a Service with its endpoints; h shows all keys, q quits. The screen needs a terminal, and the
-extra ipvsproxy[top]; --once and --output=json need neither. Asks only the daemon's metrics server, so no privilege
-is needed.
+Shows whether everything is in force on this node, and its Services by rate. Keys sort, filter, and open a
+Service; h shows all keys, q quits. The screen needs a terminal, and the extra ipvsproxy[top]; --once and
+--output=json need neither. No privilege is needed.
 
 Exit status: 0 shown, 2 no ipvsproxy answers.
 """,
@@ -158,8 +151,7 @@ Exit status: 0 shown, 2 no ipvsproxy answers.
     "--server=http://127.0.0.1:10249 --output=json",
     flags="""
 
-Of the flags and the file of ipvsproxy run, only --metrics-bind-address matters, which says where that server is.
-The command changes nothing, and does not ask the kernel.
+Of the flags and the file of ipvsproxy run, only --metrics-bind-address matters: the command asks that server.
 """,
 )
 _FLEET = _command(
@@ -167,9 +159,9 @@ _FLEET = _command(
     "show which nodes differ, by the health of the ipvsproxy of each node",
     """\
 Asks the ipvsproxy of every node through the API server, and shows nodes that do not answer, are not in force,
-late or drifting, or have another version or configuration than most nodes. Runs on any machine with a kubeconfig:
-that of --kubeconfig, else of $KUBECONFIG, else ~/.kube/config, else the service account of a pod. The caller needs
-the right to get pods/proxy in one namespace, and to list pods there unless --pods names them.
+late or drifting, or have another version or configuration than most nodes. Needs a kubeconfig (--kubeconfig, else
+$KUBECONFIG, else ~/.kube/config) or the service account of a pod, with the right to get pods/proxy in one
+namespace, and to list pods there unless --pods names them.
 
 Exit status: 0 all well, 1 some nodes differ, 2 the nodes could not be asked.
 """,
@@ -177,8 +169,7 @@ Exit status: 0 all well, 1 some nodes differ, 2 the nodes could not be asked.
     "--selector=k8s-app=kube-proxy --output=json",
     flags="""
 
-Of the flags and the file of ipvsproxy run, only --kubeconfig, --master and the port of --healthz-bind-address
-matter. The command changes nothing.
+Of the flags and the file of ipvsproxy run, --kubeconfig, --master and the port of --healthz-bind-address matter.
 """,
 )
 _DOCTOR = _command(
@@ -199,11 +190,10 @@ _CLEANUP = _command(
     "remove everything that ipvsproxy or kube-proxy has left in the kernel",
     """\
 Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
-servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of
-both IP families. Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, as is
-a dry run. With --only=own, only second scopes go (virtual servers by mark, sets and chains KUBE-IPVSPROXY-*), the
-nftables table, the copy of a set, and local routes, whose addresses in use are added to kube-ipvs0 before.
-Connections through all other virtual servers continue.
+servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0.
+Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, as is a dry run.
+With --only=own, only second scopes go (virtual servers by mark, sets and chains KUBE-IPVSPROXY-*), the nftables
+table, the copy of a set, and local routes, whose addresses in use are added to kube-ipvs0 before.
 
 Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 """,
@@ -213,8 +203,8 @@ Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
     usage="[--only=own] [--dry-run] ",
     flags="""
 
-Of the flags of ipvsproxy run, only --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual
-servers in those ranges stay, and only local routes with that protocol number are removed.
+Of the flags of ipvsproxy run, --config, --ipvs-exclude-cidrs (virtual servers that stay) and
+--ipvs-route-protocol (of the local routes to remove) matter.
 """,
     implied="--cleanup",
 )
