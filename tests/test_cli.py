@@ -1,6 +1,6 @@
 """The command line as a user sees it: output, output stream and exit status.
 
-Flags and files have tests of their own; the function that serves is replaced.
+Other modules test flags and files; the function that serves is replaced.
 """
 
 import os
@@ -22,7 +22,7 @@ from ipvsproxy.kernel.instance import Running
 
 @pytest.fixture(autouse=True)
 def _no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a command line would end the process of these tests if an earlier test has left a thread."""
+    """Prevents a command line from ending the process of these tests, which it would do if an earlier test has left a thread."""
     monkeypatch.setattr(cli, "_end", int)
 
 
@@ -329,7 +329,7 @@ def test_help_shows_the_allowed_values_of_each_enumeration() -> None:
         )
 
 
-def test_a_reader_that_closes_the_pipe_is_not_an_error() -> None:
+def test_it_is_not_an_error_if_the_reader_of_the_output_closes_the_pipe() -> None:
     program = "import sys; from ipvsproxy import cli; sys.modules['ipvsproxy.commands.list'] = "
     program += "type('', (), {'run': lambda _: [print('x' * 99) for _ in range(9999)]}); cli.main(['list'])"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

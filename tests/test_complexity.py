@@ -74,9 +74,9 @@ class Wire(FakeKernel):
                 driver.apply(chosen)
         return super().apply(operations)
 
-    def observe(self, *arguments: object) -> object:  # type: ignore[override]  # handed on as they came
+    def observe(self, *arguments: object) -> object:  # type: ignore[override]  # the arguments are passed on unchanged
         self.counted["readings"] += 1
-        return super().observe(*arguments)  # type: ignore[arg-type]  # as above
+        return super().observe(*arguments)  # type: ignore[arg-type]  # the arguments are passed on unchanged
 
 
 def service(number: int) -> Service:

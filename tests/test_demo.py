@@ -1,6 +1,6 @@
 """The demo: its help text, its success on a kernel with ip_vs, and its failure when an answer is wrong.
 
-Not tested: the installation of packages, which needs a fresh machine.
+The installation of packages is not tested, because it needs a fresh machine.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def test_every_endpoint_of_the_demo_is_a_listening_pod_of_the_lab() -> None:
 @contextlib.contextmanager
 def _mailbox(directory: Path) -> Iterator[str]:
     """Runs the host's half of ``--stay`` while the block runs; yields the address that a user would open."""
-    command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # the node uses the default port here
+    command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # in this test, the node uses the default port
     with subprocess.Popen(command, cwd=ROOT) as relay:
         try:
             while not (directory / "address").exists():
@@ -84,7 +84,7 @@ def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_unti
             while not (tmp_path / "ready").exists():
                 assert running.poll() is None
                 time.sleep(0.1)
-            page = urllib.request.urlopen(address, timeout=60)  # noqa: S310 - of the pattern above
+            page = urllib.request.urlopen(address, timeout=60)  # noqa: S310 - the test has checked the address
             assert "default-src 'none'" in page.headers["Content-Security-Policy"]
             assert b"<title>ipvsproxy</title>" in page.read()
             busiest: Mapping[str, Any] = {}
@@ -92,8 +92,8 @@ def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_unti
             deadline_s = time.monotonic() + SAMPLED_WITHIN_S
             while not (busiest.get("connectionsPerSecond") and node["connectionsPerSecond"]) and time.monotonic() < deadline_s:
                 time.sleep(0.5)
-                told = json.load(urllib.request.urlopen(f"{address}api/services.json?sort=connections", timeout=60))  # noqa: S310 - as above
-                node = json.load(urllib.request.urlopen(f"{address}api/node.json", timeout=60))  # noqa: S310 - as above
+                told = json.load(urllib.request.urlopen(f"{address}api/services.json?sort=connections", timeout=60))  # noqa: S310 - the test has checked the address
+                node = json.load(urllib.request.urlopen(f"{address}api/node.json", timeout=60))  # noqa: S310 - the test has checked the address
                 busiest = next(row for row in told["services"] if row["name"] == told["names"][0])
             top = [sys.executable, "-m", "ipvsproxy", "top", "--once", f"--server={address.removesuffix('/ui/')}"]
             shown = subprocess.run(top, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
@@ -124,7 +124,7 @@ def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_unti
 
 _STUBS = {
     "scripts/setup": 'echo "setup $*" >>log',
-    # What scripts.demo_node does of --stay: it answers each command of the mailbox, until its file "stop" appears.
+    # What scripts.demo_node does with --stay: it answers each command in the mailbox, until the file "stop" appears.
     "scripts/kernel": """
         directory=${*: -1} number=1
         touch "$directory/ready"
@@ -179,7 +179,7 @@ def test_a_request_to_the_demo_fails_while_nothing_listens(tmp_path: Path) -> No
 def test_the_demo_fails_and_names_the_failed_check_if_an_answer_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With results in place of a node: the first answer is the expected one, and of the second one a pod is missing."""
+    """The results come from the test instead of a node: the first answer is as expected, and the second answer lacks a pod."""
     good, bad = demo_node.QUESTIONS[0], demo_node.QUESTIONS[4]
     results = {good.probe: good.expected, bad.probe: bad.expected._replace(backends=bad.expected.backends[1:])}
     node = types.SimpleNamespace(probe_all=lambda probes: [results[probe] for probe in probes])

@@ -1,6 +1,6 @@
 """README and docs/ agree with the repository: linked files and headings, named files, modules and flags exist.
 
-Not tested: clarity, and the outputs in README, which are copies.
+Clarity, and the outputs in README, which are copies, are not tested.
 """
 
 import pathlib
@@ -58,12 +58,12 @@ def test_no_cell_of_a_table_is_too_long(document: pathlib.Path) -> None:
     assert [cell for row in rows for cell in row.split(" | ") if len(cell) > LONGEST_CELL] == []
 
 
-def test_every_flag_that_the_page_running_explains_exists() -> None:
+def test_every_flag_that_running_md_explains_exists() -> None:
     named = set(re.findall(r"--([a-z][a-z-]*[a-z])", (ROOT / "docs/running.md").read_text()))
     assert named - catalogue.BY_FLAG.keys() == set()
 
 
-def test_the_page_running_names_exactly_the_modules_that_the_start_loads() -> None:
+def test_running_md_names_exactly_the_modules_that_a_start_loads() -> None:
     section = (ROOT / "docs/running.md").read_text().partition("\n### Kernel modules\n")[2].partition("\n### ")[0]
     of_nftables = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0].split()
     assert set(of_nftables) == {*host.NFTABLES_MODULES, "ip_vs_rr", "nf_conntrack_netlink"}

@@ -2,7 +2,7 @@
 
 Each test compares one section in one phase of one profile; a failure lists the differing rows with their scenarios. Rows that
 ``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
-no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``); then everything else equals the
+no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``). Then everything else equals the
 recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
 """
 
@@ -172,7 +172,7 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     answers: State = {}
 
     def is_readable() -> bool:
-        """On a busy machine, a poll may give up a slow program; a later poll reads everything."""
+        """On a busy machine, a poll may stop waiting for a slow program; a later poll reads everything."""
         nonlocal answers
         answers = golden_http.read_answers(recorded)
         return "unreadable" not in str(answers["health"])
@@ -303,7 +303,7 @@ def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
 
     Probes that were recorded as unanswered run at the same time, because they mostly wait and choose no endpoint.
 
-    All other probes run one by one: the endpoints of a probe are certain only while no other client takes turns.
+    All other probes run one by one, because the endpoints of a probe are predictable only while no other client sends requests.
     """
     together = [name for name, recorded in PROBES.items() if "ok" not in recorded["outcome"]]
     answers = dict(zip(together, node.probe_all(map(_probe, together)), strict=True))

@@ -1,7 +1,7 @@
 """The image built by scripts/image runs on a real kernel as its DaemonSet runs it: prepared first, then with one capability.
 
 A build takes minutes and downloads packages of Debian and PyPI, so these tests use the image that scripts/image left in
-build/image. Not tested: a container runtime; the tests enter the root file system of the image by chroot.
+build/image. A container runtime is not tested; the tests enter the root file system of the image by chroot.
 """
 
 import pathlib

@@ -1,7 +1,7 @@
 """kustomize builds manifests/, and every object has the fields and types of the API's schema.
 
-The schema consists of the models of kubernetes_asyncio, which are generated from the API. kustomize is the one in kubectl; if
-kubectl is missing, only the files themselves are checked against the schema. The CustomResourceDefinitions of the Prometheus
+The schema consists of the models of kubernetes_asyncio, which are generated from the API. The tests use the kustomize in kubectl;
+if kubectl is missing, only the files themselves are checked against the schema. The CustomResourceDefinitions of the Prometheus
 operator are not tested.
 """
 
@@ -120,14 +120,14 @@ def test_objects_built_by_kustomize_match_the_schema(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["overlays/beside-kube-proxy", "overlays/replace-kube-proxy"])
-def test_the_overlays_use_the_config_map_of_kube_proxy_and_have_none_of_their_own(folder: str) -> None:
+def test_the_overlays_use_the_config_map_of_kube_proxy_and_create_no_config_map(folder: str) -> None:
     built = {item["kind"]: item for item in build(folder)}
     assert "ConfigMap" not in built
     volumes = {volume["name"]: volume for volume in built["DaemonSet"]["spec"]["template"]["spec"]["volumes"]}
     assert volumes["config"]["configMap"]["name"] == "kube-proxy"
 
 
-def test_the_shadow_differs_from_the_proxy_in_name_labels_and_ports_and_does_not_prepare_the_node() -> None:
+def test_the_overlay_beside_kube_proxy_differs_in_name_labels_and_ports_and_does_not_prepare_the_node() -> None:
     shadow = {item["kind"]: item for item in build("overlays/beside-kube-proxy")}
     proxy = {item["kind"]: item for item in build("overlays/replace-kube-proxy")}
     assert {kind: item["metadata"]["name"] for kind, item in shadow.items()} == dict.fromkeys(shadow, "ipvsproxy-shadow")
@@ -203,7 +203,7 @@ def test_the_command_in_the_platforms_page_prints_the_name_of_the_config_map_tha
     assert printed == built["ConfigMap"]["metadata"]["name"]
 
 
-def test_the_components_of_the_own_configuration_overlay_need_only_their_comment_signs_removed(tmp_path: pathlib.Path) -> None:
+def test_components_of_the_own_configuration_overlay_are_enabled_by_removing_their_comment_signs(tmp_path: pathlib.Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     overlay = tmp_path / "manifests/overlays/own-configuration/kustomization.yaml"
     text = overlay.read_text()

@@ -1,7 +1,7 @@
 """Manifests and Containerfile fit the program: flags, configuration, ports, permissions, image.
 
-tests/test_kustomize.py checks them with kustomize and the API's schema. Not tested: how a cluster treats the objects, such as
-whether it admits a privileged pod.
+The module tests/test_kustomize.py checks manifests with kustomize and the API's schema. How a cluster treats the objects is not
+tested, such as whether it admits a privileged pod.
 """
 
 import importlib.metadata

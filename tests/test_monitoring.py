@@ -1,6 +1,6 @@
 """Alerts, dashboard and PodMonitor: they load, promtool parses their PromQL, and every series in them exists.
 
-Not tested: a Prometheus operator and Grafana.
+A Prometheus operator and Grafana are not tested.
 """
 
 import asyncio
@@ -202,7 +202,7 @@ def test_every_query_of_the_dashboard_is_limited_by_the_dashboards_variables() -
         for target in panel["targets"]:
             for name, chosen in SERIES.findall(target["expr"]):
                 used = {"cluster", "job", "node"} | ({"namespace", "service"} if "namespace" in target["expr"] else set())
-                if name != "ipvsproxy_build_info":  # the other series of its expression is limited
+                if name != "ipvsproxy_build_info":  # the variables limit the other series of the same expression
                     assert set(re.findall(r'(\w+)=~"\$\1"', chosen)) == used, panel["title"]
 
 

@@ -73,7 +73,7 @@ class Running:
                 await asyncio.sleep(BETWEEN_LINES_S)
 
     async def read_until_changed(self) -> None:
-        """Wait for the next sync with an operation: an address of the API server that is found late causes one without."""
+        """Wait for the next sync with an operation; an API server's address that is found late causes a sync without any."""
         while " operations=0 " in await self.read_until("event=synced"):
             pass
 
@@ -146,7 +146,7 @@ def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The same objects as manifest files, for tests that work with any source.
+    """The objects of the API server as manifest files, for tests that work with any source.
 
     The program starts faster without the client library of the API.
     """
@@ -332,7 +332,9 @@ async def test_a_new_service_is_served_while_the_iptables_lock_is_held_and_its_r
         await until(lambda: "KUBE-EXTERNAL-IP" in str(rules()["v4/nat/KUBE-SERVICES"]))
 
 
-async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_foreign_ones_stay(folder: pathlib.Path) -> None:
+async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_foreign_virtual_servers_stay(
+    folder: pathlib.Path,
+) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"
     addresses = [f"address add {address}/24 dev wide" for address in (gone, kept)]
     for words in ("link add wide type dummy", *addresses, "link set wide up"):

@@ -95,14 +95,14 @@ class Prometheus:
     async def wait_for_scrapes(self) -> None:
         async with asyncio.timeout(WITHIN_S):
             while True:
-                with contextlib.suppress(aiohttp.ClientError, ValueError):  # it does not listen yet, or has no data yet
+                with contextlib.suppress(aiohttp.ClientError, ValueError):  # Prometheus does not listen yet, or has no data yet
                     rows = await self.query("count_over_time(ipvsproxy_build_info[1h])")
                     if len(rows) == len(JOBS) and all(int(row["value"][1]) >= SCRAPES for row in rows):
                         return
                 await asyncio.sleep(0.2)
 
     async def wait_until_up(self) -> None:
-        """Wait until the last scrape of each target has succeeded: on a busy machine, one may take longer than its second."""
+        """Wait until the last scrape of each target has succeeded; on a busy machine, a scrape may take longer than a second."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 targets = (await self.get("targets"))["activeTargets"]
@@ -135,7 +135,7 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
     flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={loopback.HOST}:{port}")
     serving = asyncio.create_task(server.serve("metrics", parse_address(loopback.HOST), ours, answer, hard_fail=True))
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen((program, *flags), cwd=tmp_path, stdout=log, stderr=log)  # noqa: ASYNC220 - not waited for
+        process = subprocess.Popen((program, *flags), cwd=tmp_path, stdout=log, stderr=log)  # noqa: ASYNC220 - the test does not wait for this process
     try:
         asked = Prometheus(port)
         await asked.wait_for_scrapes()

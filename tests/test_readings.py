@@ -1,7 +1,7 @@
 """After any history of writes, removals by other programs, audits and polls, the next audit reports the kernel's table.
 
-The IPVS driver reads a table in memory: IPv4 by ``getsockopt``, and IPv6 by netlink. Not covered here: other kinds of kernel
-objects, which are always read completely in one part.
+The IPVS driver reads a table in memory, IPv4 by ``getsockopt``, and IPv6 by netlink. Other kinds of kernel objects are not tested
+here, because they are always read completely in one part.
 """
 
 import contextlib

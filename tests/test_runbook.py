@@ -1,11 +1,11 @@
 """The commands of docs/runbook.md, migration.md and running.md run as printed, and none of them fails.
 
-Those of the runbook run on a real kernel. Those of the other pages change a cluster, whose kubectl is a stand-in;
-``tests/packets/test_over_and_back.py`` runs those of the migration on a node.
+The commands of the runbook run on a real kernel. The commands of the other pages change a cluster, whose kubectl is a stand-in;
+``tests/packets/test_over_and_back.py`` runs the commands of the migration on a node.
 
 Lines that inspect iptables and ipset run with the iptables backend, and lines that inspect nftables with the nftables backend.
-kubectl is a stand-in: "exec" runs the command on this machine; applied files must exist, and a folder for -k must have a
-kustomization.yaml. Not tested: the answers of a cluster.
+The program kubectl is a stand-in: "exec" runs the command on this machine, applied files must exist, and a folder for -k must
+have a kustomization.yaml. The answers of a cluster are not tested.
 """
 
 import os

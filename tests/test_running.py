@@ -136,7 +136,7 @@ def virtual_servers() -> list[str]:
 
 
 def ipvsproxy(folder: pathlib.Path, *flags: str, status: int = 0) -> str:
-    # The log lines of --init-only go to the descriptor of standard error, which needs a process of its own.
+    # The log lines of --init-only go to the descriptor of standard error, so this test needs a separate process.
     words = ("--proxy-mode=ipvs", f"--manifests={folder / 'manifests'}", *flags)
     return run(sys.executable, "-m", "ipvsproxy", *words, status=status)
 
@@ -159,7 +159,7 @@ def test_after_init_only_one_capability_is_enough_and_kernel_settings_are_not_wr
     assert warnings(folder) == []
 
 
-def test_without_init_only_an_unwritable_indispensable_setting_ends_the_program_and_others_cause_one_warning(
+def test_without_init_only_an_unwritable_indispensable_setting_ends_the_program_and_other_settings_cause_one_warning(
     folder: pathlib.Path,
 ) -> None:
     with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
@@ -182,7 +182,7 @@ def test_without_init_only_an_unwritable_indispensable_setting_ends_the_program_
     assert "--init-only" in warning
 
 
-def test_a_second_instance_and_the_cleanup_job_are_refused_and_after_the_program_the_job_removes_everything(
+def test_a_second_instance_and_the_cleanup_job_are_refused_while_the_program_runs_and_the_job_works_afterwards(
     folder: pathlib.Path,
 ) -> None:
     pod = yaml.safe_load(CLEANUP_JOB.read_text())["spec"]["template"]["spec"]

@@ -1,7 +1,7 @@
 """Scenarios in ``tests/scenarios``: the API's state, phase by phase; each scenario is delivered in several ways.
 
-For each way of delivery, after each phase the kernel has the same objects as if only the state of this phase had been programmed
-on an empty kernel, and no operation is pending. The method comes from ``testExpanders`` in projectcalico/calico.
+After each phase, whatever the way of delivery, no operation is pending, and the kernel has the same objects as if only the state
+of this phase had been programmed on an empty kernel. The method comes from ``testExpanders`` in projectcalico/calico.
 """
 
 import itertools

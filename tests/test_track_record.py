@@ -33,7 +33,7 @@ def test_each_row_names_a_test_or_a_kind_of_chaos_that_exists(row: Row) -> None:
 
 
 @pytest.mark.parametrize("commit", sorted({row.commit for row in ROWS}))
-def test_each_commit_in_the_track_record_is_an_ancestor_of_the_current_one(commit: str) -> None:
+def test_each_commit_in_the_track_record_is_an_ancestor_of_the_current_commit(commit: str) -> None:
     if not (ROOT / ".git").exists() or (ROOT / ".git/shallow").exists():
         pytest.skip("the history is not here")
     subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, check=True)

@@ -38,7 +38,7 @@ def test_a_seed_reproduces_its_history_and_another_seed_gives_another() -> None:
     assert live(1) != live(2)
 
 
-def test_the_changes_of_a_plan_together_give_the_objects_of_the_world() -> None:
+def test_the_changes_of_a_plan_applied_in_order_lead_to_the_objects_of_the_world() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):
@@ -81,7 +81,7 @@ def test_all_kinds_of_drift_faults_troubles_and_moments_occur_in_turn() -> None:
     assert plan.draw(2, 3, 15) != drawn[3]
 
 
-def test_a_history_that_starts_with_nftables_switches_backends_and_has_no_moment_of_a_hidden_table() -> None:
+def test_a_history_that_starts_with_nftables_switches_backends_and_never_hides_an_iptables_table() -> None:
     drawn = [plan.draw(1, number, 15, Backend.NFTABLES) for number in range(7)]
     assert [one.steps.count("move") for one in drawn] == [plan.MOVES] * 7
     assert all(len(one.steps) == 15 for one in drawn)

@@ -112,7 +112,7 @@ async def test_a_silent_proxy_keeps_its_connections_open_and_serves_new_connecti
     server.close()
 
 
-def test_configurations_with_either_scheduler_lead_to_the_same_cluster(tmp_path: Path) -> None:
+def test_the_configuration_file_names_the_same_cluster_with_either_scheduler(tmp_path: Path) -> None:
     from_server = Configuration(tmp_path, "--kubeconfig=/k")
     from_server.write(SCHEDULERS[1])
     assert from_server.flags == (f"--config={tmp_path / 'config.json'}", "--hostname-override=node-a")

@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
 
     def counting_differs(*arguments: object) -> bool:
         counted["differs"] += 1
-        return compare(*arguments)  # type: ignore[arg-type]  # handed on as they came
+        return compare(*arguments)  # type: ignore[arg-type]  # the arguments are passed on unchanged
 
     monkeypatch.setattr(table.Table, "touch", counting_touch)
     monkeypatch.setattr(virtual_server_kind, "differs", counting_differs)

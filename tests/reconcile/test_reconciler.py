@@ -1,7 +1,8 @@
 """The reconciler on an in-memory kernel: changes, flows, and changes of policy.
 
-Tested elsewhere: drains, drift and failures (``test_reconciler_…``), readings of the kernel (``test_observer``), operations that
-wait for other operations (``test_preconditions``), the cost (``test_cost``), and all of these together (``test_properties``).
+Other modules test drains, drift and failures (``test_reconciler_…``), readings of the kernel (``test_observer``), operations that
+wait for other operations (``test_preconditions``), the cost (``test_cost``), and random combinations of all events
+(``test_properties``).
 """
 
 from collections.abc import Mapping

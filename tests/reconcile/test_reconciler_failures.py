@@ -89,7 +89,7 @@ def test_failed_cleanings_of_flows_are_delayed_independently() -> None:
     assert node.reconciler.pending == 2
 
 
-def test_if_one_of_several_new_real_servers_fails_only_this_one_is_delayed() -> None:
+def test_if_one_of_several_new_real_servers_fails_only_this_real_server_is_delayed() -> None:
     node = simulation.SimulatedNode()
     refused = builders.backend("10.244.0.2")
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers) and operation.item.key == refused, times=1)
@@ -100,7 +100,7 @@ def test_if_one_of_several_new_real_servers_fails_only_this_one_is_delayed() -> 
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_if_the_answers_for_new_real_servers_are_lost_each_is_a_failure_and_all_are_retried_together() -> None:
+def test_if_the_answers_for_new_real_servers_are_lost_each_real_server_counts_as_failed_and_all_are_retried_together() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan()
@@ -112,7 +112,7 @@ def test_if_the_answers_for_new_real_servers_are_lost_each_is_a_failure_and_all_
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_new_real_servers_are_tried_with_their_virtual_server_when_it_is_desired_otherwise_after_its_failure() -> None:
+def test_failed_real_servers_are_tried_at_once_when_the_desired_value_of_their_failed_virtual_server_changes() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     numbers = {VirtualServer: errno.ENOMEM, RealServers: errno.ESRCH}

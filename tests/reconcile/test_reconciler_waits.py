@@ -1,6 +1,6 @@
 """The times at which the reconciler wants the loop to wake up.
 
-An operation must be possible at each wake-up time, because the loop would otherwise never sleep. ``simulation`` checks this
+An operation must be possible at each wake-up time, because the loop would otherwise never sleep. ``simulation`` checks this rule
 after each sync of every test.
 """
 

@@ -1,4 +1,4 @@
-"""Writes to a file what a proxy programs in the kernel: the least that scripts/benchmark/beside.py can measure.
+"""A fake proxy that writes its table to a file instead of the kernel, for scripts/benchmark/beside.py to measure.
 
     python fake_proxy.py --table FILE [kube-proxy's flags]
 
@@ -98,7 +98,7 @@ def main() -> None:
     server = yaml.safe_load(given.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
     following = []
     for kind in (SERVICES, SLICES):
-        with urllib.request.urlopen(server + kind) as answer:  # noqa: S310 - as above
+        with urllib.request.urlopen(server + kind) as answer:  # noqa: S310 - the tests' API server
             listed = json.load(answer)
         table.put(kind, listed["items"])
         given_on = (server, kind, listed["metadata"]["resourceVersion"], table)

@@ -39,7 +39,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> types.Modu
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_each_recording_of_a_case_has_a_name(*, quick: bool) -> None:
-    """The folder of all recordings would be opened as a file."""
+    """Without a name, the folder of all recordings would be opened as a file."""
     given = [arguments for case in cases.all_cases(quick=quick) for _, arguments in case.measurements]
     names = [arguments["recording"] for arguments in given if "recording" in arguments]
     assert names
@@ -92,7 +92,7 @@ def test_the_chart_has_a_line_for_each_measured_series() -> None:
         *(figures.Row(f"change {size}x10", "p50 ms", 1.0) for size in (100, 10000)),
         figures.Row("start 5000x50", "wall s, best", 1.0),
     ]
-    root = ET.fromstring(report.picture(rows))  # noqa: S314 - we wrote it
+    root = ET.fromstring(report.picture(rows))  # noqa: S314 - the benchmark itself made this picture
     lines = root.findall("{http://www.w3.org/2000/svg}polyline")
     assert [len(line.attrib["points"].split()) for line in lines] == [3, 2]
     assert report.picture([figures.Row("idle", "processor %", 0.1)]) == ""
@@ -187,7 +187,7 @@ def test_the_benchmark_script_needs_only_the_standard_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_each_figure_of_a_change_stands_beside_that_of_its_replay() -> None:
+def test_each_figure_of_a_change_is_printed_beside_the_figure_of_its_replay() -> None:
     change = {"p50_ms": 2.0, "p99_ms": 4.0, "cpu_ms": 1.5, "messages": 3, "system_calls": 7}
     connection = {"p50_ms": 6.0, "p99_ms": 9.0, "connect_ms": 0.5}
     churn = {"p50_ms": 30.0, "p99_ms": 80.0, "cpu_percent": 40.0, "wall_s": 21.0, "fed_s": 20.0}
@@ -218,14 +218,14 @@ def test_a_start_is_also_reported_as_services_per_second() -> None:
 
 def test_a_client_tries_until_its_address_accepts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))  # refuses until it listens
+        server.bind(("127.0.0.1", 0))  # the address refuses connections until the server listens
         clock = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: server.listen())
         monkeypatch.setattr(connections, "time", clock)
         connected = connections.connect(*server.getsockname())
     assert 0 < connected.took_s < connected.at_s
 
 
-def test_a_short_churn_case_has_another_name_than_the_long_one() -> None:
+def test_a_short_churn_case_has_another_name_than_the_long_churn_case() -> None:
     quick, full = ({case.name for case in cases.all_cases(quick=quick) if "churn" in case.name} for quick in (True, False))
     assert (quick, full) == ({"churn of 10 s", "own churn of 10 s"}, {"churn", "own churn"})
 

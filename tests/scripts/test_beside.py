@@ -1,6 +1,6 @@
 """Measurements of other processes: a small fake proxy, and ipvsproxy on the test kernel.
 
-Not tested: kube-proxy itself, which runs only in ``KUBE_PROXY=… scripts/bench --case beside``.
+The real kube-proxy is not tested here; it runs only in ``KUBE_PROXY=… scripts/bench --case beside``.
 """
 
 import contextlib
@@ -153,7 +153,7 @@ def test_ipvsproxy_is_measured_on_a_kernel_like_any_other_process() -> None:
     assert found["restart_s"] > 0
 
 
-def test_the_cost_of_a_viewer_is_the_difference_of_a_time_with_a_viewer_and_a_time_without_one() -> None:
+def test_the_cost_of_a_viewer_is_the_difference_between_the_costs_with_and_without_a_viewer() -> None:
     (case,) = (one for one in cases.all_cases(quick=False) if one.name == "viewer")
     alone, watched = (
         {"processor_percent": percent, "resident_mb": megabytes} for percent, megabytes in ((5.0, 90.0), (6.5, 101.0))

@@ -1,7 +1,7 @@
 """The build of user-mode Linux with nf_tables, with a small program in place of make.
 
-Covers what is built, when it is built, and the printed lines. Not tested: the kernel itself, which tests/scripts/test_kernel.py
-starts if it has been built.
+Covers what is built, when it is built, and the printed lines. The kernel itself is not tested here; tests/scripts/test_kernel.py
+starts it if it has been built.
 """
 
 import contextlib

@@ -2,7 +2,8 @@
 
 Each run of a guest takes seconds, so one run checks several guarantees. The host's kernel is tested even if it has no ip_vs,
 because none of these tests uses ip_vs. Debian's kernel and user-mode Linux with nf_tables are tested if they are installed
-(scripts/setup --with-debian-kernel, --with-nf-tables-kernel). Not tested: a terminal as stdout, and launchers that are killed.
+(scripts/setup --with-debian-kernel, --with-nf-tables-kernel). Two cases have no test: a terminal as stdout, and launchers that
+are killed.
 """
 
 import os
@@ -23,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/kernel"
 LONGEST_S = 120
 
-# The script itself, changed so that it assumes that the host has ip_vs.
+# The script scripts/kernel, changed so that it assumes that the host has ip_vs.
 ON_HOST = f"""
 import importlib.machinery, importlib.util, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
@@ -143,7 +144,7 @@ def test_output_is_printed_while_the_command_runs_and_an_interrupt_ends_the_comm
 
 
 @guests
-def test_a_kernel_panic_is_reported_in_one_line_with_an_exit_status_of_its_own(kind: str, place: pathlib.Path) -> None:
+def test_a_kernel_panic_is_reported_in_one_line_with_a_separate_exit_status(kind: str, place: pathlib.Path) -> None:
     launcher, name = GUESTS[kind]
     ended = run(launcher, "echo c >/proc/sysrq-trigger; sleep 300", place)
     assert ended.returncode == 125
@@ -151,12 +152,12 @@ def test_a_kernel_panic_is_reported_in_one_line_with_an_exit_status_of_its_own(k
 
 
 def test_a_working_directory_that_the_guest_would_hide_is_refused() -> None:
-    ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the directory in question
+    ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the test is about this directory
     assert ended.returncode == 125
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 
 
-# The script itself, with a shell as guest; the guest crashes at its first start, before or after the command has started.
+# The script scripts/kernel with a shell as guest; the guest crashes at its first start, before or after the command has started.
 CRASHING = f"""
 import contextlib, importlib.machinery, importlib.util, pathlib, subprocess, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from scripts.benchmark import kube_proxy
-from tests.scripts.test_benchmark import bench  # noqa: F401 - a fixture
+from tests.scripts.test_benchmark import bench  # noqa: F401 - a fixture that pytest finds by its name
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ def test_a_kube_proxy_in_a_directory_that_is_empty_on_the_test_kernel_is_refused
 def test_a_kube_proxy_that_cannot_be_started_is_reported_before_anything_is_measured(
     command: str,
     complaint: str,
-    bench: types.ModuleType,  # noqa: F811 - the fixture
+    bench: types.ModuleType,  # noqa: F811 - the argument is the fixture
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

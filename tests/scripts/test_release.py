@@ -1,7 +1,6 @@
 """``scripts/release`` in clones of a repository: what the script refuses, which files it makes, and what it leaves to a person.
 
-Not tested: the SBOM, which needs packages of PyPI, and a real image, which takes minutes; an image layout replaces the real
-image.
+Two steps have no test: the SBOM needs packages of PyPI, and a real image takes minutes, so an image layout replaces it.
 """
 
 import hashlib

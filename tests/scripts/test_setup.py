@@ -1,6 +1,6 @@
 """What scripts/setup installs for the demo and for building the image.
 
-Not tested: a real installation, which needs a fresh machine.
+A real installation is not tested, because it needs a fresh machine.
 """
 
 import importlib.metadata

@@ -1,6 +1,7 @@
 """scripts/try-on-kind with stand-ins for kind, kubectl and docker: the commands, their arguments, and the printed lines.
 
-kubectl builds with the real kustomize. Not tested: a real kind cluster, because no container engine is available.
+The stand-in for kubectl builds with the real kustomize. A real kind cluster is not tested, because no container engine is
+available.
 """
 
 import os

@@ -1,7 +1,7 @@
 """An API server for tests: list and watch over real HTTP on loopback, in the test's process, with faults on demand.
 
 It serves Services, EndpointSlices and Nodes of all namespaces, and accepts events. Tests change objects by calling its methods
-(``put``, ``delete``). ``test_api_server`` tests what it refuses.
+(``put``, ``delete``). ``test_api_server`` tests which requests the server refuses.
 """
 
 import asyncio
@@ -209,7 +209,8 @@ class ApiServer:
     def _end(self, resource: Resource, how: _End) -> None:
         for watcher in self._of(resource):
             watcher.queue.put_nowait(how)
-            self._watchers.remove(watcher)  # At this moment, not after the write, because later changes are not for this watch.
+            # The watcher is removed now, not after the write, because later changes are not for this watch.
+            self._watchers.remove(watcher)
 
     def stall(self) -> None:
         """Stop writing to all watches, including the messages that end them; the connections stay open."""
@@ -312,7 +313,7 @@ class ApiServer:
     def _drops(self, request: web.Request) -> bool:
         """Whether the answer to a request has objects without managed fields.
 
-        The first media type in the request that the server knows decides.
+        The first media type of the request that the server knows decides this.
         """
         return self.knows_drop and request.headers.get("Accept", "").startswith("application/json;drop=metadata.managedFields")
 

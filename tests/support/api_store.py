@@ -136,7 +136,7 @@ class Store:
         """A list, or one page of a list at the revision of its first page. ``limit`` 0 means no limit.
 
         Raises:
-            StatusError: 410 for an expired token, 400 for an invalid one.
+            StatusError: 410 for an expired token, 400 for an invalid token.
         """
         revision, after = _read_token(continue_token) if continue_token else (self.revision, None)
         if continue_token and (resource, revision) not in self._snapshots:

@@ -57,7 +57,7 @@ def service(
     health_check_node_port: int = 0,
     created_s: float = CREATED_S,
 ) -> Service:
-    """A Service. If no ports are given, it has TCP 80."""
+    """A Service. If no ports are given, the Service has the port TCP 80."""
     return Service(
         name=ServiceName(namespace, name),
         uid=f"uid-of-{name}",
@@ -121,7 +121,7 @@ def endpoint_slice(
     ports: Iterable[EndpointPort] = (EndpointPort("", Protocol.TCP, 8080),),
     family: Family | None = None,
 ) -> EndpointSlice:
-    """An EndpointSlice of a Service. It has the IP family of its endpoints, or IPv4 if it has no endpoints."""
+    """An EndpointSlice of a Service. The slice has the IP family of its endpoints, or IPv4 if it has no endpoints."""
     return EndpointSlice(
         name=EndpointSliceName(namespace, f"{service}-{suffix}"),
         service=ServiceName(namespace, service),
@@ -139,7 +139,7 @@ def node(
     pod_networks: Iterable[str] = (),
     leaving: bool = False,
 ) -> Node:
-    """A Node with these addresses; if none are given, it has ``NODE_ADDRESS``."""
+    """A Node with these addresses, or with ``NODE_ADDRESS`` if there are none."""
     return Node(
         name=name,
         uid=f"uid-of-{name}",

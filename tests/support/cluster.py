@@ -273,7 +273,7 @@ class Cluster:
 
 
 def _table() -> dict[tuple[str, str, int], dict[str, int]]:
-    """The contents of ``/proc/net/ip_vs``. It is read directly because starting ipvsadm takes long on user-mode Linux."""
+    """The contents of ``/proc/net/ip_vs``. The file is read directly, because starting ipvsadm takes long on user-mode Linux."""
     table: dict[tuple[str, str, int], dict[str, int]] = {}
     for line in Path("/proc/net/ip_vs").read_text().splitlines()[3:]:
         words = line.split()

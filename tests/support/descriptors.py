@@ -7,8 +7,8 @@ import pathlib
 def opened() -> set[tuple[str, str]]:
     """The number of each open descriptor, and what it leads to.
 
-    A test that compares two of these sets must accept that descriptors are missing from the later set: a thread that an earlier
-    test started may close its descriptors at any time.
+    A test that compares two of these sets must accept that descriptors are missing from the later set, because a thread of an
+    earlier test may close its descriptors at any time.
     """
     found = set()
     for path in pathlib.Path("/proc/self/fd").iterdir():

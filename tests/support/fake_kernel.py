@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     class KernelVirtualServer(ObservedVirtualServer):
         """A virtual server whose real servers a test may change as if it were another program."""
 
-        real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # tests must be able to change it
+        real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # tests must be able to change the attribute
         thresholds: Mapping[RealServerKey, Thresholds] | None = None
 else:
     KernelVirtualServer = ObservedVirtualServer
@@ -277,7 +277,7 @@ class FakeKernel:
                 raise fake_sets.Refusal(failure.number)
 
     def _change(self, verb: Verb, item: Item) -> bool:
-        """Change one object; returns whether the object's state differed from the one that the verb expects. Raises Refusal."""
+        """Change one object; returns whether the object's state differed from the state that the verb expects. Raises Refusal."""
         surprise = False
         match item:
             case VirtualServer():

@@ -1,4 +1,4 @@
-"""A source that follows the tests' API server over HTTP. Its pauses are recorded and skipped."""
+"""A source that follows the tests' API server over HTTP. The pauses of the source are recorded and skipped."""
 
 import asyncio
 import contextlib
@@ -118,7 +118,7 @@ async def following(
 
 
 async def web_arrives(server: ApiServer, directory: pathlib.Path, **user: Any) -> None:
-    """Follow a server that has the Service web until it has arrived."""
+    """Follow a server that has the Service web, until the Service has arrived."""
     server.put(SERVICES, service("web"))
     async with following(server, directory, **user) as running:
         await running.sink.until(running.sink.has("web"))
@@ -126,5 +126,5 @@ async def web_arrives(server: ApiServer, directory: pathlib.Path, **user: Any) -
 
 async def wait_for_trouble(running: Setup, trouble: Trouble) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while trouble not in running.troubles():  # noqa: ASYNC110  # the source fills it
+        while trouble not in running.troubles():  # noqa: ASYNC110  # the source reports trouble without an event
             await asyncio.sleep(0.001)

@@ -48,8 +48,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process; returns its exit status.
 
-        Raises:
-            subprocess.TimeoutExpired: it still runs.
+        Raises: subprocess.TimeoutExpired: the process still runs.
         """
         self._process.join(timeout)
         status = self._process.exitcode

@@ -65,7 +65,7 @@ def _run(*argv: str, stdin: str | None = None) -> str:
 
 
 def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """The sections of a recording that come from the kernel, limited to these; ``virtual_servers`` includes ``real_servers``.
+    """These sections of a recording, which come from the kernel; ``virtual_servers`` includes ``real_servers``.
 
     The sets and rules are read from ``backend``.
     """
@@ -178,7 +178,7 @@ def _read_addresses() -> State:
 
 
 def read_routes() -> State:
-    """Our local routes, formatted as rows: ``route 10.96.0.1/32``."""
+    """Our local routes, formatted as rows such as ``route 10.96.0.1/32``."""
     rows: State = {}
     for option, bits in (("-4", 32), ("-6", 128)):
         listing = _run("ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))
@@ -200,7 +200,7 @@ def restore_state(expected: Mapping[str, Any]) -> None:
     """Put a recorded state into the kernel, after clearing the tables of our namespace.
 
     Raises:
-        RuntimeError: a tool refused.
+        RuntimeError: a tool refused the state.
     """
     clear_state()
     _run("ipvsadm", "--restore", stdin="".join(_server_lines(expected["virtual_servers"], expected["real_servers"])))
@@ -217,7 +217,7 @@ def restore_rules(expected: Mapping[str, Any]) -> None:
     """Put the sets and rules of a recorded state into a kernel that has none of them in iptables and ipset.
 
     Raises:
-        RuntimeError: a tool refused.
+        RuntimeError: a tool refused the state.
     """
     _run("ipset", "restore", stdin="".join(_set_lines(expected["ipsets"])))
     for label, program in (("v4", "iptables-restore"), ("v6", "ip6tables-restore")):

@@ -9,7 +9,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Response(NamedTuple):
-    """An answer; the spelling of header names is the one that was sent."""
+    """An answer, whose header names have the spelling that was sent."""
 
     status: int
     headers: Mapping[str, str]

@@ -250,8 +250,8 @@ class Lab:
     def _build(self, building: contextlib.ExitStack) -> None:
         client, remote = self._namespace("client"), self._namespace("remote")
         building.callback(self._unlink)
-        # A program under test leaves its virtual servers when it ends. With any of them, IPVS would also translate answers that
-        # pods send to a new connection whose client has the address and port of a connection of an earlier lab.
+        # A program under test leaves its virtual servers when it ends. If a virtual server remained, IPVS would translate an
+        # answer that a pod sends to a new connection whose client has the address and port of a connection of an earlier lab.
         self.run("node", "ipvsadm", "--clear")
         self.ip(
             "node",
@@ -313,8 +313,8 @@ class Lab:
         """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
         path = self._namespace(name)
         self._pods.append(name)
-        # Hairpin mode as with hairpinMode of the bridge CNI plugin: a pod's answer to itself through a Service leaves by the port
-        # on which it came.
+        # Hairpin mode is on, as with hairpinMode of the bridge CNI plugin: a pod's answer to itself through a Service leaves by
+        # the port on which it came.
         self.ip(
             "node",
             f"link add {name} type veth peer name eth0 netns {path}",
@@ -417,7 +417,7 @@ class Lab:
     ) -> Iterator[Callable[[], Mapping[str, int]]]:
         """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
 
-        The block gets a function that returns how many datagrams were sent so far, and how many the kernel refused to send
+        The block gets a function that returns two numbers: the datagrams sent so far, and the datagrams that the kernel refused
         because of an error that came back for an earlier datagram.
         """
         number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), interval_s=interval_s, size=size)

@@ -1,6 +1,6 @@
 """The agent process of the lab: it owns the network namespaces, runs servers in them and sends requests from them.
 
-One process suffices, because a socket stays in the namespace in which it was created: the agent enters a namespace to create a
+One process suffices, because a socket stays in the namespace in which it was created. The agent enters a namespace to create a
 socket or to start a command, and waits for all sockets and commands in one event loop. A namespace exists as long as its
 descriptor is open, so nothing is left when this process ends, however it ends. The agent reads one JSON request per line from
 standard input, and writes answers to standard output in the order of completion. The agent needs only the standard library.
@@ -120,9 +120,9 @@ class Namespaces:
 
 @contextlib.asynccontextmanager
 async def _timeout(seconds: float) -> AsyncIterator[None]:
-    """Like ``asyncio.timeout``, but measured in turns of the event loop.
+    """Like ``asyncio.timeout``, but measured in iterations of the event loop.
 
-    A moment in which the machine ran something else counts as one turn.
+    A moment in which the machine ran something else counts as one iteration.
     """
     loop = asyncio.get_running_loop()
 
@@ -188,9 +188,9 @@ class DatagramServer(asyncio.DatagramProtocol):
 class Agent:
     """The requests by name: each public method implements the request of the same name.
 
-    Each client gets the next port, after the ``clients`` of earlier agents on this kernel. A random port might belong to a
-    connection that IPVS or connection tracking still knows: they would lead the client to an endpoint of that time, or translate
-    an answer that comes directly from a pod.
+    Each client gets the next port, after the ``clients`` of earlier agents on this kernel. IPVS or connection tracking might
+    still know an old connection with a random port. They would lead the client to the endpoint of the old connection, or
+    translate an answer that comes directly from a pod.
     """
 
     def __init__(self, clients: int) -> None:

@@ -59,14 +59,14 @@ KINDS: Mapping[type, ObjectKind] = {
 class InlineExecutor(concurrent.futures.Executor):
     """Runs a call immediately and without a thread, so that the time that it takes is not random.
 
-    The result is delivered as late as that of a thread would be.
+    The result is delivered as late as the result of a thread would be.
     """
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
         future = concurrent.futures.Future[Any]()
         try:
             future.set_result(function(*arguments, **named))
-        except BaseException as error:  # noqa: BLE001 - the caller gets it
+        except BaseException as error:  # noqa: BLE001 - the caller gets the error
             future.set_exception(error)
         return future
 
@@ -185,7 +185,7 @@ class MemoryNode:
 
     @contextlib.asynccontextmanager
     async def serving(self, *objects: ApiObject, after_s: float = 0) -> AsyncIterator[Self]:
-        """Run the loop while the block runs; the first lists have been served before, and this time has passed.
+        """Run the loop while the block runs, after the first lists have been served and this time has passed.
 
         The lists have these objects and, if there is no Node among them, this node's Node.
         """

@@ -35,7 +35,7 @@ def listing(table: tuple[str, str] = TABLE) -> list[tuple[str, State]]:
 
 
 def read_sets(objects: Iterable[tuple[str, State]] | None = None) -> State:
-    """The sets, as ``golden_state.parse_sets`` has them."""
+    """The sets, in the form that ``golden_state.parse_sets`` returns."""
     sets: State = {}
     for kind, one in listing() if objects is None else objects:
         if kind not in ("set", "map"):

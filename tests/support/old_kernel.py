@@ -1,8 +1,8 @@
-"""A kernel that answers like an older one: each answer that differs between the versions is replaced by a recorded one.
+"""A kernel that answers like an older kernel: each answer that differs between the versions is replaced.
 
 The answers of older kernels are taken from their source code, because none of these kernels runs here. ``OldSocket`` wraps any
-netlink socket: a fake one, or that of a real kernel, which then does everything else. ``old_program`` runs the program with such
-sockets.
+netlink socket: a fake socket, or a socket of the real kernel, which then does everything else. ``old_program`` runs the program
+with such sockets.
 """
 
 import errno
@@ -24,7 +24,7 @@ _FILTER = 25  # CTA_FILTER
 _NEW_CHAIN, _NEW_RULE = _NF_TABLES | 3, _NF_TABLES | 6
 _INET = 1
 _ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 6))  # NFTA_META_KEY, NFT_META_IIFNAME
-_NO_ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 26))  # NFT_META_IIFKIND, such as "bridge": the name of no interface
+_NO_ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 26))  # NFT_META_IIFKIND, such as "bridge", is the name of no interface
 _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 
 
@@ -164,7 +164,7 @@ def _is_nat_in_inet(whole: bytes) -> bool:
 
 
 def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
-    """The answers to a transaction with a chain that cannot exist: ENOENT for the chain and for each rule in it.
+    """The answers to a transaction with a chain that cannot exist, namely ENOENT for the chain and for each rule in it.
 
     nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type; nfnetlink_rcv_batch continues to the end, reports
     all errors, and applies nothing.

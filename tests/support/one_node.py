@@ -38,14 +38,17 @@ _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-a
 
 
 class Pod(NamedTuple):
-    """A pod of the node: of the DaemonSet ``kube-proxy``, or of the one in an overlay; its program is ours or kube-proxy."""
+    """A pod of the node, which runs our program or kube-proxy.
+
+    It belongs to the DaemonSet ``kube-proxy`` or to that of an overlay.
+    """
 
     daemon_set: str
     is_ours: bool
 
     @property
     def is_shadow(self) -> bool:
-        """Whether the program only compares."""
+        """Whether the program only compares, and changes nothing."""
         return self.daemon_set == "beside-kube-proxy"
 
 
@@ -133,7 +136,7 @@ class OneNode:
                         answer = self._answer(*asked.readline().decode().replace("-n kube-system ", "").split())
                         (self._tools / "answer").write_text(answer)
             finally:
-                with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                with contextlib.suppress(ProcessLookupError):  # the shell may have ended by itself
                     os.killpg(shell.pid, signal.SIGKILL)
                 shell.wait()
             output.seek(0)
@@ -142,7 +145,7 @@ class OneNode:
         return said
 
     def _answer(self, *words: str) -> str:
-        """Carry out a command of kubectl; returns its output. The cluster does at once what the page waits for."""
+        """Carry out a command of kubectl; returns its output. The cluster does at once what docs/migration.md waits for."""
         match words:
             case "get", "configmap", "kube-proxy", "-o", _:
                 return self._config_map.read_text()

@@ -102,7 +102,7 @@ def notable() -> Iterator[ApiObject]:
 
 
 def many(count: int) -> Iterator[ApiObject]:
-    """Services with two endpoints. In every hundredth Service, one of them is on this node."""
+    """Services with two endpoints. In every hundredth Service, one of the endpoints is on this node."""
     for number in range(count):
         high, low = divmod(number, 250)
         name = f"service-{number:05}"
@@ -121,7 +121,7 @@ def begin(node: PageNode, count: int = 10_000) -> None:
 
 
 def add_past(node: PageNode, length_s: int = 880) -> None:
-    """Let traffic and changes happen for a while. There are few changes, and one of them takes long."""
+    """Let traffic and changes happen for a while. There are few changes, and one change takes long."""
     history, now, at_s = node.pages.node.history, node.traffic._now(), node.wall_clock()
     node.traffic.began_s = now - length_s
     history._points.clear()
@@ -130,7 +130,7 @@ def add_past(node: PageNode, length_s: int = 880) -> None:
         if age_s % 38 == 0:
             history.note_changes(1 + age_s * 7 % 9, 2.4 if age_s == 38 * 12 else 0.05 + age_s * 3 % 7 / 20)
         swing = 1 + 0.4 * math.sin(age_s / 60)
-        connections = ConnectionCounts(int(172 * swing), int(332 * swing))  # what ``add_traffic`` has opened, at the mean
+        connections = ConnectionCounts(int(172 * swing), int(332 * swing))  # on average, the connections of ``add_traffic``
         history.add(node.traffic.totals_at(age_s), connections, now - length_s + age_s, at_s - length_s + age_s)
 
 
@@ -145,7 +145,7 @@ def add_traffic(node: PageNode) -> None:
         for key in node.kernel.virtual_servers
         if key.port in (80, 30080) and str(key.address).startswith(("10.96.0.80", "192"))
     ]
-    for key, rate in zip(web_keys, itertools.chain([420.0], itertools.repeat(150.0))):  # noqa: B905 - the second has no end
+    for key, rate in zip(web_keys, itertools.chain([420.0], itertools.repeat(150.0))):  # noqa: B905 - the second iterable has no end
         node.traffic.per_second[key] = rate
         for number, one in enumerate(node.kernel.virtual_servers[key].real_servers):
             node.kernel.connection_counts[key, one] = ConnectionCounts(20 + number, 40 + number)

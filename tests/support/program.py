@@ -48,8 +48,7 @@ def python_environment() -> dict[str, str]:
 def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
     """Run several command lines that end by themselves, in one process, because each start takes seconds on user-mode Linux.
 
-    Raises:
-        subprocess.SubprocessError: one of them ended the process, or they took too long.
+    Raises: subprocess.SubprocessError: a command line ended the process, or the command lines took too long.
     """
     with tempfile.TemporaryFile() as output:
         if FORKS:
@@ -104,7 +103,7 @@ class Program:
             self._environment |= {"PATH": f"{path}:{os.environ['PATH']}"}
 
     def __enter__(self) -> Self:
-        with self._log.open("ab") if self._output is None else open(self._output, "wb") as log:  # noqa: PTH123 - not a path
+        with self._log.open("ab") if self._output is None else open(self._output, "wb") as log:  # noqa: PTH123 - a descriptor, not a path
             self._process = self._fork(log.fileno()) if self._is_fork else self._start(log.fileno())
         return self
 
@@ -165,7 +164,7 @@ class Program:
         self.wait_until(lambda: b"event=synced" in self._log.read_bytes(), "synced", SYNCED_WITHIN_S)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
-        """Poll until a condition holds, for half of the time at most: some conditions start processes.
+        """Poll until a condition holds. Polling takes half of the time at most, because some conditions start processes.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.

@@ -1,6 +1,7 @@
 """What the tests' API server refuses, by the page "Kubernetes API Concepts" of the Kubernetes documentation.
 
-A server that accepted more would hide faults of the program. What it answers otherwise, the tests that use it would miss.
+A server that accepted more would hide faults of the program. Other answers need no test here, because the tests that use the
+server would fail without them.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ def frontends(*states: ServiceState) -> set[str]:
 
 
 def backends(state: ServiceState, address: str, port: int = 80, protocol: Protocol = Protocol.TCP) -> set[str]:
-    """The real servers of a virtual server, which must exist: ``10.244.0.5:8080``."""
+    """The real servers of a virtual server, which must exist, as texts such as ``10.244.0.5:8080``."""
     return {str(key) for key in state.virtual_servers[VirtualServerKey(protocol, parse_address(address), port)].real_servers}
 
 

@@ -42,7 +42,7 @@ PROFILES: Mapping[str, Settings] = {
     "scheduler-mh": dataclasses.replace(DEFAULT, scheduler="mh"),
     "scheduler-wrr": dataclasses.replace(DEFAULT, scheduler="wrr"),
     "single-v4": dataclasses.replace(DEFAULT, families=frozenset({Family.IPV4})),
-    "strict-exclude": DEFAULT,  # what it changes is not translation: sysctls, timeouts, what is kept
+    "strict-exclude": DEFAULT,  # the flags of this profile do not change translation but sysctls, timeouts, and what is kept
 }
 PHASES = ("P0", "P1", "P2")
 CASES = [

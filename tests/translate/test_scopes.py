@@ -50,7 +50,7 @@ def test_a_second_scope_has_all_endpoints_for_every_external_address_of_a_port()
     assert {str(one) for one in scope.weights} == {"10.244.0.5:8080", "10.244.1.5:8080"}
 
 
-def test_addresses_without_a_local_endpoint_are_in_the_set_that_shuts_out_clients_outside() -> None:
+def test_addresses_without_a_local_endpoint_are_in_the_set_that_shuts_out_outside_clients() -> None:
     assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
     assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
     assert members(SetKind.NO_LOCAL, _shop()) == set()
@@ -75,7 +75,7 @@ OF_THE_CLUSTER = "-s 10.244.0.0/16 -j RETURN"
         (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+", []),
     ],
 )
-def test_pods_of_this_node_get_a_mark_and_clients_outside_are_dropped_if_there_are_no_local_endpoints(
+def test_pods_of_this_node_get_a_mark_and_outside_clients_are_dropped_if_there_are_no_local_endpoints(
     mode: LocalMode, match: str, kept: list[str], backend: Backend
 ) -> None:
     settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0", backend=backend)
@@ -173,7 +173,7 @@ UNSURE = builders.node_view()
         (TracedClient.OTHER_POD, BRIDGED, False, (False, False, False)),
     ],
 )
-def test_clients_of_this_node_reach_the_second_scope_and_only_clients_outside_are_dropped_if_the_first_is_empty(
+def test_clients_of_this_node_reach_the_second_scope_and_only_outside_clients_are_dropped_if_the_first_scope_is_empty(
     client: TracedClient, node: NodeView, expected: tuple[bool, ...], address: str, port: int, *, has_local: bool
 ) -> None:
     result = _trace(client, address, port, has_scopes=True, has_local=has_local, node=node)

@@ -199,7 +199,7 @@ def test_a_load_balancer_address_that_this_node_may_not_use_adds_a_rule_only_in_
     ]
 
 
-def test_if_a_refused_address_has_a_route_this_host_is_dropped_whatever_source_address_the_kernel_chooses() -> None:
+def test_connections_of_this_host_to_a_refused_address_with_a_route_are_dropped_whatever_source_the_kernel_chooses() -> None:
     routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
     assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {

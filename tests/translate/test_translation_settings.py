@@ -84,7 +84,7 @@ def test_only_the_conntrack_settings_that_the_operator_chose_are_set() -> None:
 
 
 @pytest.mark.parametrize(("current", "suffices"), [("262143", False), ("262144", True), ("1000000", True)])
-def test_a_larger_conntrack_maximum_is_not_changed(current: str, suffices: bool) -> None:  # noqa: FBT001 - a table
+def test_a_larger_conntrack_maximum_is_not_changed(current: str, suffices: bool) -> None:  # noqa: FBT001 - the arguments come from a table
     maximum, buckets = conntrack_sysctls(ConntrackChoices(max_per_core=32768), 8)
     assert maximum.is_met_by(current) is suffices
     assert buckets.is_met_by("65536")
@@ -92,7 +92,7 @@ def test_a_larger_conntrack_maximum_is_not_changed(current: str, suffices: bool)
     assert not buckets.is_met_by("65535")
 
 
-def test_direct_return_brings_the_tunnel_of_each_family_up_and_checks_no_source_address_of_ipv4() -> None:
+def test_direct_return_turns_on_the_tunnel_of_each_family_and_turns_off_the_check_of_ipv4_source_addresses() -> None:
     found = {item.path: item.value for item in direct_return_sysctls(frozenset(Family))}
     assert found == {
         "/sys/class/net/tunl0/flags": "0x81",

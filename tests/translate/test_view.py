@@ -69,7 +69,7 @@ def _case(number: int, four: str, six: str, **interfaces: str) -> object:
         _case(12, "8.8.8.8", "", eth0="::1 fe80::1 febf::1 ::ffff:8.8.8.8"),
     ],
 )
-def test_node_ports_answer_on_the_usable_addresses_of_every_interface_but_ours(
+def test_node_ports_answer_on_the_usable_addresses_of_every_interface_except_our_device(
     interfaces: dict[str, list[str]], four: str, six: str
 ) -> None:
     """An address of lo, of our device, of 127.0.0.0/8 or of fe80::/10 is not usable; an address of two interfaces counts once."""
@@ -139,7 +139,7 @@ def test_the_value_primary_means_all_addresses_in_a_family_where_the_nodes_own_a
 
 
 @pytest.mark.parametrize(("bind_address", "primary"), [("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("192.0.2.7", "192.0.2.7")])
-def test_the_primary_addresses_are_the_bind_address_or_the_first_of_each_family_of_the_node(
+def test_the_primary_addresses_are_the_bind_address_or_the_first_address_of_each_family_of_the_node(
     bind_address: str, primary: str
 ) -> None:
     node = builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2")
@@ -287,7 +287,7 @@ def test_recorded_settings_of_direct_return_are_restored_after_the_tunnel_device
     ], "and no setting that is not one of direct return"
 
 
-def test_no_setting_of_direct_return_is_restored_without_a_record_or_where_another_program_may_have_the_tunnel() -> None:
+def test_no_setting_of_direct_return_is_restored_without_a_record_or_if_another_program_may_use_the_tunnel() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     shared = (builders.interface_address("tunl0", "10.244.3.0"),)
     for observed in (

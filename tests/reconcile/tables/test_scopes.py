@@ -123,7 +123,7 @@ def test_every_service_keeps_its_mark_after_a_restart() -> None:
     assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
 
 
-def test_if_no_mark_is_free_services_wait_and_the_first_to_wait_gets_the_next_free_mark() -> None:
+def test_if_no_mark_is_free_services_wait_and_the_service_that_waited_first_gets_the_next_free_mark() -> None:
     node = node_with(0x3)
     for number in range(5):
         node.put(*shop(f"s{number}", number=20 + number, created_s=100.0 - number))

@@ -277,7 +277,7 @@ def test_an_owner_that_gains_the_key_by_its_new_rank_no_longer_waits() -> None:
     assert list(numbers.owners_of("key")) == [MIDDLE, OLD]
 
 
-def test_an_owner_whose_rank_becomes_higher_gives_the_key_to_the_first_that_waits() -> None:
+def test_an_owner_that_falls_in_rank_gives_the_key_to_the_owner_that_has_waited_first() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     ranks[OLD] = 2.5

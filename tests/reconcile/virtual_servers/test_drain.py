@@ -1,6 +1,6 @@
-"""Drains by themselves: when their connections must be read, and when a drain is over.
+"""Drains alone: when their connections must be read, and when a drain is over.
 
-How drains begin and end is tested elsewhere: ``test_reconciler_drains``.
+``test_reconciler_drains`` tests how drains begin and end.
 """
 
 import math
@@ -110,7 +110,7 @@ def test_the_earliest_deadline_of_a_virtual_server_determines_its_next_reading()
     assert drains.next_s() == 155.5
 
 
-def test_a_deadline_has_passed_at_the_time_that_next_s_gives_despite_rounding() -> None:
+def test_a_deadline_has_passed_at_the_announced_time_despite_rounding() -> None:
     drains = Judged(ONE, now=2021.07)
     drains.see({ONE: BUSY}, 2200, deadline_s=200)
     due_s = drains.next_s()

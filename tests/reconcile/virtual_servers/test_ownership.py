@@ -90,7 +90,7 @@ def test_a_node_port_on_a_lost_address_is_ours_if_it_has_the_same_real_servers_a
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_a_twin_without_real_servers_or_with_real_servers_on_hosts_proves_nothing() -> None:
+def test_equal_real_servers_prove_nothing_if_there_are_none_or_if_they_are_on_hosts() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}

@@ -1,6 +1,6 @@
 """The texts of addresses, networks, times and annotations.
 
-What annotations mean on a node is tested elsewhere: ``test_treatment.py``.
+``test_treatment.py`` tests what annotations mean on a node.
 """
 
 import pytest

@@ -335,7 +335,7 @@ def test_the_number_of_used_ports_is_limited_so_that_the_set_entries_of_a_servic
     assert _reasons(service) == ([] if used == number else [told])
 
 
-def test_the_source_ranges_of_one_family_do_not_limit_the_ports_at_an_address_of_the_other() -> None:
+def test_the_source_ranges_of_one_family_do_not_limit_the_ports_at_an_address_of_the_other_family() -> None:
     ranges = [f"10.{one >> 8}.{one & 255}.0/24" for one in range(1000)] + [f"2001:db8:{one:x}::/48" for one in range(1000)]
     ports = [{"name": str(port), "port": port} for port in range(1, 31)]
     spec = {"type": "LoadBalancer", "ports": ports, "loadBalancerSourceRanges": ranges, "clusterIPs": ["10.96.0.1", "fd00::1"]}

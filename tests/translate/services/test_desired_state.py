@@ -1,7 +1,7 @@
 """The cluster IPs of a Service: families, endpoints, hairpin entries, internal traffic, affinity.
 
-Node ports, external addresses and load balancer addresses are tested in: ``test_desired_state_exposed.py``. The effects of
-changed objects are tested in: ``test_desired_state_changes.py``.
+``test_desired_state_exposed.py`` tests node ports, external addresses and load balancer addresses.
+``test_desired_state_changes.py`` tests the effects of changed objects.
 """
 
 import hypothesis

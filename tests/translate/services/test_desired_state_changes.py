@@ -58,7 +58,7 @@ def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
 
 
 @pytest.mark.checklist(49, 51)
-def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_has_a_health_check_while_it_is_one() -> None:
+def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_has_a_health_check_while_it_is_a_load_balancer() -> None:
     plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
     assert frontends(plain) < frontends(balancer)

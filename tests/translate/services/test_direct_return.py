@@ -72,7 +72,7 @@ def test_packets_from_a_tunnel_are_refused_if_this_node_has_no_endpoint() -> Non
     assert _weights(by_tunnel) == {}
 
 
-def test_packets_from_a_tunnel_reach_an_endpoint_that_this_node_does_not_know_as_ready_unless_it_has_another() -> None:
+def test_packets_from_a_tunnel_reach_an_endpoint_that_this_node_does_not_know_as_ready_if_there_is_no_other_endpoint() -> None:
     """Another node may have learnt earlier that the endpoint is ready."""
     starting, other = endpoint("10.244.0.5", ready=False), endpoint("10.244.1.5", OTHER_NODE)
     service, _ = _service("10.244.0.5")
@@ -177,7 +177,7 @@ def test_all_tunnel_packets_are_dropped_if_no_other_node_is_known() -> None:
 
 @pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
-def test_tunnels_of_strangers_are_dropped_before_any_node_is_annotated(family: Family, backend: Backend) -> None:
+def test_tunnelled_packets_of_unknown_senders_are_dropped_before_any_node_is_annotated(family: Family, backend: Backend) -> None:
     skeleton = build_skeleton(family, dataclasses.replace(ON, backend=backend), _view(tunnel_ends={}), frozenset(), ())
     outer = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}[family]
     dropped = f"-p {outer} -m addrtype --dst-type LOCAL -j DROP"
@@ -204,7 +204,7 @@ def test_a_pod_that_reaches_itself_is_masqueraded_whatever_its_mark() -> None:
     ]
 
 
-def test_no_rule_drops_packets_where_another_program_has_the_tunnel() -> None:
+def test_if_another_program_uses_the_tunnel_device_no_rule_drops_its_packets() -> None:
     view = _view(shared_tunnel="tunl0")
     assert SCOPE_CHAINS[0] not in build_skeleton(Family.IPV4, ON, view, frozenset(), ()).chains
     assert not [rule for rule in texts(build_skeleton(Family.IPV4, ON, view, OCCUPIED, ()), *SCOPE_CHAINS[0]) if "DROP" in rule]
@@ -235,7 +235,9 @@ def test_direct_return_is_only_used_for_clients_outside_the_cluster(
 
 
 @pytest.mark.parametrize("balancer", [[], [builders.CLUSTER_IP]], ids=["no address", "its cluster IP"])
-def test_a_service_without_an_external_address_of_its_own_has_no_scopes_of_direct_return(balancer: list[str]) -> None:
+def test_a_service_without_an_external_address_or_with_its_cluster_ip_as_external_address_has_no_scopes_of_direct_return(
+    balancer: list[str],
+) -> None:
     given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
     service = builders.service("web", kind=ServiceType.LOAD_BALANCER, load_balancer=balancer)
     slice_ = endpoint_slice(endpoint("10.244.0.5"))
