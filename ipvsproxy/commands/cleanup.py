@@ -1,4 +1,4 @@
-"""``--cleanup``: removes all of our objects from the kernel, and reports the removals.
+"""``ipvsproxy --cleanup`` removes all objects of ipvsproxy from the kernel, and reports the removals.
 
 The cleanup needs neither an API server nor an event loop.
 """
@@ -41,9 +41,9 @@ _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 
 
 class Extent(NamedTuple):
-    """The objects to remove: these chains, jumps and sets.
+    """The chains, jumps and sets that a cleanup removes.
 
-    If ``only_own`` is false, all other kinds of objects that kube-proxy knows are removed as well.
+    If ``only_own`` is false, the cleanup also removes all other kinds of objects that kube-proxy knows.
     """
 
     chains: tuple[ChainKey, ...] = skeleton.CHAINS
@@ -54,7 +54,7 @@ class Extent(NamedTuple):
     def plan(
         self, observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
     ) -> own_objects.Cleanup:
-        """The operations that clean a kernel in this state; ``clean`` describes the arguments."""
+        """The operations that clean a kernel in the ``observed`` state; the docstring of ``clean`` describes the arguments."""
         rules = dict.fromkeys(self.chains, ())
         skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
         todo = own_objects.plan(observed, skeletons, excluded, node_port_ranges)
@@ -71,13 +71,13 @@ ONLY_OWN_OF_IPTABLES = Extent(
 
 
 class NodeToClean(NamedTuple):
-    """A node to clean: its kernel, functions that find all rules that contain a text, and the families that can be read.
+    """A node to clean: its kernel, functions that search for rules by their text, and the IP families that can be read.
 
-    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left``
-    searches each place where rules are kept for rules that a proxy has left behind. ``skipped`` has a line for each part of the
-    cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the sets in our nftables table
-    that have our names but other parameters; another version of ipvsproxy left them behind. ``kernel`` must have been created
-    with the chains and jumps of ``extent``.
+    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left`` maps
+    each place that can hold rules to a function that searches that place for rules left behind by a proxy. ``skipped`` has a line
+    for each part of the cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the sets
+    in our nftables table that have our names but other parameters; these sets come from another version of ipvsproxy. ``kernel``
+    must have been created with the chains and jumps of ``extent``.
     """
 
     kernel: Kernel
@@ -94,10 +94,11 @@ class NodeToClean(NamedTuple):
 class Result:
     """The result of a cleanup, or of its dry run.
 
-    ``outcomes`` maps each operation to its outcome, because both backends may find an object that belongs to neither backend.
-    ``left`` names the rules that a proxy has left behind, of one family in one place, with the reason why some of them are not
-    removed (an empty reason means that all are removed). ``problems`` has a line for each other reason why some of our objects
-    may remain; ``notes`` has a line for each omitted part of the cleanup.
+    ``outcomes`` maps each operation to its outcome: a virtual server, for example, belongs to no backend of rules, so the
+    cleanups of both backends find it, but it appears only once. ``left`` maps the name of a place and IP family in which a proxy
+    has left rules to the reason why some of these rules are not removed (an empty reason means that all rules are removed).
+    ``problems`` has a line for each other reason why some of our objects may remain. ``notes`` has a line for each omitted part
+    of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -108,7 +109,7 @@ class Result:
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add outcomes.
 
-        Both backends may have an object of the same name: if the removal fails in either backend, the object counts as not
+        Both backends may have an object of the same name. If the removal fails in either backend, the object counts as not
         removed.
         """
         for outcome in outcomes:
@@ -142,7 +143,7 @@ def _clean_here(config: Config, result: Result) -> None:
         with contextlib.ExitStack() as closing:
             instance = closing.enter_context(contextlib.closing(Instance()))
             if config.dry_run:
-                instance.close()  # a proxy may start during a dry run
+                instance.close()  # a dry run does not keep a proxy from starting
             for backend in backends.to_clean(skeleton.CHAINS):
                 own = ONLY_OWN_OF_IPTABLES if backend is Backend.IPTABLES else ONLY_OWN
                 extent = own if config.only else EVERYTHING
@@ -158,7 +159,7 @@ def _this_node(route_protocol: int, backend: Backend, extent: Extent) -> Iterato
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
     variants = iptables_variant.installed()
-    has_choice = backend is Backend.IPTABLES and shutil.which("iptables")  # choosing may make the kernel load modules of iptables
+    has_choice = backend is Backend.IPTABLES and shutil.which("iptables")  # ``choose`` may load modules of iptables
     commands = iptables_variant.choose(skeleton.CHAINS).commands if has_choice else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
     chosen = backends.ChosenBackend(backend, commands)
@@ -198,7 +199,7 @@ def clean(
 ) -> None:
     """Remove our objects of ``node.extent``, except virtual servers in ``excluded`` ranges.
 
-    With ``dry_run``, the function only finds these objects.
+    With ``dry_run``, the function only finds the objects, and removes none.
     """
     observed = _observe(node)
     todo = node.extent.plan(observed, excluded, node_port_ranges)
@@ -236,7 +237,7 @@ def clean(
 
 
 def _removal_of_unlike(node: NodeToClean, result: Result) -> list[Operation]:
-    """Operations that remove the sets that have our names but other parameters."""
+    """Operations that remove sets with our names but other parameters."""
     try:
         return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()]
     except KernelError as error:
@@ -267,7 +268,7 @@ def _clear(node: NodeToClean, result: Result, *, may_remove: bool) -> None:
 
 
 def _with_users(node: NodeToClean, outcome: Outcome) -> Outcome:
-    """The outcome of an operation; if the removal of a set failed, the outcome also names the rules that use the set."""
+    """The outcome of an operation; if a set could not be removed, the error also names the rules that use the set."""
     item = outcome.operation.item
     if not outcome.error or not isinstance(item, IpSet):
         return outcome
@@ -276,14 +277,14 @@ def _with_users(node: NodeToClean, outcome: Outcome) -> Outcome:
 
 
 def render_text(result: Result, *, dry_run: bool) -> str:
-    """The result as text: every problem, and then every object (in a dry run) or the number of removed objects of each kind."""
+    """The result as text: every problem, and then each object (in a dry run) or the number of removed objects of each kind."""
     done = [outcome.operation for outcome in result.outcomes.values() if not outcome.error]
     left = [name for name, error in result.left.items() if not error]
     removed = [operation.item for operation in one_by_one(done) if operation.verb is Verb.REMOVE]
     rules = [*(str(item) for item in removed if isinstance(item, Skeleton)), *left]
     counts = counted_kinds(Counter(kind_of(item) for item in removed if not isinstance(item, Skeleton)))
     number = ", ".join(filter(None, [counts, *rules]))
-    if result.problems:  # perhaps no object could be read
+    if result.problems:  # perhaps the objects could not be read
         empty = "not known" if dry_run else "nothing"
         number += "; the rest is not known" if dry_run and number else ""
     else:

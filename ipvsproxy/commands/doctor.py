@@ -114,7 +114,7 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _few(names: Sequence[str], noun: str) -> str:
-    """The number of these names, and the first few names."""
+    """A text with the number of names and the first few names."""
     return f"{counted(len(names), noun)} ({_some(names, ', ')})"
 
 
@@ -185,7 +185,7 @@ def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Finds our objects in the backend that this command's configuration does not choose.
+    """Finds objects of ipvsproxy in the backend that this command's configuration does not choose.
 
     The configuration of ``run`` may choose that backend.
     """
@@ -259,7 +259,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Whether local routes can be added and stay, and whether a former process has left local routes behind."""
+    """Whether local routes can be added and are kept, and whether an earlier process has left local routes behind."""
     if config.translation.binding is not Binding.ROUTES:
         if left := facts.observation.routes or ():
             text = f"{counted(len(left), 'local route')} of an earlier run, but Service addresses are to be on kube-ipvs0"
@@ -278,7 +278,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Rules of other programs that keep packets to external addresses from reaching the second scopes."""
+    """Rules of other programs that keep packets to external addresses from the second scopes of Services."""
     if config.translation.scopes is not TrafficScopes.API and not config.takes_direct_return:
         return
     bits = config.translation.scope_bits
@@ -297,7 +297,7 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _some(texts: Sequence[str], separator: str = "; ") -> str:
-    """The first few of these texts, and the number of remaining ones."""
+    """The first few of the given texts, and the number of the remaining texts."""
     return separator.join([*texts[:FEW], *([f"{len(texts) - FEW} more"] if texts[FEW:] else [])])
 
 
@@ -329,7 +329,7 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
 
 
 def _kube_proxy(facts: Facts) -> Iterator[Finding]:
-    """The rules that kube-proxy in another mode has left behind.
+    """Findings about rules that a kube-proxy in another mode has left behind.
 
     While some rules cannot be read, neither this check nor the firewall check reports ok.
     """
@@ -418,7 +418,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> Document:
 def render(document: Document) -> Iterator[str]:
     """The result as text: the findings that need attention, the worst first, each with its remedy.
 
-    Topics that need no attention are only listed by name.
+    The result only lists the names of topics that need no attention.
     """
     findings = document["findings"]
     for level in (Level.FAIL, Level.WARN, Level.NOTE):

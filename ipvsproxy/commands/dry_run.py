@@ -1,6 +1,6 @@
-"""``ipvsproxy --dry-run``: a shadow of a kube-proxy, which compares desired and observed state and never changes the kernel.
+"""``ipvsproxy --dry-run`` is a shadow of kube-proxy: it compares desired and observed state, and never changes the kernel.
 
-Rule 1: a shadow applies no operation, loads no module and opens no health-check port, because kube-proxy does all of this.
+Rule 1: a shadow applies no operation, loads no module and opens no health-check port, because kube-proxy does these things.
 Rule 2: kube-proxy needs time to program a change, so the shadow waits for ``PATIENCE_S`` after a change before it reads the
 kernel.
 Rule 3: the shadow listens on ports other than kube-proxy's, so that both can use the same configuration.
@@ -41,7 +41,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(eq=False)
 class DryRun:
-    """Compares desired and observed state repeatedly, and reports differences in the log, in metrics and in the health status."""
+    """Repeatedly compares desired and observed state, and reports differences in the log, in metrics and in the health status."""
 
     node: inspection.Inspected
     status: Status
@@ -53,7 +53,7 @@ class DryRun:
         self._known: frozenset[tuple[str, str]] = frozenset()
 
     def changed(self) -> None:
-        """Called when objects in the store have changed."""
+        """The source calls this method after it has changed objects in the store."""
         self.status.node = self.comparison.store.node(self.node.config.node_name)
         self._changed.set()
 
@@ -104,7 +104,7 @@ class DryRun:
 
 
 def run(config: Config) -> int:
-    """Run as a shadow until a signal stops the process; returns the exit status."""
+    """Run as a shadow of kube-proxy until a signal stops the process; returns the exit status."""
     return lifecycle.run(config, functools.partial(_serve, config))
 
 

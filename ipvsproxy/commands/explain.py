@@ -1,4 +1,4 @@
-"""``ipvsproxy explain``: the reasons for everything that is programmed for a Service, or at an address."""
+"""``ipvsproxy explain`` gives the reasons for everything that ipvsproxy programs for a Service, or at an address."""
 
 import asyncio
 import itertools
@@ -27,13 +27,13 @@ _PARTS = ("services", "pods", "notUsed", "unclaimed")
 
 
 class Place(NamedTuple):
-    """An address and a port; ``port`` is 0 if all ports of the address are meant."""
+    """An address and a port; a ``port`` of 0 means all ports of the address."""
 
     address: Address
     port: int
 
     def matches(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server has this address and port."""
+        """Whether a virtual server has the address and port of the subject."""
         return key.address == self.address and self.port in (0, key.port)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ def parse_subject(text: str) -> Subject:
     If only a name is given, the namespace is empty.
 
     Raises:
-        ValueError: the text has none of these forms.
+        ValueError: the text has another form.
     """
     bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d{1,5}))?", text)
     plain = re.fullmatch(r"([\d.]+)(?::(\d{1,5}))?", text)
@@ -77,7 +77,7 @@ async def describe(
 ) -> Document:
     """The explanation as a JSON document. ``targets`` are the pods behind all endpoints.
 
-    ``read_rivals`` finds the other programs and rules on this host that also take packets to the given ports.
+    ``read_rivals`` finds the other programs and rules on this host that take packets to the given ports.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -156,7 +156,7 @@ def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[s
 
 
 def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer, comparison: Comparison) -> Document:
-    """Whether each port of a Service uses a pod; ``reason`` says why the pod is an endpoint of none of the ports."""
+    """Whether each port of a Service uses a pod; if no port uses the pod, ``reason`` says why."""
     if name not in comparison.store.services:
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
     document = explainer.service(name, set(_keys_of(comparison, name)))
@@ -171,9 +171,9 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
 
 
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
-    """Why an object of this name is not used at all.
+    """The reason why ipvsproxy does not use any part of the object with this name.
 
-    If the Service is known, its unused parts are shown in the entry of that Service.
+    If the Service is known, the entry of the Service shows its unused parts instead.
     """
     for complaint in complaints:
         is_shown = complaint.name in known and not complaint.where
@@ -250,7 +250,7 @@ def render(document: Document, subject: str) -> Iterator[str]:
 
 
 def facts(service: Document) -> list[str]:
-    """The settings of a Service that differ from the defaults."""
+    """The settings of a Service that differ from their default values."""
     found = [f"{side} traffic Local" for side in ("internal", "external") if service[f"{side}TrafficPolicy"] == "Local"]
     if service["sessionAffinitySeconds"]:
         found.append(f"session affinity {service['sessionAffinitySeconds']} s")
@@ -262,7 +262,7 @@ def facts(service: Document) -> list[str]:
 
 
 def not_used(service: Document) -> Iterator[str]:
-    """The parts of a Service, and its EndpointSlices, that are not used."""
+    """The parts of a Service, and of its EndpointSlices, that ipvsproxy does not use."""
     yield from _not_used(service["notUsed"])
     for one in service["slicesNotUsed"]:
         yield f"  not used: EndpointSlice {one['slice']}: {one['reason']}"
@@ -280,7 +280,7 @@ def _service(service: Document) -> Iterator[str]:
 
 
 def _pod(pod: Document) -> Iterator[str]:
-    """Which traffic an endpoint serves, and why it does not serve the rest."""
+    """The kinds of traffic that an endpoint serves, and the reason why it does not serve the other kinds."""
     where = next((_where(port["endpoint"]) for service in pod["services"] for port in service["ports"]), "")
     yield (f"endpoint {pod['target']} ({pod['address']})" if pod["target"] else f"endpoint {pod['address']}") + where
     for service in pod["services"]:
@@ -293,7 +293,7 @@ def _pod(pod: Document) -> Iterator[str]:
 
 
 def verdicts(endpoint: Document, traffics: Iterable[str]) -> str:
-    """Whether an endpoint gets connections of these kinds of traffic and, if not, the reason."""
+    """Whether an endpoint gets connections of the given kinds of traffic and, if it gets none, the reason."""
     by_traffic = {traffic: _verdict(endpoint, traffic) for traffic in traffics}
     if len(set(by_traffic.values())) > 1:
         by_traffic = {traffic: f"{verdict} for traffic to {_TRAFFIC[traffic]}" for traffic, verdict in by_traffic.items()}
@@ -416,7 +416,7 @@ def _endpoints(port: Document) -> Iterator[str]:
 
 
 def _where(endpoint: Document) -> str:
-    """The node and zone of an endpoint, as far as they are known, each with a space before it."""
+    """The node and zone of an endpoint as text, with a space before each; an unknown node or zone is left out."""
     node, zone = endpoint["node"], endpoint["zone"]
     return (f" on {node}" if node else "") + (f" in {zone}" if zone else "")
 

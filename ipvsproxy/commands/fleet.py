@@ -1,10 +1,10 @@
-"""``ipvsproxy fleet``: reports which nodes differ, by the health status that each node's ipvsproxy reports.
+"""``ipvsproxy fleet`` compares the health status of the ipvsproxy on each node, and reports the nodes that differ.
 
-The health status is read through the pod proxy of the API server.
+The command reads the health status through the pod proxy of the API server.
 
-Rule 1: the caller needs only two permissions, in one namespace: to get pods/proxy, and, without ``--pods``, to list pods.
-Rule 2: the program that answers a request may be broken or hostile. Time, size and types of an answer are checked, and no
-redirect is followed, because the caller's credentials would be sent along.
+Rule 1: the caller needs only two permissions in one namespace: to get pods/proxy and, unless ``--pods`` is given, to list pods.
+Rule 2: the program that answers a request may be broken or hostile. The command checks the time, size and types of an answer. It
+follows no redirect, because the other server would get the caller's credentials.
 Rule 3: every node appears in the result. If a node does not answer, the reason is reported.
 """
 
@@ -98,7 +98,7 @@ class _PodPart(msgspec.Struct, rename="camel"):
 
 
 class Pod(msgspec.Struct):
-    """The fields of a pod that this command uses. ``spec`` has the pod's node, ``status`` has the pod's phase."""
+    """The fields of a pod that this command uses. ``spec`` names the pod's node, and ``status`` has the pod's phase."""
 
     metadata: _Metadata
     spec: _PodPart
@@ -115,9 +115,9 @@ class _PodList(msgspec.Struct):
 
 
 class FleetNode(NamedTuple):
-    """A node, and what is wrong with this node regardless of the other nodes.
+    """A node, and the problems that this node has independently of the other nodes.
 
-    An empty version or configuration means that it is unknown.
+    An empty version or configuration means that the value is unknown.
     """
 
     name: str
@@ -145,7 +145,7 @@ async def _answer(config: Config) -> CommandAnswer:
     try:
         await source.check()
         async with source.connect() as connection:
-            # whoever may not list pods may not read their state, so they count as running
+            # without permission to list pods, their state is unknown, so they count as running
             named = [Pod(_Metadata(name), _PodPart(), _PodPart(phase="Running")) for name in dict.fromkeys(options.pods)]
             pods = named or await list_pods(connection, options.namespace, options.selector)
             nodes = await ask(connection, options.namespace, pods, config.servers.health.port)
@@ -164,7 +164,7 @@ def _refusal(reason: str, before: str = "") -> CannotStartError:
 
 
 def _kubeconfig(config: Config) -> str:
-    """The path of the caller's kubeconfig: from the flag or configuration file, or else where kubectl finds it.
+    """The path of the caller's kubeconfig: from the flag or configuration file, or else the path that kubectl uses.
 
     An empty path means that there is no kubeconfig, and the pod's service account is used.
     """
@@ -176,7 +176,7 @@ def _kubeconfig(config: Config) -> str:
 
 
 async def list_pods(connection: HttpConnection, namespace: str, selector: str) -> Sequence[Pod]:
-    """The pods with these labels. Pods that are being deleted or have finished are left out if their node has another pod.
+    """The pods with these labels. A pod that is being deleted or has finished is left out if its node has another pod.
 
     Raises:
         ApiError: the list could not be read.
@@ -231,7 +231,7 @@ def _silent(node: FleetNode, why: str) -> FleetNode:
 
 
 def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
-    """Each possible fault, with sentences about it; an empty list of sentences means that the node does not have the fault."""
+    """Each possible fault of a node, with sentences about it; an empty list means that the node does not have the fault."""
     mine = health.ipvsproxy
     waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
     unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]

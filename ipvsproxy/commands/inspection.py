@@ -1,9 +1,9 @@
-"""The common part of all commands that only read: first lists, the desired and observed state of this node, and the exit status.
+"""The common part of all commands that only read: the first lists, the state of this node, and the exit status.
 
-Rule 1: these commands load no module and write nothing. Where ``run`` learns a fact about the kernel by trying an operation,
-these commands assume that the operation would succeed.
-Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables find the differences. No operation
-is applied.
+Rule 1: these commands load no module and write nothing. ``run`` learns some facts about the kernel by trying an operation; these
+commands assume that the operation would succeed.
+Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables find the differences. These
+commands apply no operation.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Comparison:
     def may_linger(self) -> bool:
         """Whether a stale virtual server has an address that this node does not have.
 
-        ``run`` keeps the node ports of a lost address for some time.
+        After the node has lost an address, ``run`` keeps the node ports of that address for some time.
         """
         return not self.carried.issuperset(key.address for key in self.survey.stale())
 
@@ -153,7 +153,7 @@ def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
 
 
 class CommandAnswer(NamedTuple):
-    """The answer of a command, its exit status, and sentences about data that the answer does not contain."""
+    """The answer of a command, its exit status, and sentences about data that is missing from the answer."""
 
     document: Document
     status: int = WELL
@@ -196,10 +196,10 @@ async def _run(config: Config, answer: Callable[[Inspected], Awaitable[CommandAn
 
 
 async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sources.Source) -> Inspected:
-    """This node, with a store that is still empty.
+    """This node, with an empty store.
 
     Raises:
-        CannotStartError: no IP family can be read.
+        CannotStartError: the rules of no IP family can be read.
     """
     programs = await kernel.call(readable_programs)
     choices = requirements.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.translation.scheduler))
@@ -226,8 +226,8 @@ async def following(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Fill the store with the first lists, and keep the store up to date while the ``with`` block runs.
 
-    ``changed`` is called after each change; ``silent`` is called if a first list does not arrive. The block gets the task that
-    receives changes; this task ends only if it fails.
+    ``changed`` is called after each change; ``silent`` is called if a first list does not arrive. The ``with`` statement yields
+    the task that receives changes; the task ends only if it fails.
 
     Raises:
         CannotStartError: the first lists did not arrive.
@@ -288,7 +288,7 @@ def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     """The iptables program of each IP family that can be read.
 
     Raises:
-        CannotStartError: no IP family can be read.
+        CannotStartError: the rules of no IP family can be read.
     """
     refusals = {family: kernel.rules.usable(family) for family in Family}
     programs = {family: kernel.rules.program(family) for family, refusal in refusals.items() if refusal is None}
@@ -299,7 +299,7 @@ def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
 
 
 def head(command: str, node_name: str) -> Document:
-    """The fields with which every JSON document begins."""
+    """The fields at the beginning of every JSON document."""
     return {"version": JSON_VERSION, "command": command, "node": node_name}
 
 
@@ -309,4 +309,4 @@ def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     for line in lines:
-        sys.stdout.write(f"{logs.printable(line)}\n")  # names come from users, and a terminal obeys control characters
+        sys.stdout.write(f"{logs.printable(line)}\n")  # a terminal obeys control characters in names, which come from users

@@ -21,7 +21,9 @@ NAME_COLUMN = 70
 
 
 async def describe(node: Inspected, rows: IpvsTable, targets: Targets, text: str = "") -> Document:
-    """The table with names, reduced to the rows that match the text of a filter. ``rows`` must have just been read.
+    """The table with names, reduced to the rows that match the text of a filter.
+
+    The caller must have read ``rows`` from the kernel a moment ago.
 
     Raises:
         UnknownStateError: a part of the kernel could not be read.
@@ -51,7 +53,7 @@ class _Names:
     def matches(self, key: VirtualServerKey, one: Document, query: Query) -> bool:
         """Whether a virtual server passes a filter.
 
-        A virtual server without a Service matches only an empty filter or the filter for problems.
+        A virtual server without a Service passes only an empty filter or the filter for problems.
         """
         desired = self._survey.sides(key).desired
         service = self._store.services.get(desired.owner.service) if desired else None
@@ -61,7 +63,7 @@ class _Names:
         return query.matches(service, self._store.slices_of(service.name), has_problems=has_problems)
 
     def virtual_server(self, row: VirtualServerRow) -> Document:
-        """The owner of a virtual server, and what is wrong with the virtual server; if it has no owner, all names are null."""
+        """The owner of a virtual server, and the virtual server's problem; without an owner, all names are null."""
         key = row.key
         sides = self._survey.sides(key)
         name = sides.desired.owner.service if sides.desired else None
@@ -102,7 +104,7 @@ _WRONG = ("not desired", "not masqueraded")
 
 
 def _state(row: RealServerRow, desired: int | None) -> str:
-    by_tunnel = row.method == TUNNEL if desired is None else desired >= TUNNELLED  # a former one may still drain
+    by_tunnel = row.method == TUNNEL if desired is None else desired >= TUNNELLED  # may be draining
     if row.method != (TUNNEL if by_tunnel else MASQUERADED):
         return "not masqueraded"
     if desired is not None:
@@ -111,7 +113,7 @@ def _state(row: RealServerRow, desired: int | None) -> str:
 
 
 def table(node_name: str, rows: IpvsTable, names: _Names | None = None) -> Document:
-    """The table as a JSON document; if the node's Services are not known, it has no names."""
+    """The table as a JSON document; if the node's Services are not known, the document has no names."""
     return {
         **inspection.head("list", node_name),
         "ipvs": {"version": rows.version, "connectionTableSize": rows.size},
@@ -189,7 +191,7 @@ def _heading(one: Document) -> str:
 
 
 def _netmask(family: str, prefix_length: int) -> list[str]:
-    """The mask for the part of a client's address that session affinity compares; empty if it compares the whole address."""
+    """The mask for the part of a client's address that session affinity compares; empty means the whole address."""
     if family == Family.IPV6.label:
         return [f"mask {prefix_length}"] if prefix_length != Family.IPV6.bits else []
     everything = (1 << Family.IPV4.bits) - 1
@@ -227,7 +229,7 @@ def run(config: Config) -> int:
 
 
 async def _read(config: Config) -> CommandAnswer:
-    """The table, and the reasons why it lacks names.
+    """The table, and the reasons why names are missing from it.
 
     Raises:
         CannotStartError: the process lacks a privilege, or the kernel has no IPVS.

@@ -1,6 +1,6 @@
-"""``ipvsproxy plan``: runs the reconcile loop once, on a kernel that only records operations.
+"""``ipvsproxy plan`` runs the reconcile loop once, on a kernel that only records operations.
 
-Therefore the operations and their order are exactly the same as in ``run``: the same code decides them.
+The operations and their order are exactly the same as in ``run``, because the same code decides both.
 """
 
 import itertools
@@ -41,7 +41,7 @@ class PlanningKernel:
         self.operations: list[Operation] = []
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """As in ``Kernel``, except that an incomplete reading raises an error.
+        """Like ``Kernel.observe``, but raises an error if the reading is incomplete.
 
         Raises:
             UnknownStateError: a part of the kernel could not be read.
@@ -58,7 +58,7 @@ class PlanningKernel:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Record the operations, and apply none.
 
-        The loop sets the timeouts at each start; they count as an operation only if their values would change.
+        The event loop sets the IPVS timeouts at each start. The timeouts count as an operation only if their values would change.
         """
         self.operations += (
             one for one in one_by_one(operations) if not isinstance(one.item, Timeouts) or self._would_change(one.item)
@@ -148,7 +148,7 @@ def render(document: Document) -> Iterator[str]:
 
 
 def _line(operation: Document, above: str) -> str:
-    """One operation. ``above`` is the virtual server of the previous line: its real servers are indented below it."""
+    """One operation. ``above`` is the virtual server of the previous line; the operations of its real servers are indented."""
     virtual_server, arrow, real_server = operation["object"].partition(" -> ")
     name = f"  -> {real_server}" if arrow and virtual_server == above else operation["object"]
     if "settings" in operation:

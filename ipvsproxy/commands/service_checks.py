@@ -62,7 +62,7 @@ MOST_COLLISIONS = 20
 
 
 class Collision(NamedTuple):
-    """A program, rule or interface of this host that takes a Service's packets, or loses its own packets to a Service."""
+    """A program, rule or interface of this host that takes packets of a Service, or whose packets a Service takes."""
 
     service: ServiceName
     text: str
@@ -84,7 +84,7 @@ def judge(
 
 
 def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
-    """Whether all pod addresses of this node lie in the configured ranges, if second scopes recognise pods by ranges."""
+    """Whether all pod addresses of this node lie in the configured ranges, by which second scopes may recognise pods."""
     if settings.scopes is not TrafficScopes.API or settings.detect_local is not LocalMode.CLUSTER_CIDR:
         return
     for family in sorted(settings.families & {network.family for network in settings.cluster_networks}):
@@ -102,14 +102,14 @@ LARGEST_PACKET = 1500
 
 
 def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
-    """The smallest MTU of the interfaces that have the node's addresses; that of Ethernet if there is no such interface."""
+    """The smallest MTU of the interfaces that have the node's addresses; the MTU of Ethernet if no interface has them."""
     own = {one.interface for one in addresses if one.address in view.primary_addresses.values()}
     mtus = SysctlDriver().observe(f"/sys/class/net/{name}/mtu" for name in own)
     return min(map(int, mtus.values()), default=LARGEST_PACKET)
 
 
 def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, mtu: int) -> Iterator[Finding]:
-    """Whether this node can take part in direct return, and whether the other nodes know that.
+    """Whether this node can take part in direct return, and whether the other nodes know that it can.
 
     ``mtu`` is a result of ``mtu_of``.
     """
@@ -141,9 +141,9 @@ def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, m
 
 
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:
-    """Whether cluster IPs lie in the pods' range, whose packets are not masqueraded.
+    """Whether cluster IPs lie in the range of pods; packets from that range are not masqueraded.
 
-    When the host itself sends packets to a cluster IP, the cluster IP is also their source address, so the host would count as a
+    Packets from the host itself to a cluster IP also have the cluster IP as their source address, so the host would count as a
     pod (kubernetes#65158).
     """
     if settings.detect_local is not LocalMode.CLUSTER_CIDR or settings.masquerade_all or not services:
@@ -174,7 +174,7 @@ def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
 def collisions(
     services: Iterable[Service], view: NodeView, addresses: Iterable[InterfaceAddress], rivals: Rivals, settings: Settings
 ) -> Iterator[Collision]:
-    """Conflicts with these Services on this node; each program, rule or interface is reported once for each port.
+    """The collisions of this node with the given Services; each program, rule or interface is reported once for each port.
 
     ``addresses`` are the addresses of this host's interfaces.
     """
@@ -196,7 +196,7 @@ def collisions(
 def _takers(
     place: VirtualServerKey, role: Role, interfaces: Mapping[Address, str], rivals: Rivals
 ) -> Iterator[BoundSocket | PortRule | str]:
-    """The sockets and rules that take packets to this address and port, and the name of an interface that has a cluster IP."""
+    """The sockets and rules that take packets to a given address and port, and the interface that has a given cluster IP."""
     if role is Role.CLUSTER_IP and place.address in interfaces:
         yield interfaces[place.address]
     elif place.address in interfaces:
@@ -234,10 +234,10 @@ def _collision(service: ServiceName, place: VirtualServerKey, taker: BoundSocket
 
 
 def judge_firewalls(facts: Facts) -> Iterator[Finding]:
-    """The chains of other programs that reject packets by default. The check does not find out which packets these chains accept.
+    """The chains of other programs that reject packets by default.
 
-    If a firewall rejects a packet, that is final, but if it accepts a packet, this counts only in the same table (nf_tables) or
-    in the same variant of iptables.
+    The check does not find out which packets such a chain accepts. A firewall that rejects a packet decides finally. A firewall
+    that accepts a packet decides only for its own table (nf_tables) or its own variant of iptables.
     """
     closed = [
         (table, chain, place.hook)
@@ -261,7 +261,7 @@ def is_of_kube_proxy(table: NftTable) -> bool:
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether one of our own rules has accepted the packets before: KUBE-FORWARD accepts them in our variant of iptables."""
+    """Whether one of our own rules has already accepted the packets; KUBE-FORWARD accepts packets in our variant of iptables."""
     choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
     is_forward = hook == "forward" and table.name == "filter"
     return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft

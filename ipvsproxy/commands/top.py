@@ -1,4 +1,4 @@
-"""``ipvsproxy top``: shows what a running ipvsproxy does, live in a terminal, or once as text or JSON."""
+"""``ipvsproxy top`` shows what a running ipvsproxy does, live in a terminal, or once as text or JSON."""
 
 import asyncio
 import contextlib
@@ -38,11 +38,11 @@ MOST_BYTES = 16 << 20
 
 
 class NoAnswerError(Exception):
-    """No ipvsproxy answers at the metrics address; the message is a sentence that says what to do."""
+    """No ipvsproxy answers at the metrics address; the message of the error is a sentence that says what to do."""
 
 
 class NotThereError(NoAnswerError):
-    """An ipvsproxy answers, but it does not have the requested document."""
+    """An ipvsproxy answers, but it does not have the document that was requested."""
 
 
 class Daemon:
@@ -110,7 +110,7 @@ class Daemon:
         return node, services
 
     async def picture(self, question: Question) -> Picture:
-        """The document about the node, and a page of Services.
+        """The document about the node, and one page of Services.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -120,7 +120,7 @@ class Daemon:
             return top_data.picture(*documents)
 
     async def details(self, name: str) -> Picture | None:
-        """One Service; None means that there is no Service of this name.
+        """The document about one Service; None if there is no Service of this name.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -133,7 +133,7 @@ class Daemon:
             return top_data.details(document)
 
     async def with_rates(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
-        """As ``documents``, but waits for the second reading of the counters if that reading comes soon.
+        """Like ``documents``, but if the counters are soon read for the second time, waits for that reading.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -213,7 +213,7 @@ def run(config: Config) -> int:
 
 
 def is_terminal() -> bool:
-    """Whether a screen can be drawn (Textual draws on standard error), and whether keys can be read."""
+    """Whether Textual can draw on standard error, and read keys."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
 
 

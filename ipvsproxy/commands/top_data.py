@@ -15,7 +15,7 @@ UNKNOWN = "-"
 
 
 class Question(NamedTuple):
-    """Which Services to show, and in which order: the busiest first, or by name. ``page`` counts from 1."""
+    """Which Services to show, and their order: the busiest first, or by name. The first page has number 1."""
 
     sort: Sort = Sort.CONNECTIONS
     is_reversed: bool = False
@@ -30,8 +30,8 @@ _FILTER = re.compile(rf"(?i)(namespace|node):.+|type:({'|'.join(_TYPES)})|proble
 def parameters(text: str) -> Mapping[str, str]:
     """The parameters of ``services.json`` for a filter.
 
-    ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` each become a parameter; all other words form the
-    search text.
+    Words such as ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` each become a parameter. All other
+    words form the search text.
     """
     found: dict[str, str] = {}
     rest: list[str] = []
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The lines above a table, and its rows: the node with one page of the Services that match the filter, or one Service."""
+    """A table and the lines above it, about either the node with one page of matching Services, or one Service."""
 
     lines: tuple[str, ...]
     rows: Sequence[Row]
@@ -62,11 +62,11 @@ class Picture(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, its text for a row, and whether it has figures, which are aligned to the right.
+    """A column of a table: its title, its text for a row, and whether its texts are figures, which are aligned to the right.
 
     A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide, texts of this column are
-    shortened, but to no less than ``gives_way`` characters; the widest column is shortened first. If ``gives_way`` is 0, the
-    column's texts are never shortened.
+    shortened to ``gives_way`` characters at least; the widest column is shortened first. If ``gives_way`` is 0, the column's
+    texts are never shortened.
     """
 
     title: str
@@ -77,7 +77,7 @@ class Column(NamedTuple):
 
 
 def count(value: float | None) -> str:
-    """A figure as text of at most four characters and a letter: ``0``, ``9.5``, ``1234``, ``12.3k``, ``4.0M``."""
+    """A figure as text of at most four characters and a letter, such as ``0``, ``9.5``, ``1234``, ``12.3k`` or ``4.0M``."""
     if value is None:
         return UNKNOWN
     if value < _SMALL and value != round(value):
@@ -95,7 +95,7 @@ _SMALL, _LARGE = 10, 10_000
 
 
 def seconds(value: float | None) -> str:
-    """A time span in a form that is easy to read: ``12 ms``, ``3.2 s``, ``5 min``, ``2 h``, ``3 d``."""
+    """A time span in a form that is easy to read, such as ``12 ms``, ``3.2 s``, ``5 min``, ``2 h`` or ``3 d``."""
     if value is None:
         return UNKNOWN
     if value < 1:
@@ -107,7 +107,7 @@ def seconds(value: float | None) -> str:
 
 
 def _counted(endpoints: Document) -> str:
-    """The numbers of endpoints that get connections, that drain, and that are not used: ``3``, ``3+1d``, ``3+1d-2``."""
+    """The numbers of endpoints that get connections, drain, and are unused: ``3+1d-2`` means three, one and two endpoints."""
     text = str(endpoints["ready"])
     if endpoints["draining"]:
         text += f"+{endpoints['draining']}d"
@@ -145,7 +145,7 @@ def _texts(columns: Sequence[Column], row: Any) -> list[str]:
 
 
 def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[list[Column], list[list[str]]]:
-    """The columns that fit a terminal of this width, and these rows' texts, shortened until all columns but the last fit."""
+    """The columns that fit a terminal of this width, and the texts of the rows, shortened until all columns but the last fit."""
     columns = [one for one in all_columns if width >= one.from_width]
     table = [[text for text, one in zip(row.texts, all_columns, strict=True) if one in columns] for row in rows]
     widths = [max(map(len, texts)) for texts in zip([one.title for one in columns], *table, strict=True)]
@@ -188,14 +188,14 @@ _UNITS = {"connections": "conn", "packets": "pkt", "bytes": "B"}
 
 
 def picture(node: Document, services: Document) -> Picture:
-    """What the screen shows, made from ``node.json`` and ``services.json``."""
+    """The screen about the node, made from ``node.json`` and ``services.json``."""
     last = next(iter(node["syncs"]), None)
     synced_ago_s = max(0.0, node["now"] - last["endedAt"]) if last else None
     verdict = "in force" if node["inForce"] else "NOT IN FORCE"
     facts = (
         f"pending {node['pending']['total']}  failed {node['failed']}  drifted {node['drifted']['total']}",
         f"draining {node['draining']}",
-        # an older ipvsproxy does not send them
+        # an older ipvsproxy does not send these two numbers
         f"{count(node.get('activeConnections'))} active, {count(node.get('inactiveConnections'))} inactive",
         "  ".join(f"{count(node[f'{name}PerSecond'])} {unit}/s" for name, unit in _UNITS.items()),
         f"synced {seconds(synced_ago_s)} ago in {seconds(last['durationSeconds'] if last else None)}",
@@ -218,18 +218,18 @@ def _ports(row: Document) -> list[str]:
 
 
 def _bounded(texts: Sequence[str], count: int) -> list[str]:
-    """The texts that the daemon has listed, and the number of texts that it has omitted."""
+    """The texts that the daemon lists, and the number of texts that it omits."""
     return [*texts, f"and {count - len(texts)} more"] if count > len(texts) else [*texts]
 
 
 def _port(one: Document) -> str:
-    """A Service port as kubectl shows it: ``80/TCP``, ``80:30080/TCP``."""
+    """A Service port as kubectl shows it, for example ``80:30080/TCP``."""
     node_port = f":{one['nodePort']}" if one["nodePort"] else ""
     return f"{one['port']}{node_port}/{one['protocol']}"
 
 
 def details(document: Document) -> Picture:
-    """One Service, made from ``service.json``."""
+    """The screen about one Service, made from ``service.json``."""
     row, explained = document["row"], document["service"]
     endpoints = [endpoint for port in explained["ports"] for endpoint in _endpoints(port)]
     return Picture(
@@ -286,12 +286,12 @@ def _endpoints(port: Document) -> Iterator[Document]:
 
 
 def _pod(one: Document) -> str:
-    """The name of the pod behind an endpoint or real server, without the namespace, because it is the Service's namespace."""
+    """The name of the pod behind an endpoint or real server, without its namespace, which is that of the Service."""
     return (one.get("target") or "").rpartition("/")[2]
 
 
 def _figures(seen: Sequence[Document]) -> dict[str, Any]:
-    """The weight of a real server, and the sums of the other figures over its virtual servers."""
+    """The weight of a real server; all other figures are sums over the virtual servers that have this real server."""
     sums = {name: _sum(each.get(name) for each in seen) for name in ("active", "inactive", "connectionsPerSecond")}
     return {"weight": next((each["weight"] for each in seen), None), **sums}
 

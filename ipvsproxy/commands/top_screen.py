@@ -1,6 +1,7 @@
 """The screen of ``ipvsproxy top``, drawn with Textual.
 
-Rule: all text from other programs is wrapped in its own ``Text`` or ``Content``, so that no part of it is interpreted as markup.
+Rule: all text from other programs is wrapped in a ``Text`` or ``Content``, so that Textual interprets no part of the text as
+markup.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class Rows(DataTable[Text]):
         super().__init__(id="rows", cursor_type="row")
 
     def fill(self, all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> None:
-        """Show these rows. The cursor stays on the same row; if that row no longer exists, the cursor stays at its position."""
+        """Show these rows. The cursor stays on the same row; if that row no longer exists, the cursor keeps its position."""
         columns, table = top_data.fitting(all_columns, rows, width)
         titles = [one.title for one in columns]
         widths = [max(map(len, texts)) for texts in zip(titles, *table, strict=True)]
@@ -76,10 +77,10 @@ class Rows(DataTable[Text]):
 
 
 class FollowingScreen(Screen[None]):
-    """Shows data that is read repeatedly: lines above a table, and a warning, for example if the daemon does not answer."""
+    """A screen that reads its data repeatedly: lines above a table, and a warning, for example if the daemon does not answer."""
 
     def __init__(self, interval_s: float, columns: Sequence[Column], read: Callable[[], Awaitable[Picture | None]]) -> None:
-        """``read`` returns None if the shown object no longer exists."""
+        """``read`` returns None if the object that the screen shows no longer exists."""
         super().__init__()
         self.shown: Picture | None = None
         self.interval_s = interval_s
@@ -94,7 +95,7 @@ class FollowingScreen(Screen[None]):
         self.run_worker(self._follow())
 
     async def _follow(self) -> None:
-        """Until the screen is closed, read repeatedly, and show the result or the reason why there is no result."""
+        """Read the data repeatedly until the screen is closed, and show each result, or the reason why there is no result."""
         while True:
             self.read_now.clear()
             if not self._is_held:
@@ -105,8 +106,8 @@ class FollowingScreen(Screen[None]):
                 except NoAnswerError as error:
                     problem = str(error)
                     self._lost_since_s = self._lost_since_s or time.monotonic()
-                if not self.read_now.is_set():  # otherwise another reading was requested meanwhile
-                    with contextlib.suppress(NoMatches):  # the screen is being closed
+                if not self.read_now.is_set():  # no newer reading was requested
+                    with contextlib.suppress(NoMatches):  # raised while the screen is being closed
                         self.show(result, problem)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.interval_s):
@@ -119,7 +120,7 @@ class FollowingScreen(Screen[None]):
         self.draw()
 
     def _message(self, problem: str = "") -> str:
-        """A sentence about a lost connection or a paused screen; otherwise empty."""
+        """A sentence about a lost connection or a paused screen; empty if neither applies."""
         if problem:
             lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
             return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
@@ -199,8 +200,7 @@ class MainScreen(FollowingScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "app.quit", "quit", tooltip="quit"),
         Binding("h,question_mark,f1", "help", "help", key_display="h", tooltip="this help"),
-        # The key has priority, because keys that are typed right after the slash must reach the filter, so the filter must
-        # already be focused.
+        # The slash key has priority, so that the filter already has the focus when the next keys are typed.
         Binding("slash", "filter", "filter", priority=True, tooltip=FILTERS),
         Binding("escape", "unfilter", show=False, tooltip="all Services; back to them"),
         Binding("c", "sort('connections')", "conn", tooltip="sort by connections per second"),
@@ -248,7 +248,7 @@ class MainScreen(FollowingScreen):
         return *shown.lines, f"Services {order}: {shown.matching}{page}"
 
     def action_sort(self, by: str) -> None:
-        """Sort by this figure, the largest first; if the table is already sorted by this figure, reverse the order."""
+        """Sort the table by a figure, the largest first; if the table is already sorted by that figure, reverse the order."""
         if self._question.sort is Sort(by):
             self.action_reverse()
         else:
@@ -269,8 +269,8 @@ class MainScreen(FollowingScreen):
         self._is_new_order = True
         self.read_now.set()
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - by the base class
-        """While a filter is typed, a slash is part of the filter."""
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - as in the base class
+        """While the operator types a filter, the key ``/`` adds a slash to the filter."""
         return action != "filter" or not isinstance(self.focused, Input)
 
     def action_filter(self) -> None:
@@ -292,7 +292,7 @@ class MainScreen(FollowingScreen):
         self._apply_filter(text)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Apply the filter that was typed."""
+        """Apply the filter that the operator has typed."""
         self._apply_filter(event.value.strip())
 
     def _apply_filter(self, text: str) -> None:

@@ -18,10 +18,10 @@ SECOND_READING_S = 2.0
 
 
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
-    """Finds the objects that differ now and that still differ after a pause.
+    """Finds the objects that differ from their desired state both now and after a pause.
 
-    If a difference may be due to a node port on an address that the node has just lost, the difference must last for ``grace_s``
-    longer.
+    A difference that may come from a node port on an address that the node has just lost is reported only if it lasts for
+    ``grace_s`` longer.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -37,7 +37,7 @@ async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: f
 
 
 async def _read(comparison: Comparison) -> set[tuple[str, str]]:
-    """Read the kernel; returns the kind and name of each object that differs."""
+    """Read the kernel; returns the kind and name of each object that differs from its desired state."""
     await comparison.read()
     return {(one.kind, one.name) for one in comparison.differences()}
 
@@ -78,7 +78,7 @@ def render(document: Document) -> Iterator[str]:
         number = counted(one["realServers"], "real server")
         yield f"of another program, left alone: {one['virtualServer']} {one['scheduler']}, {number}"
     kinds = Counter(one["kind"] for one in differences)
-    rules = kinds.pop(RULES, 0)  # every rule is counted separately
+    rules = kinds.pop(RULES, 0)  # rules are counted apart from objects
     parts = ", ".join(filter(None, [counted_kinds(kinds), counted(rules, "rule") if rules else ""]))
     verdict = f"{counted(len(differences), 'difference')} ({parts})" if differences else "equal"
     compared = [counted(document["services"], "Service"), counted(document["virtualServers"], "virtual server")]

@@ -156,7 +156,7 @@ class _Node(Watcher):
         servers = (*paths.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
-    # Methods that the event loop calls, as ``Watcher`` describes.
+    # The event loop calls the following methods, as ``Watcher`` describes.
 
     def queued(self, now: float) -> None:
         """A change is waiting for the next sync."""
@@ -183,15 +183,15 @@ class _Node(Watcher):
             self._pages.synced(summary)
 
     async def _give_up_api_servers(self) -> None:
-        """Stop claiming the addresses of API servers that an earlier process, or a kube-proxy, has bound for Services.
+        """Unbind API-server addresses that an earlier process, or a kube-proxy, has bound to this node for Services.
 
-        No API server answers at these addresses now.
+        No API server answers at these addresses while this node has them.
         """
         servers, allowed = self._store.api_servers, self._engine.translation.allowed_addresses
         try:
             done = await self.kernel.call(lambda node: requirements.give_up(node, api_servers=servers, allowed=allowed))
         except KernelError as error:
-            log.warning("api_server_address_kept", error=str(error), hint="no address is given up before all sets can be read")
+            log.warning("api_server_address_kept", error=str(error), hint="addresses are unbound only when all sets can be read")
             return
         if done:
             message = f"the API server did not answer, and this node held its address for a Service: {'; '.join(done)}"
@@ -215,7 +215,7 @@ class _Node(Watcher):
         variants = {family: program.variant for family, program in self.programs.items()}
         told: tuple[str, ...] = ()
         while True:
-            with contextlib.suppress(KernelError):  # after the next audit, the query is repeated
+            with contextlib.suppress(KernelError):  # the query is repeated after the next audit
                 found = await asyncio.to_thread(iptables_tables.host_ports_before_services, variants)
                 rules = ", ".join(found)
                 message = f"hostPort rules ({rules}) take their ports from all Services: {iptables_tables.HOST_PORTS_REMEDY}"
@@ -238,7 +238,7 @@ class _Node(Watcher):
         left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]
         if left:
             log.warning(
-                "kernel_settings_left", settings=left, hint="they keep their values, because their former values are unknown"
+                "kernel_settings_left", settings=left, hint="these settings keep their values, because earlier values are unknown"
             )
         self.config = new
         self._engine.reconfigure(choices)
@@ -284,12 +284,12 @@ class _Node(Watcher):
 
 
 async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: Mapping[Family, Program]) -> tuple[Choices, str]:
-    """Return the settings of the event loop, and the reason why they do not have the configured scheduler.
+    """Return the settings of the event loop, and the reason why another scheduler replaces the configured scheduler.
 
-    The reason is empty if they have the configured scheduler.
+    The reason is empty if the settings have the configured scheduler.
 
     Raises:
-        CannotStartError: these settings cannot be used on this host.
+        CannotStartError: the configured settings cannot be used on this host.
         KernelError: the kernel could not answer at the moment.
     """
     scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.translation.scheduler))
@@ -300,7 +300,7 @@ async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: M
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
-    """If an earlier process with the other backend has left sets in that backend, take over the witnesses in these sets."""
+    """Take over the set entries that an earlier process has left in the other backend, as witnesses of our virtual servers."""
     try:
         count = await kernel.call(lambda node: node.inherit_sets(families))
     except KernelError as error:
@@ -312,13 +312,13 @@ async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[F
 
 
 async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
-    """Make the engine read the kernel when another program changes addresses, interfaces or our local routes.
+    """Make the event loop read the kernel when another program changes addresses, interfaces or our local routes.
 
-    ``own_ports`` are the netlink port ids of the sockets with which this process changes addresses and routes; more ports may be
-    added while this function runs. ``route_protocol`` is the protocol number of our local routes.
+    ``own_ports`` are the netlink port ids of the sockets with which this process changes addresses and routes. The caller may add
+    more ports while this function runs. ``route_protocol`` is the protocol number of our local routes.
 
     Raises:
-        KernelError: the kernel does not send notifications, or has stopped sending notifications.
+        KernelError: the kernel sends no notifications, or sends none any more.
     """
     with contextlib.closing(notify.ChangeListener(own_ports=own_ports, route_protocol=route_protocol)) as listener:
         while True:
@@ -328,7 +328,7 @@ async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_pr
 
 
 async def follow_rules(engine: Engine, changes: NftChanges | None) -> None:
-    """Make the engine read rules and sets when another program changes our nftables table.
+    """Make the event loop read rules and sets when another program changes our nftables table.
 
     Ends when the notification socket is lost; ``changes`` is None if the backend has no notifications.
     """

@@ -1,10 +1,11 @@
 """Writes Kubernetes events (events.k8s.io/v1), which ``kubectl describe`` and ``kubectl get events`` show.
 
-Rule 1: no other work waits for an event or fails because of an event. An event that cannot be written is dropped.
+Rule 1: no other work waits for an event to be written, or fails if an event cannot be written. An event that cannot be written is
+dropped.
 Rule 2: repetitions of an event are counted in one event object. Each object has its own rate limit, and there is one rate limit
 for this whole process.
-Rule 3: if all nodes record the same event, its name is derived from its content, and it is written after a random delay. The node
-that is first creates the event, and the API server rejects the same name from the other nodes.
+Rule 3: an event that all nodes record has a name that is derived from its content, and each node writes the event after a random
+delay. The first node creates the event, and the API server rejects the same name from all other nodes.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Regarding(NamedTuple):
-    """The API object that an event is about. The namespace of a Node is empty."""
+    """The API object that an event is about. If the object is a Node, the namespace is empty."""
 
     kind: ObjectKind
     name: str
@@ -58,7 +59,7 @@ class Regarding(NamedTuple):
 
 
 def of_node(name: str) -> Regarding:
-    """A Node, with its name in place of its UID, as kubelet and kube-proxy write it and as kubectl searches for it."""
+    """A Node with its name in place of its UID; kubelet and kube-proxy also write the name, and kubectl searches for the name."""
     return Regarding(ObjectKind.NODE, name, uid=name)
 
 
@@ -68,7 +69,7 @@ def of_service(name: ServiceName, uid: str = "") -> Regarding:
 
 
 class KubernetesEvent(NamedTuple):
-    """One event. ``everywhere``: every node records this same event."""
+    """One event. ``everywhere`` means that every node records the same event."""
 
     regarding: Regarding
     reason: str
@@ -88,8 +89,8 @@ class _Pending:
 class Recorder:
     """Accepts events at any time, and writes them to the API server in the background.
 
-    If ``post`` is None, all events are dropped. ``on_outcome`` is called with the outcome of each event: ``posted``, ``failed``,
-    or ``dropped`` by a rate limit.
+    If ``post`` is None, all events are dropped. ``on_outcome`` is called with the outcome of each event, which is ``posted``,
+    ``failed``, or ``dropped`` (by a rate limit).
     """
 
     node_name: str
@@ -242,7 +243,7 @@ class Announcer:
     def _find_hidden_nodes(self, summary: SyncSummary) -> None:
         """Warn about the Services whose addresses make other nodes unreachable.
 
-        Every node treats such an address as its own.
+        Each node treats such an address as an address of the node itself.
         """
         others = summary.view.other_nodes
         for name in summary.changes.services if others or self._hiding else ():

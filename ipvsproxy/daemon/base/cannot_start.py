@@ -1,10 +1,10 @@
-"""The error for a start that cannot succeed, and messages for the operator on standard error."""
+"""The error that ends the start of a process, and messages for the operator on standard error."""
 
 import sys
 
 
 class CannotStartError(Exception):
-    """Requirements for starting are not met. ``reasons`` has one sentence for each unmet requirement."""
+    """The process cannot start, because its requirements are not met. ``reasons`` has one sentence for each unmet requirement."""
 
     def __init__(self, *reasons: object) -> None:
         self.reasons = tuple(map(str, reasons))

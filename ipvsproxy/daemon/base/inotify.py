@@ -23,9 +23,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class DirectoryChanges:
     """Watches one directory, without its subdirectories, from the beginning of the ``with`` block.
 
-    While the directory is absent, or no inotify instance is available from the kernel (fs.inotify.max_user_instances), ``wait``
-    returns every ``poll_s`` seconds. Every ``poll_s`` seconds, two properties of the directory are also polled. The first
-    property is which directory the path leads to, because inotify does not report that a symbolic link was changed to another
+    ``wait`` returns every ``poll_s`` seconds while the directory is absent, or while the kernel has no free inotify instance
+    (fs.inotify.max_user_instances). Every ``poll_s`` seconds, the watcher also polls two properties of the directory. The first
+    property is the directory to which the path leads, because inotify does not report that a symbolic link now points to another
     directory. The second property is the modification time: on NFS, FUSE and similar file systems, inotify may not report changes
     made by other hosts. On such file systems, a change of a file's content goes unnoticed if the file keeps its name.
     """
@@ -45,11 +45,11 @@ class DirectoryChanges:
 
     @property
     def is_notified(self) -> bool:
-        """Whether inotify reports changes, so that waiting takes no processor time."""
+        """Whether inotify reports changes; if it does, waiting takes no processor time."""
         return self._descriptor >= 0
 
     async def wait(self) -> None:
-        """Wait until the directory may have changed since the previous call returned."""
+        """Wait until the directory may have changed since this method last returned."""
         if self.is_notified:
             while self._poll() == self._polled and not await comes_within(self._poll_s, until_readable(self._descriptor)):
                 pass
@@ -58,13 +58,14 @@ class DirectoryChanges:
                     pass
         else:
             await asyncio.sleep(self._poll_s)
-        # The path may now lead to another directory. The caller reads the directory after this, so it misses no change.
+        # The path may now lead to another directory. The caller reads the directory after ``wait`` has returned, so the caller
+        # misses no change.
         self._open()
 
     def _open(self) -> None:
         """Watch the directory that the path leads to now; watching the same directory again has no effect."""
         before, self._polled = self._polled, self._poll()
-        if self._polled[:2] != before[:2]:  # otherwise the former directory would be watched as well
+        if self._polled[:2] != before[:2]:  # otherwise both directories would be watched
             self._close()
         if not self.is_notified:
             self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Log lines on standard error: each line holds one event with its keys."""
+"""Writes the log to standard error: each line has one event with its keys."""
 
 import contextlib
 import io
@@ -48,7 +48,7 @@ class _Writer:
         self._thread.start()
 
     def put(self, line: str) -> None:
-        """Queue a line for writing. Lines that the thread itself logs are never dropped for lack of space."""
+        """Queue a line for writing. A line that the writing thread itself logs is never dropped."""
         with self._changed:
             if self._waiting + len(line) > MOST_WAITING and threading.current_thread() is not self._thread:
                 self._dropped += 1
@@ -82,7 +82,7 @@ class _Writer:
                     structlog.get_logger().log(logging.WARNING, "log_lines_dropped", lines=dropped, hint=hint)
 
     def _take(self) -> list[str]:
-        """Wait for lines and return all of them; an empty list means that the thread must end."""
+        """Wait for lines, and return all waiting lines; an empty list means that the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ends)
             lines, self._lines, self._waiting = self._lines, [], 0
@@ -92,7 +92,7 @@ class _Writer:
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # another process has put the file into non-blocking mode
+            except BlockingIOError:  # another process has switched the file to non-blocking mode
                 time.sleep(FULL_PAUSE_S)
 
 
@@ -115,7 +115,7 @@ class _Output(io.TextIOBase):
 class Libraries(logging.Handler):
     """Turns records of Python's ``logging`` into lines of this log.
 
-    Without this class, the records of libraries would be written to standard error as bare text.
+    Without this class, Python would write the records of libraries to standard error as bare text.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Libraries(logging.Handler):
         self._texts = RateLimits[str](1, REPEAT_S, MOST_TEXTS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log a record, unless the same text was logged a short while ago."""
+        """Log a record, unless a record with the same text was logged a short while ago."""
         text = record.getMessage()
         if not self._texts.take(text, time.monotonic()):
             return
@@ -149,7 +149,7 @@ def verbosity() -> int:
 def shows(level: int) -> bool:
     """Whether the log shows lines of this verbosity.
 
-    A caller checks this method before building a log line that is expensive to build.
+    Callers check this before they build a log line that is expensive to build.
     """
     return _Process.verbosity >= level
 
@@ -174,7 +174,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Output())),
-        # A cached logger would keep the old configuration if this function is called again.
+        # Loggers are not cached, because a cached logger would keep its old configuration after another call of this function.
         cache_logger_on_first_use=False,
     )
     logging.getLogger().addHandler(_libraries)
@@ -211,5 +211,5 @@ def _printable_text(_logger: object, _name: str, event: structlog.typing.EventDi
 
 
 def printable(text: str) -> str:
-    """The text with all control characters escaped."""
+    """The given text with all control characters escaped."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

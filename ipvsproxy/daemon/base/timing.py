@@ -1,4 +1,4 @@
-"""Rate limits, delays before another attempt, waiting, and pauses of long work that let other tasks run."""
+"""Rate limits, delays before another attempt, functions that wait, and pauses in long work that let other tasks run."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class Bucket:
-    """A rate limit, so that log lines or events with one cause cannot fill the log or flood the API server.
+    """A rate limit, so that one problem cannot fill the log with lines or flood the API server with events.
 
     A bucket allows ``burst`` lines or events at once, and then one per ``refill_s`` seconds.
     """
@@ -22,7 +22,7 @@ class Bucket:
         self._then_s = now
 
     def take(self, now: float) -> bool:
-        """Whether one more event is allowed now; an allowed event is counted."""
+        """Whether the rate limit allows one more event now; an allowed event is counted."""
         self._left = min(self._burst, self._left + (now - self._then_s) / self._refill_s)
         self._then_s = now
         if self._left < 1:
@@ -41,7 +41,7 @@ class RateLimits(Generic[Subject]):
         self._buckets: dict[Subject, Bucket] = {}
 
     def take(self, subject: Subject, now: float) -> bool:
-        """Whether one more event is allowed for this subject now; an allowed event is counted."""
+        """Whether the subject's rate limit allows one more event now; an allowed event is counted."""
         bucket = self._buckets.get(subject)
         if bucket is None:
             if len(self._buckets) >= self._most:
@@ -57,8 +57,8 @@ class RateLimits(Generic[Subject]):
 class Backoff:
     """A sequence of delays that double up to a maximum; ``reset`` starts the sequence again.
 
-    Each delay is a random time between half of its upper bound and the upper bound, so that a thousand nodes that lost the same
-    server do not reconnect at the same moment.
+    Each delay is a random time between half of its upper bound and the upper bound. If a thousand nodes lose the same server,
+    they therefore do not reconnect at the same moment.
     """
 
     def __init__(self, *, first_s: float, longest_s: float, dice: random.Random) -> None:
@@ -69,12 +69,12 @@ class Backoff:
         """The number of delays since the last reset."""
 
     def reset(self) -> None:
-        """Start the sequence again, after a success."""
+        """Start the sequence of delays again, after a success."""
         self.attempts = 0
 
     def next_s(self) -> float:
         """The next delay of the sequence, in seconds."""
-        # Without a limit on the exponent, the float would overflow, because an API server may be unreachable for weeks.
+        # An API server may be unreachable for weeks, so without a limit on the exponent, the float would overflow.
         bound_s = min(self._first_s * 2.0 ** min(self.attempts, 64), self._longest_s)
         self.attempts += 1
         return bound_s * self._dice.uniform(0.5, 1.0)
@@ -112,7 +112,10 @@ third.
 
 
 async def in_slices(steps: Generator[None, None, Result], clock: Callable[[], float]) -> Result:
-    """Run all steps, with a pause for other tasks whenever ``SLICE_S`` seconds have passed. Returns the result of the steps."""
+    """Run all steps of a generator, and let other tasks run whenever ``SLICE_S`` seconds have passed.
+
+    Returns the result of the generator.
+    """
     slice_ends_s = clock() + SLICE_S
     while True:
         try:

@@ -1,15 +1,15 @@
 """The health of the node: whether changes are applied in time, and whether load balancers may send traffic.
 
-Rule 1: an IP family is late if one of its changes has waited for two sync periods, or if the objects that all of its Services
-need (device, sets and rules) have been missing for that long. If only a single Service cannot be programmed, the IP family does
-not count as late.
-Rule 2: a node is eligible for traffic from load balancers after its first complete sync, as long as its Node object is known and
-is not about to be removed.
-Rule 3: ``/healthz`` reports a stale watch, but turns load balancers away for it only if the operator has configured that.
+Rule 1: an IP family is late if one of its changes has waited for two sync periods. It is also late if an object that all of its
+Services need (device, sets and rules) has been missing for two sync periods. An IP family is not late if only a single Service
+cannot be programmed.
+Rule 2: after its first complete sync, a node is eligible for traffic from load balancers while its Node object is known and is
+not about to be removed.
+Rule 3: ``/healthz`` reports a stale watch. A stale watch turns load balancers away only if the operator has configured that.
 ``/livez`` ignores a stale watch, because a restart does not help. Unreadable manifests always turn load balancers away, because
 the manifests belong to this node alone.
-Rule 4: nothing counts as late until the first lists are complete, because nothing can be programmed before. Until the first lists
-are complete, the node gets no traffic from load balancers, but ``/livez`` does not request a restart.
+Rule 4: no IP family counts as late until the first lists are complete, because no Service can be programmed before. Until then,
+load balancers are turned away, but ``/livez`` reports a live process, because a restart would not help.
 Rule 5: a process that is about to stop reports itself as unhealthy before it stops.
 """
 
@@ -29,18 +29,18 @@ LATE_PERIODS = 2
 class Status:
     """Receives the beginning and the result of each sync from the event loop.
 
-    ``clock`` measures the age of changes; ``wall_clock`` is for times that people read. ``wall_clock`` gives seconds since the
-    epoch. The delay of the first sync is counted from the creation of this object.
+    ``clock`` measures the age of changes. ``wall_clock`` gives seconds since the epoch, for times that people read. The delay of
+    the first sync is counted from the creation of this object.
 
-    ``updated`` has the time when the last complete sync of each IP family ended; ``drifted_s`` is the time when an object changed
-    by another program was last found. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to that value.
-    ``pending`` counts the objects that differed from their desired state after the last sync.
+    ``updated`` has the time when the last complete sync of each IP family ended. ``drifted_s`` is the time when ipvsproxy last
+    found an object that another program had changed. ``unmet_settings`` maps each indispensable sysctl with a wrong value to this
+    wrong value. ``pending`` counts the objects that differed from their desired state after the last sync.
 
     ``stale`` returns the kinds whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load balancers away.
     ``missing`` returns the kinds whose first list is not complete. ``unreadable`` returns a sentence for each part of the kernel
-    that cannot be read now, and ``leftovers`` a sentence for each place from which rules or sets of another proxy or backend
-    could not be removed. ``source_problem`` describes what exists in the source but cannot be read now; empty if there is no such
-    problem.
+    that cannot be read now. ``leftovers`` returns a sentence for each place from which rules or sets of another proxy or backend
+    could not be removed. ``source_problem`` returns a sentence about objects in the source that cannot be read now; the text is
+    empty if all objects can be read.
     """
 
     families: Collection[Family]
@@ -79,14 +79,14 @@ class Status:
             self._queued_s = now
 
     def listed(self, now: float) -> None:
-        """The first list of every kind is complete. The delay of the first sync is counted from this time."""
+        """The first list of every kind is complete. From this time on, the delay of the first sync is counted."""
         self._queued_s = now
 
     def syncing(self, now: float) -> None:
-        """A sync begins, which includes all waiting changes.
+        """A sync begins; all waiting changes are part of the sync.
 
-        If the sync does not complete a family, that family counts as waiting since the time of its oldest change or since an
-        earlier time.
+        If the sync does not complete an IP family, the family has been waiting since its oldest change, or since an earlier
+        incomplete sync.
         """
         since_s = now if self._queued_s is None else self._queued_s
         self._queued_s = None
@@ -140,7 +140,7 @@ class Status:
 
     @property
     def updated_s(self) -> float | None:
-        """When the last complete sync of any IP family ended; None before the first complete sync."""
+        """The time when the last complete sync of any IP family ended; None before the first complete sync."""
         return max(self.updated.values(), default=None)
 
     def is_late(self, family: Family) -> bool:

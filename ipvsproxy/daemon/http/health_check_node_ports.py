@@ -1,8 +1,8 @@
-"""Health-check node ports: the listeners and their answers.
+"""The listeners of health-check node ports, and the answers that they give.
 
 Rule 1: in each IP family, a port answers for the Service that owns the port in the table of desired objects. If the Service has
 no addresses in one family, the port gives the answer of the other family, because load balancers may use any address of the node.
-Rule 2: listeners are opened and closed, but never restarted, because each request looks up the current answer.
+Rule 2: a change of the answer needs no restart of a listener, because each request looks up the current answer.
 Rule 3: binding an address is tried again after growing pauses, which do not delay the binding of other addresses.
 Rule 4: all listeners together use at most half of this process's file descriptors, and all of their connections together at most
 a quarter. The remaining descriptors are for the kernel, started programs, the API server and the servers of this node.
@@ -73,7 +73,7 @@ class HealthChecks:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._dice = random.Random()  # noqa: S311  # no secret
+        self._dice = random.Random()  # noqa: S311  # S311 is about secrets, and this is no secret
         self._desired: Mapping[HealthCheckPort, HealthCheck] = {}
         self._addresses: Mapping[Family, tuple[Address, ...]] = {}
         self._open: dict[ListenAddress, Listener] = {}
@@ -81,14 +81,17 @@ class HealthChecks:
         self._changed = asyncio.Event()
 
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck]) -> None:
-        """Set the desired health checks of all Services. The caller may pass the same mapping again after changing its items."""
+        """Set the desired health checks of all Services.
+
+        The caller may change the items of a mapping, and pass the same mapping again.
+        """
         self._desired = checks
         self._changed.set()
 
     def listen_on(self, addresses: Mapping[Family, tuple[Address, ...]]) -> None:
         """Set the addresses on which all ports listen, by IP family.
 
-        The unspecified address means all addresses of its family.
+        The unspecified address means all addresses of its IP family.
         """
         if addresses != self._addresses:
             self._addresses = addresses
@@ -116,7 +119,7 @@ class HealthChecks:
             await listener.close()
 
     async def adjust(self) -> float | None:
-        """Open the desired listeners and close all other listeners.
+        """Open the desired listeners, and close all other listeners.
 
         Returns the seconds until the next attempt, or None if all listeners could be opened.
         """
@@ -181,7 +184,7 @@ class HealthChecks:
 
 
 def service_health(service: ServiceName, local_endpoints: int, *, is_healthy: bool) -> Answer:
-    """The answer of a ``healthCheckNodePort``, which says whether this node has endpoints of the Service and is healthy."""
+    """The answer of a ``healthCheckNodePort``: whether this node has endpoints of the Service, and whether it is healthy."""
     document = {
         "service": {"namespace": service.namespace, "name": service.name},
         "localEndpoints": local_endpoints,

@@ -44,7 +44,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
-    """The answer of the page at this path, or 404 if there is no such page."""
+    """The answer of the page at a path, or status 404 if there is no page at that path."""
     page = pages.get(request.path)
     answer = page(request) if page else server.NOT_FOUND_PAGE
     return await answer if inspect.isawaitable(answer) else answer
@@ -107,7 +107,7 @@ class MetricsPaths:
         return await respond(self._pages, request)
 
     def _index(self, _request: Request) -> Answer:
-        # The link is relative, because a proxy may have put a prefix before the path.
+        # The link is relative, because an HTTP proxy may put a prefix before the path.
         paths = (UI, *SHOWN_PATHS) if self.ui and self.config().servers.ui else SHOWN_PATHS
         links = "".join(f'<li><a href="{path[1:]}">{path}</a>\n' for path in paths)
         page = f"<!doctype html><html lang=en><title>ipvsproxy</title><h1>ipvsproxy</h1><ul>\n{links}</ul>\n"
@@ -167,10 +167,8 @@ class MetricsPaths:
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
-    """The servers that have an address, each as a coroutine that runs until it is cancelled.
-
-    The coroutine raises ``server.BindError`` if the server's address cannot be bound and the configuration has
-    ``bindAddressHardFail``.
+    """Each server that has an address, as a coroutine that runs until it is cancelled. The coroutine raises ``server.BindError``
+    if the server's address cannot be bound and the configuration has ``bindAddressHardFail``.
     """
     for name, where, answer in (("health", listen.health, health), ("metrics", listen.metrics, metrics)):
         if where:
@@ -193,9 +191,9 @@ _version = functools.cache(functools.partial(importlib.metadata.version, "ipvspr
 
 
 def _for_fleet(status: Status, digest: str) -> Mapping[str, object]:
-    """Properties in which this process may differ from the processes of other nodes.
+    """Properties in which this process may differ from the ipvsproxy processes of other nodes.
 
-    The configuration is included only as a digest.
+    The properties include only a digest of the configuration.
     """
     return {
         "version": _version(),
@@ -244,7 +242,7 @@ def _debug(name: str, lines: Iterable[str]) -> Answer:
 
 
 def render_time(epoch_s: float) -> str:
-    """The time as in RFC 3339, in UTC, with as few digits after the decimal point as possible.
+    """The time in the format of RFC 3339, in UTC, with as few digits after the decimal point as possible.
 
     Go writes times in this format. The precision is at most microseconds.
     """

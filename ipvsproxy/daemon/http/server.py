@@ -1,8 +1,8 @@
 """HTTP servers built on aiohttp, with limits that prevent a client from blocking the answers to other clients.
 
-Rule 1: each client is limited in the number of connections, the time for sending its request and reading its answer, and the size
-of its headers. The server does not wait for request bodies, except for the first bytes of a PUT.
-Rule 2: when the maximum number of connections is reached, a new connection closes the connection that has been idle for the
+Rule 1: each server limits the number of connections, the time in which a client must send its request and read the answer, and
+the size of headers. The server does not wait for request bodies, except for the first bytes of a PUT.
+Rule 2: when the maximum number of connections is reached, a new connection replaces the connection that has been idle for the
 longest time. A client with many connections therefore cannot keep other clients out. A connection is accepted only if the limit
 allows it. Connections that have no file descriptor yet wait in the kernel's queue.
 """
@@ -50,14 +50,14 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _silent = logging.getLogger(f"{__name__}.requests")
-_silent.disabled = True  # Silences aiohttp, which would log a traceback for every client that does not speak HTTP.
+_silent.disabled = True  # Without this logger, aiohttp would log a traceback for every client that does not speak HTTP.
 
 
 class Answer(NamedTuple):
     """An HTTP response.
 
-    In a long response, ``more`` follows ``body`` in parts of some ten kilobytes, because handling the whole response at once
-    would block the event loop.
+    A long response continues after ``body`` with the parts in ``more``, of some ten kilobytes each, because handling the whole
+    response at once would block the event loop.
     """
 
     status: int
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
     @property
     def whole(self) -> bytes:
-        """The body, including the parts in ``more``."""
+        """The whole body, including the parts in ``more``."""
         return b"".join((self.body, *self.more))
 
 
@@ -78,7 +78,7 @@ NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 class Request(NamedTuple):
     """A client's request. The names of headers are in lower case.
 
-    ``body`` is set only for a PUT, and holds the bytes that arrive at once.
+    ``body`` is set only for a PUT, and has only those bytes of the request body that arrive without waiting.
     """
 
     path: str
@@ -92,7 +92,7 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class BindError(Exception):
-    """A server cannot listen on its address."""
+    """The error if a server cannot listen on its address."""
 
 
 def descriptors() -> int:
@@ -124,7 +124,7 @@ class Room:
         return False
 
     def begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> None:
-        """From now on, count a connection that has been accepted."""
+        """Count an accepted connection until it ends."""
 
         async def connect() -> None:
             try:
@@ -138,7 +138,7 @@ class Room:
         self.beginning.add(task)
 
     def note(self, connection: object, transport: asyncio.Transport, *, is_busy: bool) -> None:
-        """From now on, the connection counts as idle or as busy with a request."""
+        """Record whether a connection is now idle, or busy with a request."""
         self.forget(connection)
         self._open[connection] = (is_busy, transport)
 
@@ -148,7 +148,7 @@ class Room:
 
 
 class _Connections(web.Server):
-    """Creates the protocol object of each new connection, and tells the ``Room`` whether the connection is idle."""
+    """Creates the protocol object of each new connection, and reports to the ``Room`` whether the connection is idle."""
 
     def __init__(self, handler: Handler, room: Room) -> None:
         super().__init__(
@@ -166,12 +166,12 @@ class _Connections(web.Server):
         self._room = room
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Overrides the method of aiohttp."""
+        """Overrides the aiohttp method of this name."""
         super().connection_made(handler, transport)
         self._room.note(handler, transport, is_busy=False)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        """Overrides the method of aiohttp."""
+        """Overrides the aiohttp method of this name."""
         super().connection_lost(handler, exc)
         self._room.forget(handler)
 
@@ -201,7 +201,7 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
                 asked = asked._replace(body=await _first_bytes(request))
             try:
                 answer = await handler(asked)
-            except Exception:  # an exception of any type: probes must still get answers
+            except Exception:  # probes must get answers whatever fails here
                 log.exception("request_failed", path=asked.path)
                 answer = FAILED
             response = web.StreamResponse(status=answer.status, headers=answer.headers)
@@ -219,9 +219,9 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
 
 
 async def _first_bytes(request: web.BaseRequest) -> bytes:
-    """The first bytes of the request body, as far as they arrive at once.
+    """The first bytes of the request body, as far as they arrive without waiting.
 
-    If the body breaks off or is malformed, that is the client's error.
+    If the body is incomplete or malformed, the client is at fault.
     """
     try:
         return await request.content.read(BODY_BYTES)
@@ -243,7 +243,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The actual port number, even if ``listen`` was called with port 0."""
+        """The port on which the server listens, also if ``listen`` was called with port 0."""
         return int(self._bound.getsockname()[1])
 
     async def close(self) -> None:
@@ -281,7 +281,7 @@ async def listen(
     """Answer HTTP requests on an address. If ``room`` is None, the server has its own limit on connections.
 
     The unspecified address of either IP family means all addresses of both families, as in Go programs. With ``one_family``, the
-    unspecified address means all addresses of its own family.
+    unspecified address means all addresses of its IP family.
 
     Raises:
         OSError: the address cannot be bound.
@@ -340,7 +340,7 @@ def _bind_to(address: Address, port: int, *, only_ipv6: bool) -> socket.socket:
         if address.family is Family.IPV6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         bound.bind((str(address), port))
-        # With SO_REUSEADDR, two sockets can bind the same port; only the call of ``listen`` fails for the second socket.
+        # With SO_REUSEADDR, two sockets can bind the same port; the second socket fails only when ``listen`` is called.
         bound.listen(BACKLOG)
     except BaseException:
         bound.close()

@@ -84,7 +84,7 @@ class Engine:
         self._sync_took_s = 0.0
         self._translator = Translator(choices=self.choices, store=self.store, reconciler=self._reconciler)
 
-    # Methods that are called from outside of the event loop.
+    # Code outside of the event loop calls the following methods.
 
     def changed(self, now: float) -> None:
         """The store has changed. The caller passes ``now``, a time of ``clock``, because reading a clock is a system call."""
@@ -103,7 +103,10 @@ class Engine:
         self._wake.set()
 
     def rules_changed(self) -> None:
-        """Another program has changed rules or sets of ipvsproxy. Virtual servers are not read because of such a change."""
+        """Another program has changed rules or sets of ipvsproxy.
+
+        A change of rules or sets does not cause virtual servers to be read.
+        """
         self._reader.request_poll(whole=False)
         self._wake.set()
 
@@ -163,8 +166,8 @@ class Engine:
         self._translator.put_node()
         if self.prepare is not None:
             await self.prepare()
-        # The unreadable parts of the kernel state are still programmed, but none of their objects is removed, and they are read
-        # again soon.
+        # Unreadable parts of the kernel are programmed as well, but no object is removed from an unreadable part. All unreadable
+        # parts are read again soon.
         await self._reader.observe()
         await self._update_view(self.clock())
         await self._learn_schedulers(self.clock())
@@ -178,9 +181,9 @@ class Engine:
         await self._sync(self.clock(), report)
 
     def _demand_primary_family(self) -> None:
-        """Continue only if the IP family of the node's primary address is served, as in kube-proxy.
+        """Continue only if the IP family of the node's primary address is served.
 
-        See cmd/kube-proxy/app/server.go in kubernetes/kubernetes.
+        The file cmd/kube-proxy/app/server.go in kubernetes/kubernetes has the same rule.
 
         Raises:
             CannotStartError: the family of the primary address is not served.
@@ -197,8 +200,8 @@ class Engine:
     async def _pause(self) -> float:
         """Wait until there is work and the minimum sync interval (or a short pause) has passed since the last sync.
 
-        Readings of the kernel that are due continue during the wait. Even if changes arrive continuously, at least one part is
-        read in each pause. Returns the current time.
+        Readings of the kernel that are due continue during the wait. At least one part of a due reading is read in each pause,
+        even if changes arrive continuously. Returns the current time.
         """
         rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
         may_begin_s = self.clock() + max(self.choices.settings.min_interval_s, rest_s)
@@ -215,7 +218,7 @@ class Engine:
     async def _idle(self) -> float | None:
         """Wait until work is due or arrives; returns the current time.
 
-        Returns None if only a part of the kernel was read, and no change was found in that part.
+        Returns None if this call has only read a part of the kernel, and found no change in that part.
         """
         times_s = (self._reconciler.next_s(), self._translator.lingering.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
@@ -310,12 +313,12 @@ class Engine:
                 self._translator.note_scheduler(name, why_missing, now)
 
     def _unserved(self) -> frozenset[Family]:
-        """The families in which most virtual servers, or an entry of a set without which rules have no effect, are missing."""
+        """The IP families that lack most virtual servers, or a set entry without which the rules have no effect."""
         families, survey = frozenset(self._translator.settings.families), self._reconciler.survey
         return families if self.store.may_lack_all else survey.unserved(families) | survey.lacking_entries(families)
 
     async def _add(self, total: Report) -> Report:
-        """Apply the additions that are possible now; all other operations must wait until the additions are done.
+        """Apply the additions that are possible now; all other operations wait until the additions are done.
 
         Returns ``total`` combined with the report of the additions.
         """
@@ -325,9 +328,9 @@ class Engine:
         return _sum(total, await self._apply(operations, now))
 
     async def _program(self, now: float, total: Report) -> Report:
-        """Plan and apply operations and record their outcomes until nothing more can be done.
+        """Plan and apply operations, and record their outcomes, until no more operations are possible.
 
-        Returns ``total`` combined with the report of these operations.
+        Returns ``total`` combined with the report of the operations.
         """
         while True:
             self._translator.put_skeletons()
@@ -358,7 +361,7 @@ class Engine:
         return report
 
     async def _read_due_drains(self, now: float) -> bool:
-        """Read the connection counts whose reading is due. Returns whether the reading of any counts was due."""
+        """Read the connection counts whose reading is due. Returns whether a reading of connection counts was due."""
         due = self._reconciler.drains_due(now)
         if not due:
             return False
@@ -370,7 +373,7 @@ class Engine:
         return await self._in_slices(self._translator.updating_view(self._reader.addresses, now))
 
     async def _adopt_choices(self) -> None:
-        """Adopt the configuration given to ``reconfigure``, which may affect every Service and every rule."""
+        """Begin to use the configuration that ``reconfigure`` has received; it may affect every Service and every rule."""
         if self._new_choices is None:
             return
         new, self._new_choices = self._new_choices, None
@@ -396,14 +399,14 @@ def _apply(
 
 
 def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
-    """The names in their given order, in lists of ``SERVICES_AT_ONCE`` names; the last list may be shorter."""
+    """The names in the given order, in lists of ``SERVICES_AT_ONCE`` names; the last list may be shorter."""
     remaining = iter(names)
     while batch := list(itertools.islice(remaining, SERVICES_AT_ONCE)):
         yield batch
 
 
 def _sum(total: Report, report: Report) -> Report:
-    """The sum of both reports, with the number of pending operations from the later report."""
+    """The sum of two reports, with the number of pending operations from the later report."""
     return Report(
         done=Counter(total.done) + Counter(report.done),
         failed=Counter(total.failed) + Counter(report.failed),

@@ -1,9 +1,9 @@
 """Decides when Python's garbage collector searches for reference cycles.
 
 Objects that are not in a cycle are freed when their reference count becomes 0. The data about known API objects consists of about
-a million values without cycles. During a start, a hundred collections would traverse all known objects again and again, which
-would take a third of the start's time. Later, one collection of the objects created in some seconds of changes would block the
-event loop for too long. ``docs/performance.md`` has the measurements.
+a million values without cycles. During a start, a hundred collections would each traverse all known objects, and together take a
+third of the start's time. After the start, a single collection of the objects that some seconds of changes have created would
+block the event loop for too long. ``docs/performance.md`` has the measurements.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
 
 @contextlib.contextmanager
 def postponed() -> Iterator[None]:
-    """Inside the ``with`` block, nothing is collected.
+    """Inside the ``with`` block, the garbage collector does not run.
 
     The objects created in the block are frozen until the next thaw (``gc.unfreeze``).
     """
@@ -49,7 +49,7 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
     """Inside the ``with`` block, small collections run often.
 
     An object that has survived a collection of each generation is frozen until a thaw. Yields a function that must be called now
-    and then. The function thaws the frozen objects when that is due by ``clock`` (seconds).
+    and then. This function thaws the frozen objects when a thaw is due by ``clock`` (in seconds).
     """
     thawed_s = clock()
 
@@ -58,8 +58,8 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
             gc.freeze()
 
     def collect_nothing() -> None:
-        # Python postpones the next full collection until the number of new objects is a quarter of the objects that survived the
-        # last one, so no unfrozen object may survive.
+        # Python postpones the next full collection until the new objects are a quarter of the objects that survived the last full
+        # collection. Therefore no unfrozen object may survive a full collection.
         gc.freeze()
         gc.collect()
 

@@ -1,4 +1,4 @@
-"""The log lines of the event loop: each fact is logged once, and each sync with operations has one line."""
+"""Writes the log lines of the event loop: each fact is logged once, and each sync with operations has one line."""
 
 import dataclasses
 import itertools
@@ -51,7 +51,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def log_received(events: Iterable[Event]) -> None:
-    """Log the events that the source delivers, at the verbosity for single operations."""
+    """Log the events from the source, at the verbosity for single operations."""
     if not logs.shows(logs.DEBUG_VERBOSITY):
         return
     for event in events:
@@ -98,7 +98,7 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
             for operation in one_by_one([outcome.operation]):
                 log.debug("operation", operation=str(operation), **({"error": outcome.error} if outcome.error else {}))
     elif logs.shows(logs.CHANGES_VERBOSITY):
-        # Chosen first: after a start, most outcomes are additions of many objects each.
+        # The outcomes are chosen before they are split, because after a start, most outcomes are additions of many objects.
         for verb, item in (outcome.operation for outcome in outcomes if not outcome.error):
             if isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses | LocalRoutes)):
                 for operation in one_by_one([Operation(verb, item)]):
@@ -106,9 +106,10 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
-    """Log why load balancers are turned away from a node on which all changes have been applied, and log when the reason is gone.
+    """Log that load balancers avoid this node, and why, although all changes have been applied; also log the end of this state.
 
-    ``before`` and ``trouble`` are the previous and the current problem with this node's Node object; empty if there is none.
+    ``before`` is the previous problem with this node's Node object, and ``trouble`` the current problem; an empty text means no
+    problem.
     """
     if trouble and trouble != before:
         log.warning("load_balancers_turned_away", node=name, reason=trouble)
@@ -118,7 +119,7 @@ def log_node(name: str, before: str, trouble: str) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Lines:
-    """Log lines with a rate limit.
+    """Writes log lines with a rate limit.
 
     Log lines above the limit are not written but counted, and the next allowed line shows their number.
     """
@@ -128,7 +129,7 @@ class _Lines:
     untold: int = 0
 
     def log(self, write: Callable[..., object], event: str, **keys: object) -> None:
-        """Write a log line, or only count it."""
+        """Write a log line, or only count it if the rate limit is reached."""
         if not self.limit.take(self.clock()):
             self.untold += 1
             return
@@ -155,7 +156,7 @@ class Journal:
     def log_complaints(self, complaints: Iterable[Complaint]) -> None:
         """Log the parts of objects that are not used, with the reason.
 
-        Valid parts that this proxy does not use are logged only at the verbosity for single operations.
+        Parts that are valid but that ipvsproxy does not use are logged only at the verbosity for single operations.
         """
         for complaint in complaints:
             invalid = [skipped for skipped in complaint.skipped if skipped.invalid]
@@ -171,7 +172,7 @@ class Journal:
                     log.debug("part_not_used", **about, **_keys_of(skipped))
 
     def logging_conflicts(self, conflicts: Iterable[Conflict]) -> Generator[None, None, Collection[Conflict]]:
-        """Log the new conflicts among all current conflicts, in steps. Returns all current conflicts."""
+        """Log the conflicts that are new; a generator of steps. Returns all current conflicts."""
         present: set[Conflict] = set()
         yield from each(present.add, conflicts)
         new = present - self._conflicts
@@ -191,7 +192,7 @@ class Journal:
                 self._lines.log(log.warning, "scope_without_mark", **about, hint=hint)
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
-        """Log the lists that are doubted, and the end of each doubt."""
+        """Log the lists that are in doubt, and the end of each doubt."""
         confirmed = f"before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it"
         for kind in doubts.keys() - self._doubted:
             doubt = doubts[kind]
@@ -207,7 +208,7 @@ class Journal:
         self._doubted = frozenset(doubts)
 
     def log_drift(self, news: News) -> None:
-        """Log drift. Also log drift that is not repaired for a while because it keeps returning."""
+        """Log drift. Also log drift whose repair waits for a while because the drift keeps returning."""
         if news.drifted:
             log.warning("drift_found", **news.drifted)
         hint = "another program undoes the repair repeatedly, so repairs become rarer"
@@ -218,7 +219,7 @@ class Journal:
         """Log which sysctls, by path, cannot be written, and why.
 
         The failure is logged once, and again when another sysctl cannot be written. If an indispensable sysctl has a wrong value,
-        no Service of its IP families works, so the health of the node also shows such sysctls.
+        no Service of its IP families works, so the node's health also shows the sysctl.
         """
         new = [path for path in given_up if path not in self._settings]
         if new:
@@ -245,7 +246,7 @@ class Journal:
             )
 
     def _is_allowed(self, subject: object, lines: int = 1) -> bool:
-        """Whether the rate limits allow a log line about this subject now; if they do not, its lines are counted as untold."""
+        """Whether the rate limits allow a log line about a subject now; otherwise, the subject's lines are counted as untold."""
         if self._subjects.take(subject, self._clock()):
             return True
         self._lines.untold += lines

@@ -1,16 +1,16 @@
 """Removes rules that another proxy or an earlier ipvsproxy process has left behind, after our own rules have been programmed.
 
-Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that ipvsproxy does not
-use now.
+Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that this process does
+not use.
 
-Rule 1: an IP family is examined when its rules and sets have been programmed, and after each audit. An external program is run
-only if a rule has changed since the last examination. While most virtual servers of an IP family, or any entry of a set, are
+Rule 1: the module examines an IP family when its rules and sets have been programmed, and after each audit. An external program
+is run only if a rule has changed since the last examination. While most virtual servers of an IP family, or any set entry, are
 missing, no family is examined, because the old rules still serve traffic.
 Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
 Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``leftovers`` of ``reconcile``).
-Rule 4: one line is logged when the rules in a place cannot be removed, and one when no leftover rules remain there.
-Rule 5: the other backend is removed last, as one place for all IP families, because rules of iptables use its sets. The other
-backend logs its removals itself.
+Rule 4: the log has one line when the rules in a place cannot be removed, and one line when no leftover rules remain in the place.
+Rule 5: the rules and sets of the other backend are removed last, as one place for all IP families, because rules of iptables use
+these sets. The function that cleans the other backend logs the removals itself.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Examined(NamedTuple):
-    """The result of examining a place, with the fingerprint that the place's rules had before the examination.
+    """The result of examining a place, with the fingerprint of the place's rules before the examination.
 
-    ``failure`` says why a removal did not happen although it was allowed. ``hidden`` names the tables that cannot be listed.
-    ``foreign`` names a table that has the name of a leftover table but is not one, and gives the reason.
+    ``failure`` says why an allowed removal did not happen. ``hidden`` names the tables that cannot be listed. ``foreign`` names a
+    table that has the name of a leftover table but belongs to another program, and says how this is known.
     """
 
     fingerprint: object
@@ -67,8 +67,8 @@ class Examined(NamedTuple):
 class Remains:
     """The rules that another proxy may have left in one place, and the functions that find and remove them.
 
-    All calls block the calling thread. ``fingerprint`` changes when the content of the place changes; None means that the place
-    is examined each time. ``look`` and ``remove`` may raise KernelError.
+    All calls block the calling thread. ``fingerprint`` changes when the content of the place changes. A fingerprint of None means
+    that the place is examined each time. ``look`` and ``remove`` may raise KernelError.
     """
 
     fingerprint: Callable[[], object]
@@ -78,7 +78,7 @@ class Remains:
     def __call__(self, known: Examined | None = None, *, may_remove: bool) -> Examined:
         """Examine the place and, if ``may_remove`` is true, remove its leftovers.
 
-        Returns ``known`` if nothing has changed since that examination.
+        Returns ``known`` if the place has not changed since the examination ``known``.
 
         Raises:
             KernelError: the kernel could not be read at the moment.
@@ -139,11 +139,11 @@ def announce(remains: Mapping[AnyPlace, Remains]) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _State:
-    """The state of one place.
+    """The state of one place that may have leftover rules.
 
-    ``known`` is the last examination that found nothing to remove. ``ongoing`` are the log events that still apply, empty if no
-    leftover rules remain; ``reason`` is the reason in the last log event. ``due_s`` is the time of the next examination; infinity
-    means after the next audit.
+    ``known`` is the last examination that found nothing to remove. ``ongoing`` are the log events that still apply, and is empty
+    if no leftover rules remain. ``reason`` is the reason in the last log event. ``due_s`` is the time of the next examination;
+    infinity means that the next examination follows the next audit.
     """
 
     known: Examined | None = None
@@ -178,7 +178,7 @@ class Leftovers:
 
     @property
     def present(self) -> Mapping[AnyPlace, bool]:
-        """Maps each place to whether its rules cannot be removed, or may remain because they cannot be read."""
+        """Maps each place to True if leftover rules remain there, or may remain there because the rules cannot be read."""
         return {place: bool(state.ongoing) for place, state in self._states.items() if place}
 
     @property
@@ -188,7 +188,7 @@ class Leftovers:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """A sentence for each place whose rules cannot be removed, or may remain because they cannot be read."""
+        """A sentence for each place where leftover rules remain, or may remain because the rules cannot be read."""
         return tuple(
             f"{f'leftover rules stay ({place})' if place else 'our objects in the other backend stay'}: {state.reason}"
             for place, _, state in self._all()
@@ -280,7 +280,7 @@ class Leftovers:
             state.ongoing.clear()
 
     def _log_once(self, place: AnyPlace | None, state: _State, event: str, **keys: str) -> None:
-        """Log an event, unless the same event has already been logged and still applies."""
+        """Log an event, unless it has already been logged and still applies."""
         if event not in state.ongoing:
             log.warning(event, **({"rules": str(place)} if place else {}), **keys)
         state.ongoing.add(event)

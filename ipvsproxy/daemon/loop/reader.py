@@ -1,12 +1,11 @@
-"""Reads the kernel when a reading is due, and passes the result on.
-
-Also defines the interface of the kernel that the event loop needs.
+"""Reads the kernel when a reading is due, and passes the result to a reconciler. Also defines the interface of the kernel that
+the event loop needs.
 
 Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
 Rule 2: between audits, the kernel is polled, which is cheaper. Polls run as often as a small share of a processor allows, and
-after a notification. Most polls read only those parts of the kernel that show most changes at little cost. At the drift-check
-interval, after a notification, and after drift while another program is writing, polls read all virtual servers with their real
-servers.
+after each notification. Most polls read only the parts of the kernel that show most changes at little cost. Some polls read all
+virtual servers with their real servers: at the drift-check interval, after a notification, and after drift while another program
+is writing.
 Rule 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change
 from the API waits for at most one part.
 """
@@ -60,16 +59,16 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class ReadableKernel(Protocol):
-    """Reads the kernel. A command that changes nothing needs only these methods."""
+    """Reads the kernel. Reads the kernel; commands that change nothing need only these methods."""
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """Read everything: these sets, the rules of these IP families, these sysctls (by path), and all other objects.
+        """Read everything: the given sets, the given IP families' rules, the given sysctls (by path), and all other objects.
 
-        A part that cannot be read is None, and ``errors`` has a sentence about it.
+        In the result, a part that cannot be read is None, and ``errors`` has a sentence about that part.
         """
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
-        """The addresses on all interfaces except our device.
+        """The addresses on all interfaces except the device of ipvsproxy.
 
         Raises:
             KernelError: the addresses could not be read.
@@ -78,7 +77,7 @@ class ReadableKernel(Protocol):
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connection counts of these virtual servers; None means that the counts of a virtual server could not be read."""
+        """The connection counts of the given virtual servers; None if the counts of a virtual server could not be read."""
 
     def why_missing(self, scheduler: str) -> str:
         """Like ``why_unusable`` of ``Kernel``, but only looks at the files of kernel modules.
@@ -107,30 +106,29 @@ class Kernel(ReadableKernel, Protocol):
 
         If ``thorough`` is false, only parts that may have changed are read.
 
-        If ``whole`` is false, changes of virtual servers that cannot be seen cheaply are not read.
+        If ``whole`` is false, changes of virtual servers that are expensive to find are not read.
         """
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why virtual servers cannot have this scheduler, found by trying it; empty if the scheduler is usable.
+        """The reason why virtual servers cannot have a scheduler, found by trying the scheduler; empty if they can.
 
         Raises:
             KernelError: the kernel could not answer at the moment.
         """
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their given order, and continue after a failed operation.
+        """Apply operations in the given order, and continue after a failed operation.
 
         No object may be in more than one operation. Returns the outcomes in the order of the operations. An operation on several
-        objects may have several outcomes if the results for its objects differ; together, these outcomes contain each object
-        exactly once.
+        objects has several outcomes if the results for its objects differ; each object is then in exactly one of these outcomes.
         """
 
 
 class Depth(enum.IntEnum):
-    """How much a reading reads; a deeper reading includes all that the others read.
+    """How much a reading reads; a deeper reading reads everything that the less deep readings read.
 
-    A ``POLL`` reads what shows most changes at little cost, a ``WHOLE_POLL`` also all virtual servers, and an ``AUDIT``
-    everything.
+    A ``POLL`` reads the parts that show most changes at little cost, a ``WHOLE_POLL`` also reads all virtual servers, and an
+    ``AUDIT`` reads everything.
     """
 
     POLL = 0
@@ -140,9 +138,9 @@ class Depth(enum.IntEnum):
 
 @dataclasses.dataclass(slots=True)
 class _Reading:
-    """A reading in progress.
+    """A reading of the kernel that is in progress.
 
-    ``lacks_witnesses``: an unreadable part may contain witnesses of our virtual servers (rules never contain witnesses).
+    ``lacks_witnesses`` means that an unreadable part may contain witnesses of our virtual servers (rules contain no witnesses).
     """
 
     parts: Iterator[Observation]
@@ -157,8 +155,8 @@ class _Reading:
 class KernelReader:
     """Reads the kernel for a reconciler. All times are measured with ``clock``.
 
-    ``choices`` has the IP families whose rules are read, and the intervals of audits and whole polls; it may be replaced. Audits
-    and polls run less often if they take much processor time.
+    ``choices`` has the IP families whose rules are read, and the intervals of audits and whole polls. A caller may replace
+    ``choices``. Audits and polls run less often if they take much processor time.
 
     ``clock`` is a monotonic clock, and ``processor_clock`` measures the processor time of this process; both are in seconds.
     """
@@ -187,21 +185,20 @@ class KernelReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether an audit has ended or drift was observed, and no reading is in progress.
-
-        The parts of a reading depend on each other.
+        """Whether an audit has ended or drift was observed, and no reading is in progress. A reading is only useful as a whole,
+        because its parts depend on each other.
         """
         return (self._has_drifted or self.has_audited) and self._reading is None
 
     def take_drifted(self) -> Mapping[str, int]:
-        """The number of drifted objects, by kind, that have been found since the last call of this method."""
+        """The number of drifted objects found since the last call of this method, by kind."""
         drifted, self._drifted = self._drifted, Counter()
         return drifted
 
     def request_poll(self, *, whole: bool = True) -> None:
         """Poll as soon as the pause after the last reading is over, or after the reading in progress.
 
-        ``whole``: the poll includes all virtual servers.
+        ``whole`` means that the poll also reads all virtual servers.
         """
         self._due_s[Depth.POLL] = 0.0
         if whole:
@@ -212,13 +209,14 @@ class KernelReader:
         self._due_s[Depth.AUDIT] = 0.0
 
     def syncing(self) -> None:
-        """A sync begins, which repairs the drift observed so far."""
+        """A sync begins; it repairs the drift that has been observed so far."""
         self._has_drifted = False
 
     async def observe(self) -> None:
-        """Read the whole kernel. For parts that cannot be read, the last observed state is kept."""
+        """Read the whole kernel. The last observed state of a part is kept if the part cannot be read."""
         now = self.clock()
-        # The times of the next readings are set before the reading, because a change during the reading requests another reading.
+        # The times of the next readings are set before the reading begins, because a change during the reading requests another
+        # reading.
         self._due_s = [now + interval_s for interval_s in self._intervals_s]
         self._reading = None
         sets, families, sysctls = self._subjects()
@@ -228,7 +226,7 @@ class KernelReader:
 
     @property
     def next_part_s(self) -> float:
-        """When ``read_on`` has work to do: immediately if a reading is in progress, otherwise after a pause."""
+        """The time when ``read_on`` has work to do: immediately if a reading is in progress, otherwise after a pause."""
         return 0.0 if self._reading else max(self._rest_ends_s, min(self._due_s))
 
     @property
@@ -244,11 +242,12 @@ class KernelReader:
             depth = max((one for one in Depth if self._due_s[one] <= now), default=Depth.POLL)
             is_audit = depth is Depth.AUDIT
             if is_audit and not self.reconciler.observer.has_observed_all:
-                # Only all witnesses together, read at one time, show which virtual servers are ours.
+                # All witnesses must be read at one time, because only all of them together show which virtual servers are ours.
                 await self.observe()
                 self.has_audited = True
                 return
-            # No such reading is due until this one has ended and its cost is known, but a change in the meantime requests one.
+            # The time of the next reading is set at the end of this reading, when its cost is known, but a change during this
+            # reading requests the next reading.
             self._due_s[: depth + 1] = [math.inf] * (depth + 1)
             if is_audit:
                 self.reconciler.observer.begin_audit()
@@ -272,8 +271,8 @@ class KernelReader:
         if not done.lacks_witnesses:
             self._has_drifted |= bool(self.reconciler.observer.newcomers)
             await in_slices(self.reconciler.observer.concluding(now), self.clock)
-        # A poll never counts as more expensive than an audit. Without this limit, if audits come more often than whole polls, one
-        # expensive poll would prevent all later polls.
+        # A poll never counts as more expensive than an audit. Without this limit, one expensive poll would prevent all later
+        # polls if audits are more frequent than whole polls.
         self._cost_s[: done.depth] = [min(cost_s, done.cost_s) for cost_s in self._cost_s[: done.depth]]
         self._cost_s[done.depth] = done.cost_s
         shares = (POLL_SHARE, POLL_SHARE, AUDIT_SHARE)
@@ -288,7 +287,7 @@ class KernelReader:
         self._note_errors(done.errors, is_audit=done.depth is Depth.AUDIT)
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
-        """The parameters of a reading that can change: the sets, the IP families and the sysctls."""
+        """The sets, IP families and sysctls that a reading reads now; they can change between readings."""
         sets, sysctls = self.reconciler.survey.subjects()
         return sets, self.choices.translation.families, sysctls
 
@@ -305,11 +304,11 @@ class KernelReader:
     def _note_errors(self, errors: Collection[str], *, is_audit: bool) -> None:
         new_errors = [error for error in dict.fromkeys(errors) if error not in self.unreadable]
         for error in new_errors:
-            log.error("kernel_unreadable", error=error, hint="no object of this part is removed; the part is read again soon")
+            log.error("kernel_unreadable", error=error, hint="no object is removed from this part; the part is read again soon")
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
-        if errors and self._due_s[Depth.POLL]:  # 0 after a notification; a poll after a notification is not postponed
+        if errors and self._due_s[Depth.POLL]:  # 0 after a notification, because a notification's poll is not postponed
             self._due_s[Depth.POLL] = self._due_s[Depth.WHOLE_POLL] = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()
@@ -330,7 +329,7 @@ class KernelReader:
     def synced(self, report: Report) -> None:
         """If an operation failed or had an unexpected outcome, read everything soon.
 
-        The delay grows with each repetition until an audit succeeds.
+        The delay of this reading grows with each failure until an audit succeeds.
         """
         if report.surprises or report.failed:
             self._read_again_soon()

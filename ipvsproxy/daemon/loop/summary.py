@@ -21,15 +21,15 @@ NOTHING_DONE = Report(done={}, failed={}, errors=(), pending=0)
 class SyncSummary:
     """The summary of one finished sync.
 
-    ``lacking`` are the IP families in which an object is missing that all Services of the family need (device, sets, rules,
-    sysctls). ``unmet_settings`` maps the indispensable sysctls that do not have their desired value to the observed value.
-    ``states`` has the desired state of each Service, and ``health_checks`` has the answer of each health-check node port; both
-    change with the next sync. ``not_in_force`` are the IP families that may still need the rules and sets of another proxy or
-    backend. ``is_audit``: an audit was made directly before the sync. ``waited_s`` is the age of the oldest change when the sync
-    began; 0 if there were no changes. ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the
-    kernel, translating changes and applying operations. ``conflicts`` are the new conflicts, and ``without_scope`` are the
-    Service ports that newly have no mark for a second scope. ``drifted`` counts, by kind, the objects that were found changed by
-    another program since the last sync.
+    ``lacking`` are the IP families that lack an object (a device, set, rule or sysctl) that all Services of the family need.
+    ``unmet_settings`` maps each indispensable sysctl that differs from its desired value to the observed value. ``states`` has
+    the desired state of each Service, and ``health_checks`` the answer of each health-check node port. The next sync changes both
+    mappings. ``not_in_force`` are the IP families whose traffic may still need the rules and sets of another proxy or backend.
+    ``is_audit`` means that an audit was made directly before the sync. ``waited_s`` is the age of the oldest change when the sync
+    began; 0 if there were no changes. ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel,
+    translating changes and applying operations. ``conflicts`` are the conflicts that are new since the last sync.
+    ``without_scope`` are the Service ports that have lacked a mark for their second scope since this sync. ``drifted`` counts, by
+    kind, the changes of objects by other programs that were found since the last sync.
     """
 
     changes: Changes
@@ -56,13 +56,13 @@ class SyncSummary:
 
 
 class Watcher:
-    """An object that the event loop notifies about syncs. This base class ignores all notifications."""
+    """The interface of objects that the event loop notifies about syncs. This base class ignores all notifications."""
 
     def queued(self, now: float) -> None:
         """A change waits for the next sync."""
 
     def syncing(self, now: float) -> None:
-        """A sync begins, which includes all waiting changes."""
+        """A sync begins; all waiting changes are part of the sync."""
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""

@@ -1,8 +1,8 @@
-"""The only module that makes desired state.
+"""Makes the desired state, which no other module may do.
 
 The module takes the store, the node and the operator's settings, and passes the desired state to a reconciler.
 
-Rule 1: ``run`` and every command use only this module to make desired state, so that their results cannot differ. No other
+Rule 1: ``run`` and all commands use this module to make the desired state, so that their desired states cannot differ. No other
 module calls ``translate`` for the view of the node, the desired state of a Service, or the rules. No other module passes the
 objects that the node itself needs to a reconciler.
 Rule 2: a Service is translated after a change of the Service, of its endpoints or of the view of the node.
@@ -33,7 +33,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Translator:
-    """Passes the desired state to a reconciler. No Service has a desired state before the first call of ``updating_view``.
+    """Passes the desired state to a reconciler. Before the first call of ``updating_view``, no Service has a desired state.
 
     Call the methods in this order: ``put_node``, ``updating_view``, ``putting`` for the Services that have changed in the store,
     and ``put_skeletons``, because rules depend on the desired state of the Services.
@@ -70,9 +70,9 @@ class Translator:
         return self.store.schedulers - self._known_schedulers
 
     def note_scheduler(self, name: str, why_missing: str, now: float, *, for_now: bool = False) -> None:
-        """Record whether the kernel has a scheduler, or the reason why it does not have it.
+        """Record that the kernel has a scheduler, or the reason why the kernel does not have the scheduler.
 
-        With ``for_now``, the answer may change later.
+        With ``for_now``, the recorded answer may change later.
         """
         missing = {other: reason for other, reason in self.settings.missing_schedulers.items() if other != name}
         if why_missing:
@@ -84,7 +84,10 @@ class Translator:
             self._known_schedulers.add(name)
 
     def adopt(self, choices: Choices) -> None:
-        """Use other settings, beginning with the next ``put_node`` and ``updating_view``. The Node stays the same."""
+        """Use other settings, beginning with the next ``put_node`` and ``updating_view``.
+
+        The settings must be about the same Node.
+        """
         self.choices, self.settings = choices, choices.translation
         self._known_schedulers.clear()
         self._view = None
@@ -97,7 +100,7 @@ class Translator:
         self.reconciler.put_node(self.settings.families, sysctls, self.choices.settings.timeouts)
 
     def updating_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> Generator[None, None, view.NodeView]:
-        """Creates the view of the node from these addresses of its interfaces, in steps. Returns the view.
+        """Create the view of the node from the addresses of its interfaces; a generator of steps. Returns the view.
 
         If the view differs from the last view, all Services in the store are marked as changed at ``now``. Node ports keep lost
         addresses for a while.
@@ -173,7 +176,7 @@ class Translator:
                 yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
     def putting(self, names: Iterable[ServiceName]) -> Generator[None, None, None]:
-        """Pass on the desired state of Services, in steps: each Service is one step or, if it is large, several."""
+        """Pass on the desired state of Services; a generator with one step for each Service, or several for a large Service."""
         for name in names:
             service, desired = self.store.services.get(name), None
             if service is not None and self._view is not None:
@@ -192,7 +195,7 @@ class Translator:
     def _note_refusals(self, name: ServiceName, service: Service | None, desired: ServiceState | None) -> None:
         """Complain about the refused parts of a Service once, and again after each change of the Service.
 
-        A part counts as refused if it was skipped in translation and not in parsing.
+        A refused part is a part that translation has skipped after parsing has accepted it.
         """
         before = self._refused.pop(name, ())
         if service is None or desired is None or service.not_served:
@@ -205,7 +208,7 @@ class Translator:
     def put_skeletons(self, *, settled: bool = False) -> None:
         """Passes on the rules that are needed now, both for the desired objects and for objects that still have to be removed.
 
-        With ``settled``, passes on the rules that are needed when all other objects are as desired.
+        With ``settled``, passes on only the rules that are needed when all other objects are as desired.
         """
         if self._view is None:
             return

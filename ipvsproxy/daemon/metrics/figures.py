@@ -37,7 +37,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Watch(NamedTuple):
-    """Whether a watch is open, whether it is stale, and the age of its last contact with the API server.
+    """Whether a watch is open, whether the watch is stale, and the age of its last contact with the API server.
 
     An age of None means that there was no contact yet.
     """
@@ -49,10 +49,11 @@ class Watch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """The sources of the values that the metrics and the web page show. The clock of ``status`` measures drains and watches.
+    """The sources of the values that the metrics and the web page show.
 
-    ``leftovers`` maps each place to whether rules of another proxy may remain there, ``other_backend`` says whether our objects
-    may remain in the other backend, and ``unopened_ports`` counts health-check node ports.
+    The age of drains and of watches is measured with the clock of ``status``. ``leftovers`` maps each place to whether rules of
+    another proxy may remain there. ``other_backend`` says whether our objects may remain in the other backend. ``unopened_ports``
+    counts the health-check node ports that could not be opened.
     """
 
     survey: Survey
@@ -84,7 +85,7 @@ class Numbers(NamedTuple):
 
 
 def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
-    """Counts the virtual and real servers, with a pause after each ``ITEMS_AT_ONCE`` objects."""
+    """Counts the virtual and real servers; a generator that pauses after each ``ITEMS_AT_ONCE`` objects."""
     numbers = Numbers(collections.Counter(), collections.Counter(), collections.Counter())
     for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
         if number % steps.ITEMS_AT_ONCE == 0:
@@ -99,12 +100,12 @@ def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
 
 
 def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
-    """The increase of an object's counters between two readings; after a counter reset, the values of the second reading."""
+    """The increase of an object's counters between two readings; if the counters were reset, the values of the second reading."""
     return now if any(map(int.__lt__, now, before)) else list(map(operator.sub, now, before))
 
 
 def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, None, None]:
-    """Remove all entries that are in none of the collections ``present``; pauses let other tasks run in between."""
+    """Remove each entry whose key is in none of the collections ``present``; a generator, whose pauses let other tasks run."""
     gone = yield from steps.choosing(lambda key: not any(key in some for some in present), known)
     yield from steps.each(known.pop, gone)
 
@@ -122,7 +123,7 @@ class Sample:
 
 @dataclasses.dataclass(eq=False)
 class Sampler:
-    """Reads counters. If several callers read counters, their readings take turns.
+    """Reads counters. If several callers read counters at the same time, each caller waits for the previous reading.
 
     Virtual servers in ``always`` are read even if their counters are zero.
     """

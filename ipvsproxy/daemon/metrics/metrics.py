@@ -1,8 +1,9 @@
 """Prometheus metrics: kube-proxy's series under their original names, and the series of ipvsproxy with the prefix ``ipvsproxy_``.
 
-Rule 1: each series of kube-proxy in IPVS mode exists with the same name, type, labels and buckets.
-Rule 2: a value that can be counted from the tables is counted at a scrape, and not during a sync. Counting begins by copying
-references, so that all values belong to the same moment. The counting itself takes time for each object, and pauses in between.
+Rule 1: each series that kube-proxy has in IPVS mode exists here, with the same name, type, labels and buckets.
+Rule 2: a value that can be counted from the tables is counted at a scrape, never during a sync. Counting begins by copying
+references, so that all values belong to the same moment. The counting itself takes time for each object, so it pauses to let
+other tasks run.
 Rule 3: a series that an alert may use exists from the start of the process, with the value zero.
 """
 
@@ -45,14 +46,14 @@ T = TypeVar("T")
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OPENMETRICS_END = b"# EOF\n"
-_GZIP = 16 + zlib.MAX_WBITS  # with a gzip header and trailer around the stream
+_GZIP = 16 + zlib.MAX_WBITS  # the value that makes zlib write a gzip header and trailer
 _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
 NEVER_READ = ("timeouts", "flow")
 """Kinds of kernel objects that are written, but never read."""
 
 
 def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_core.Metric | None]:
-    """All gauges with their current values, with a pause (None) after each ``ITEMS_AT_ONCE`` objects."""
+    """All gauges with their current values; the generator pauses (yields None) after each ``ITEMS_AT_ONCE`` objects."""
     kernel, status, untaken = sources.survey.statistics(sources.status.clock()), sources.status, sources.store.untaken
     watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
     doubted = {kind.value: doubt.missing for kind, doubt in sources.store.doubts.items()}
@@ -131,7 +132,7 @@ def _as_in_go(family: metrics_core.Metric) -> metrics_core.Metric:
 
 
 class Families(Collector):
-    """Metrics that have already been created, to be added to a registry or used as a registry."""
+    """A collection of metrics with fixed values, which can be added to a registry or used as a registry."""
 
     def __init__(self, families: Iterable[metrics_core.Metric] = ()) -> None:
         self.families = families
@@ -144,7 +145,7 @@ class Families(Collector):
 class Metrics:
     """All metric series of this process.
 
-    Times that callers pass are times of ``clock``; ``wall_clock`` gives seconds since the epoch.
+    Callers pass times of ``clock``; ``wall_clock`` gives seconds since the epoch.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time) -> None:
@@ -173,7 +174,7 @@ class Metrics:
         GCCollector(registry=self._registry)
 
     def show(self, sources: Sources, traffic: Traffic | None = None) -> None:
-        """From now on, show the series of these sources, of their IP families, and of these traffic counters."""
+        """From now on, show the series of the given sources, of their IP families, and of the given traffic counters."""
         self._traffic = traffic
         self._families = tuple(sources.status.families)
         self._sources = sources
@@ -188,10 +189,10 @@ class Metrics:
     # Recording.
 
     def _value(self, metric: Metric, *labels: str) -> Any:
-        """The metric's object of prometheus_client; if label values are given, the series with these label values.
+        """The prometheus_client object of a metric, or of the metric's series with the given label values.
 
-        Label values are given in the order in which the metric's declaration lists the labels. A series is visible, with the
-        value zero, as soon as this method was called for it.
+        Label values are given in the order in which the metric's declaration lists the labels. As soon as this method has been
+        called for a series, the series is visible with the value zero.
         """
         if metric.name not in self._made:
             buckets = {"buckets": metric.bounds} if metric.type is Type.HISTOGRAM else {}
@@ -284,7 +285,7 @@ class Metrics:
         """A Kubernetes event was ``posted``, ``failed`` to be written, or was ``dropped``."""
         self._value(series.EVENTS, outcome).inc()
 
-    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - its only argument
+    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the only argument
         """The configuration file was read again."""
         self._value(series.CONFIG_IN_FORCE).set(is_in_force)
 
@@ -301,7 +302,7 @@ class Metrics:
     async def expose(self, accept: str = "", accept_encoding: str = "") -> Answer:
         """The metrics page, in the richest format that the client accepts.
 
-        Scrapes take turns, so that all scrapes together use at most one processor.
+        Only one scrape runs at a time, so that all scrapes together use at most one processor.
         """
         async with self._rendering:
             if self._traffic:
@@ -331,7 +332,7 @@ class Metrics:
 
 
 def _gathering(items: Iterable[T]) -> Generator[None, None, list[T]]:
-    """Collects all items, with a pause after each item."""
+    """Collects all items of a generator, and pauses after each item."""
     gathered: list[T] = []
     for item in items:
         gathered.append(item)

@@ -35,11 +35,11 @@ class Type(enum.Enum):
 
 
 class Metric(NamedTuple):
-    """One metric. The series of a metric differ in the values of their labels.
+    """One metric. A metric; its series differ in the values of their labels.
 
     ``bounds`` are the upper bounds of a histogram's buckets. ``at_zero`` are the label values of the series that exist from the
-    start, with the value zero. ``is_late``: the metric does not appear on the metrics page before its first value, because zero
-    would be a wrong value.
+    start, with the value zero. ``is_late`` means that the metric is missing on the metrics page until it has a value, because
+    zero would be a wrong value.
     """
 
     name: str
@@ -65,7 +65,7 @@ def _histogram(
     return Metric(name, Type.HISTOGRAM, meaning, labels, bounds, at_zero)
 
 
-# kube-proxy's metrics about syncs, which are recorded when a sync ends.
+# These metrics of kube-proxy are about syncs; each value is recorded when a sync ends.
 
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
@@ -90,8 +90,8 @@ CONNTRACK_DURATION = _histogram(
 )
 DELETED_FLOWS = _counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Tracked flows removed.", *BY_FAMILY)
 
-# kube-proxy's metrics about requests for its health and about its own requests to the API server, which are recorded at each
-# request.
+# These metrics of kube-proxy count health checks and the proxy's requests to the API server; each request is recorded when it
+# ends.
 
 _CODES = (("200",), ("503",))
 HEALTHZ = _counter("kubeproxy_proxy_healthz_total", "Answers of /healthz.", "code", at_zero=_CODES)
@@ -101,7 +101,7 @@ REQUEST_DURATION = _histogram(
     "rest_client_request_duration_seconds", "Time until the API server began to answer.", REQUEST_S, "host", "verb"
 )
 
-# Recorded metrics that only ipvsproxy has.
+# Only ipvsproxy has these metrics; their values are recorded.
 
 PHASE_DURATION = _histogram(
     "ipvsproxy_sync_phase_duration_seconds",
@@ -151,7 +151,7 @@ DRY_RUN_DIFFERENCES = _gauge(
 )
 DRY_RUN_LAST_LOOK = _gauge("ipvsproxy_dry_run_last_look_timestamp_seconds", "When a dry run last read the kernel.", is_late=True)
 
-# Metrics that are counted from the tables of desired and observed state at a scrape.
+# The values of these metrics are counted at a scrape, from the tables of desired and observed state.
 
 SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of services that no sync has taken yet.")
 ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that no sync has taken yet.")
@@ -204,7 +204,7 @@ WATCH_STALE = _gauge("ipvsproxy_watch_stale", "Whether a watch has been silent f
 WATCH_CONTACT_AGE = _gauge("ipvsproxy_watch_contact_age_seconds", "Time since the API server last sent something.", "kind")
 WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Lists and watches that were started again.", "kind", "reason")
 
-# Metrics that show the counters of IPVS.
+# These metrics show the counters of IPVS.
 
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", "kind")
 TRAFFIC_UNLISTED = _gauge("ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, counted together.", "kind")

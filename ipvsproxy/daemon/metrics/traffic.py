@@ -1,11 +1,11 @@
 """The traffic counters of IPVS by Service port and, optionally, by endpoint.
 
-Rule 1: the counters are read only for a scrape, and at most once every ``FRESH_S`` seconds; the ``Sampler`` reads the counters of
+Rule 1: the counters are read only for a scrape, and at most once every ``FRESH_S`` seconds. The ``Sampler`` reads the counters of
 virtual servers.
 Rule 2: a total grows by the difference between the current and the last reading. A total therefore does not fall when one of its
-virtual servers is removed, and it includes traffic from before the start of this process, because IPVS keeps its counters.
-Rule 3: a port that has had no traffic has no series and takes no memory. The first ports with traffic have separate series, up to
-the limit and for as long as the ports exist; the traffic of later ports is counted together.
+virtual servers is removed. A total includes traffic from before the start of this process, because IPVS keeps its counters.
+Rule 3: a port that has had no traffic has no series and takes no memory. The first ports with traffic, up to the limit, have a
+separate series for as long as they exist. All other ports share one series.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ class CountedObject(NamedTuple):
 
 
 class Ledger:
-    """Totals by labels; the values of each total are in the order of ``Counters``.
+    """The traffic totals by labels; the values of each total are in the order of ``Counters``.
 
-    At most ``limit`` label sets have separate totals. ``others`` is the total of all remaining label sets, which are the
-    ``unlisted`` ones.
+    At most ``limit`` label sets have separate totals. ``unlisted`` are all remaining label sets, and ``others`` is their common
+    total.
     """
 
     def __init__(self, limit: int) -> None:
@@ -75,15 +75,15 @@ class Ledger:
         self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
-        """Add the counters of all existing objects to the totals; pauses let other tasks run in between.
+        """Add the counters of all existing objects to the totals; a generator, whose pauses let other tasks run.
 
         Labels that no longer belong to an object are forgotten. A total grows by the difference between the current and the last
         counters of an object; after a counter reset, it grows by the current counters.
 
-        ``ownerless`` are existing objects without labels: the traffic that they have counted so far is not added to a total
-        later.
+        ``ownerless`` are existing objects without labels. If such an object gets labels later, its earlier traffic is not added
+        to a total.
 
-        If the caller stops at a pause, each row has been counted completely or not at all, so that nothing is counted twice.
+        If the caller stops at a pause, each row has been counted completely or not at all, so no traffic is counted twice later.
         """
         present, labelled, unlisted = set(), set(), set()
         for number, (key, labels, _) in enumerate(rows, 1):
@@ -159,8 +159,8 @@ class Traffic:
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
         """The counters of the real servers of all virtual servers that have had traffic.
 
-        Virtual servers whose counters were not read this time are chosen as well. If its endpoints were not read, such a virtual
-        server would count as removed, and its traffic would be counted from zero when it returns.
+        The virtual servers include those whose own counters were not read this time. Without a reading of its endpoints, such a
+        virtual server would count as removed, and its traffic would be counted from zero when it returns.
         """
         keys = itertools.chain(counters, (key for key in self._labels if key not in counters))
         chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self._clock))
@@ -199,7 +199,7 @@ class Traffic:
         self._open = {name: open_connections[name] for name in listed[: self.limit]}
 
     def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
-        """Add the connections of draining real servers, as they were last read."""
+        """Add the last known connections of draining real servers."""
         # Drains may begin and end between two steps.
         drains = self.sources.survey.draining_connections()
         for number, (virtual_server, real_server, connections) in enumerate(drains, 1):
@@ -210,7 +210,7 @@ class Traffic:
                 open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
 
     def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
-        """For each virtual server that has had traffic while it was desired, find the Service and the labels of the port."""
+        """Find the Service and the port's labels for each virtual server that has had traffic while it was desired."""
         joined = {}
         left: set[ServiceName] = set()
         # Ports are in the order of their first traffic.
@@ -230,7 +230,7 @@ class Traffic:
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
                 joined[key] = port
         self._labels = joined
-        self.sampler.always = joined.keys()  # virtual servers with traffic in this reading or the last one
+        self.sampler.always = joined.keys()  # virtual servers with traffic in this or the last reading
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
         desired, before = self.sources.survey.virtual_servers.get(key), self._labels.get(key)
@@ -244,7 +244,7 @@ class Traffic:
         return service, _labels(service.name.namespace, service.name.name, name, protocol.name)
 
     def render(self, *, openmetrics: bool) -> Iterator[bytes]:
-        """The series in one of Prometheus's text formats, in parts of ``LINES_AT_ONCE`` lines."""
+        """The series in a text format of Prometheus, in parts of ``LINES_AT_ONCE`` lines."""
         lines = self._lines(openmetrics=openmetrics) if self.limit else iter(())
         while some := "".join(itertools.islice(lines, LINES_AT_ONCE)):
             yield some.encode()
