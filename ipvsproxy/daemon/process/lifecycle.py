@@ -36,7 +36,7 @@ STOP_WITHIN_S = 1.7
 The end of the process does not wait longer for a kernel or a program that hangs.
 """
 LARGE_BYTES = 1 << 20
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # the options M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # the options M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Signals:
     """Signals: SIGTERM and SIGINT end the process, and SIGHUP reloads its configuration.
 
-    The signals are handled from ``install`` until ``close``. ``end`` ends the process immediately.
+    The signals are handled from ``install`` until ``close``. ``end`` is the function that ends the process immediately.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
@@ -78,14 +78,14 @@ class Signals:
 
 
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
-    """Threads that the end of the process does not wait for.
+    """Threads for which the end of the process does not wait.
 
     Their work may hang, for example because an iptables program hangs for a minute. If a thread cannot be started because the
-    limit of processes is reached, an ``OSError`` is raised, so that the caller's work fails but can be tried again.
+    limit of processes is reached, ``submit`` raises an ``OSError``: the caller's work fails, but the caller can try again.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
-        """Does the same as the method of the library, except for the exception that it raises."""
+        """Does the same as the method of the library, but raises OSError if no thread can be started."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
@@ -119,7 +119,7 @@ async def _run(config: Config, main: Callable[[Signals], Coroutine[None, None, i
     asyncio.get_running_loop().set_default_executor(_AbandonedThreads())
     use_little_memory()
     take_all_descriptors()
-    signals.install(on_hangup=lambda: None)  # the configuration file is read by the reloader soon anyway
+    signals.install(on_hangup=lambda: None)  # the reloader reads the configuration file soon anyway
     for notice in config.notices:
         log.warning("configuration_notice", notice=notice)
     if config.without_effect:
@@ -128,7 +128,7 @@ async def _run(config: Config, main: Callable[[Signals], Coroutine[None, None, i
 
 
 def set_up_log(config: Config) -> None:
-    """Set up logging as the configuration says."""
+    """Set up logging as the configuration requires."""
     logs.set_up(json=config.logging.format is Format.JSON, verbosity=config.logging.verbosity)
 
 
@@ -136,11 +136,11 @@ def use_little_memory() -> None:
     """Make the C library return most of the freed memory to the system.
 
     The C library then returns each block of ``LARGE_BYTES`` or more to the kernel when the block is freed. By default, glibc
-    raises the threshold for such blocks whenever it frees a block of this kind. A dictionary that has grown to a hundred thousand
-    Services would leave the blocks of its dozen earlier sizes as unused memory: 13 MB.
+    raises the threshold for large blocks whenever it frees a large block. A dictionary that has grown to a hundred thousand
+    Services would then leave 13 MB of unused memory: the blocks of its dozen earlier sizes.
 
-    All threads share one heap. Python lets only one thread allocate at a time, and a heap for each thread would keep the memory
-    that the thread has freed for this thread alone.
+    All threads share one heap. Python lets only one thread allocate at a time. If each thread had its own heap, no other thread
+    could use the memory that a thread has freed.
     """
     try:
         library = ctypes.CDLL(None)
@@ -153,9 +153,8 @@ def use_little_memory() -> None:
 def take_all_descriptors() -> None:
     """Raise the limit on open file descriptors to the hard limit, as every Go program does.
 
-    Programs that this process starts inherit the raised limit. The raised limit helps programs that open many files. The raised
-    limit does not harm programs that wait with ``select``, because they inherit only the standard streams, and the kernel assigns
-    the lowest free descriptors.
+    Programs that this process starts inherit the raised limit, which helps programs that open many files. Programs that wait with
+    ``select`` still work: they inherit only the standard streams, and the kernel assigns the lowest free descriptors.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -165,7 +164,7 @@ def take_all_descriptors() -> None:
 
 
 async def watch_descriptors() -> None:
-    """Log when three quarters of the file descriptors are in use, and when fewer are in use again.
+    """Log when three quarters of the file descriptors are in use, and when fewer descriptors are in use again.
 
     Runs until the task is cancelled.
     """
@@ -185,7 +184,7 @@ async def watch_descriptors() -> None:
 def lowest_free_descriptor() -> int:
     """The lowest file descriptor that is not in use, which is at most the number of used descriptors.
 
-    If all descriptors are in use, the result is the limit.
+    If all descriptors are in use, the result is the limit on descriptors.
     """
     try:
         number = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -209,10 +208,10 @@ async def until_stopped(
     work: Iterable[Coroutine[None, None, None]],
     servers: Iterable[Coroutine[None, None, None]],
 ) -> None:
-    """Run until ``stopping`` is set, or until a coroutine fails, in which case its exception is raised by this function.
+    """Run until ``stopping`` is set, or until a coroutine fails; raises the exception of the coroutine.
 
-    Servers are stopped last: after ``stopping`` is set, they continue for ``LAST_ANSWERS_S`` to answer that load balancers should
-    use other nodes. Meanwhile, the kernel continues to forward traffic.
+    Servers are stopped last: for ``LAST_ANSWERS_S`` after ``stopping`` is set, they answer that load balancers should use other
+    nodes. Meanwhile, the kernel continues to forward traffic.
     """
     stopper = asyncio.create_task(stopping.wait())
     working, answering = [list(map(asyncio.create_task, coroutines)) for coroutines in (work, servers)]

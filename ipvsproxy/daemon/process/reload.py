@@ -1,12 +1,11 @@
-"""Reads the configuration file again after a change or a signal, and applies it without a restart.
+"""Reads the configuration file again after a change or a signal, and applies the file without a restart.
 
 Rule 1: a file is applied completely or not at all. If a file is refused, the previous configuration remains in use.
-Rule 2: if a configuration cannot be applied now, the previous configuration remains in use as well, and the new one is tried
-again. A refused file is also tried again, because it may have been unreadable for a moment, or only half written.
-Rule 3: a setting that cannot change while the process runs keeps its value, and the setting is reported.
-Rule 4: whether the file has changed is decided by its content alone. How the file was changed (by a write, a rename, or the
-swapped link of a ConfigMap volume) does not matter. Polling finds changes that inotify does not report, such as changes of a file
-that is itself a mount point.
+Rule 2: if a configuration cannot be applied now, the previous configuration remains in use, and the new configuration is tried
+again. A refused file is also tried again, because the file may have been unreadable for a moment, or only half written.
+Rule 3: a setting that cannot change while the process runs keeps its value, and the log names the setting.
+Rule 4: whether the file has changed is decided by its content alone. A write, a rename, or the swapped link of a ConfigMap volume
+can change the file. Polling finds changes that inotify does not report, such as changes of a file that is itself a mount point.
 """
 
 import asyncio
@@ -37,14 +36,14 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class CannotApplyError(Exception):
-    """A configuration cannot be applied now. No part of the configuration has been applied."""
+    """A configuration cannot be applied now, and no part of the configuration has been applied."""
 
 
 @dataclasses.dataclass(eq=False)
 class Reloader:
-    """Keeps the applied configuration equal to the file. ``config`` is the configuration that is applied now.
+    """Keeps the applied configuration equal to the file. ``config`` is the configuration that is in use now.
 
-    ``read`` loads the configuration as at the start of the process, and may raise ConfigError.
+    ``read`` loads the configuration in the same way as at the start of the process, and may raise ConfigError.
 
     ``apply`` applies a configuration completely, or raises CannotApplyError and changes nothing. After each reading,
     ``on_outcome`` is called with whether the file has been applied.
@@ -84,7 +83,7 @@ class Reloader:
                 await asyncio.sleep(SETTLE_S)
 
     async def check(self, path: pathlib.Path) -> None:
-        """Read the file after a change, after a call of ``ask``, or when the next attempt is due."""
+        """Read the file after a change of the file, after a call of ``ask``, or when the next attempt is due."""
         try:
             content = await asyncio.to_thread(path.read_bytes)
         except OSError:
@@ -115,7 +114,7 @@ class Reloader:
             self._logged = (str(error), None)
             return False
         before = self.config
-        # these keys are fields of the file
+        # these keys of a log line are fields of the file
         changed = sorted(key for key, value in new.values.items() if value != before.values.get(key))
         if not changed:
             if was_asked or not self._is_accepted:
@@ -139,7 +138,7 @@ class Reloader:
         return True
 
     def _try_again_later(self, reason: str, new: Config, settings: list[str]) -> None:
-        """Log the reason once for each configuration, and schedule the next attempt."""
+        """Log the reason for the failure once for each configuration, and schedule the next attempt."""
         retry_in_s = round(self._retry_later(), 1)
         if (reason, new) != self._logged:
             hint = "the former configuration stays in force; the new one is tried again until it can be applied"
@@ -147,7 +146,7 @@ class Reloader:
         self._logged = (reason, new)
 
     def _retry_later(self) -> float:
-        """Schedule another reading of the file, even if it has not changed. Returns the seconds until that reading."""
+        """Schedule another reading of the file, even if it has not changed. Returns the seconds until the scheduled reading."""
         delay_s = self._retries.next_s()
         self._retry_due_s = asyncio.get_running_loop().time() + delay_s
         return delay_s

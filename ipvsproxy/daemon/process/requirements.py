@@ -1,8 +1,8 @@
 """The requirements for programming the kernel.
 
 The requirements are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are
-missing, the process ends with a sentence for each missing requirement. ``--init-only`` sets up the requirements that a process
-can set up, and ends.
+missing, the process ends with a sentence for each missing requirement. With ``--init-only``, the process sets up the requirements
+that a process can set up, and ends.
 """
 
 import asyncio
@@ -62,9 +62,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
-    """Remove our objects that hide these API servers from this node.
+    """Remove objects of ipvsproxy that hide the given API servers from this node.
 
-    Returns one sentence for each removal and each failure. If a virtual server could not be removed, its witnesses are kept.
+    Returns one sentence for each removal and each failed removal. If a virtual server could not be removed, its witnesses are
+    kept.
 
     Raises:
         KernelError: the sets of the other backend could not be read.
@@ -79,9 +80,8 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
 
 
 def end_direct_return(kernel: Kernel) -> bool:
-    """Restore what an earlier process has changed for direct return. If that cannot be read, the start continues without it.
-
-    Returns false if a tunnel device may still be up, so that rules must guard it.
+    """Restore what an earlier process has changed for direct return. If the changes cannot be read, the start continues, and
+    restores nothing. Returns false if a tunnel device may still be up; rules must then guard the device.
     """
     try:
         if not parse_record(SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, "")):
@@ -104,9 +104,9 @@ def end_direct_return(kernel: Kernel) -> bool:
 
 
 def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:
-    """The configuration as it applies to this host.
+    """The settings of the event loop that follow from the configuration and this host.
 
-    ``scheduler`` is the configured scheduler, or its replacement if the kernel does not have the configured one.
+    ``scheduler`` is the configured scheduler, or a replacement if the kernel does not have the configured scheduler.
     """
     return config.on_host(
         {family: program.random_fully for family, program in programs.items()},
@@ -117,7 +117,7 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
 
 
 def demand(missing: Collection[Missing]) -> None:
-    """Continue only if nothing is missing.
+    """Continue only if no requirement is missing.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -136,7 +136,7 @@ async def running_kernel(
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """Start the kernel thread after its requirements have been checked.
 
-    ``chosen`` says which drivers are used. All other arguments are passed to ``NodeKernel``; ``on_late_rules`` is called in the
+    ``chosen`` names the drivers to use. All other arguments are passed to ``NodeKernel``; ``on_late_rules`` is called in the
     event loop.
 
     Raises:
@@ -194,7 +194,7 @@ async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBack
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is closed, and no task waits for the call
+    with contextlib.suppress(RuntimeError):  # the event loop is closed, so no task waits for the call
         loop.call_soon_threadsafe(callback)
 
 
@@ -229,9 +229,8 @@ def _log_slow(bucket: Bucket) -> None:
 
 
 async def logging_wait(step: str, work: Awaitable[T]) -> T:
-    """Await one step of the start; returns the result of the step. If the step takes longer than ``SLOW_S``, this is logged once.
-
-    Later work is done by calls of the kernel's thread, which reports slow calls itself.
+    """Await one step of the start; returns the result of the step. If the step takes longer than ``SLOW_S``, one line is logged.
+    After the start, the kernel's thread reports slow calls itself.
     """
     hint = "the start changes nothing before this step ends"
     tell = functools.partial(log.warning, "start_step_waits", step=step, after_s=SLOW_S, hint=hint)
@@ -243,7 +242,7 @@ async def logging_wait(step: str, work: Awaitable[T]) -> T:
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """The kernel's answer to a query on which the start depends. If the kernel fails to answer, the query is repeated.
+    """The kernel's answer to a query on which the start depends. If the kernel does not answer, the query is repeated.
 
     Raises:
         CannotStartError: the kernel has not answered within about ``sum(DELAYS_S)`` seconds.
@@ -268,14 +267,14 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: Local
     pods need (``local_mode``).
 
     Raises:
-        CannotStartError: one of these conditions is not met, and waiting would not help.
+        CannotStartError: a condition for the start is not met, and waiting would not help.
     """
 
     async def demand_usable_addresses() -> None:
         try:
             await kernel.call(lambda node: node.interface_addresses())
         except KernelError as error:
-            if error.errno == errno.EEXIST:  # an interface of another kind has the name of our device
+            if error.errno == errno.EEXIST:  # an interface of another kind has the name of ipvsproxy's device
                 raise CannotStartError(error.detail) from error
             raise
 
@@ -287,7 +286,7 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: Local
 
 
 def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
-    """The scheduler to use: the configured scheduler, or the fallback with the reason why the configured scheduler is unusable.
+    """The usable scheduler: the configured scheduler, or the fallback with the reason why the configured scheduler is unusable.
 
     Raises:
         CannotStartError: the configured scheduler and the fallback are both unusable.
@@ -303,11 +302,11 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
 
 
 def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The programs that write the rules, for each IP family that this host can serve; a host may serve only one family.
+    """The programs that write the rules, for each IP family that this host can serve. A host may serve only one family.
 
-    A family is not served only if its rules certainly cannot be written on this host, or if IPVS certainly does not support the
-    family. If this is uncertain now, for example while another process holds the iptables lock, the family is served, and its
-    rules are written as soon as possible.
+    A family is left out only if its rules certainly cannot be written on this host, or if IPVS certainly does not support the
+    family. In case of doubt, for example while another process holds the iptables lock, the family is served, and its rules are
+    written as soon as possible.
 
     Raises:
         CannotStartError: no IP family can be served, or a set type is missing.
@@ -327,7 +326,7 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
             try:
                 programs[family] = kernel.rules.program(family)
             except KernelError as error:
-                if error.errno:  # the program could not be started now, or hangs
+                if error.errno:  # the program could not be started now, or it hangs
                     raise
                 given_up[family] = error.detail
         if reason := given_up.get(family):
@@ -343,7 +342,7 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
 def init_only(config: Config) -> int:
     """Prepare this node for ipvsproxy; returns the exit status.
 
-    If the process is stopped before the end, that is a failure, because the node is not prepared.
+    If the process is stopped before the end, the exit status is a failure, because the node is not prepared.
     """
     return lifecycle.run(config, functools.partial(_prepare_until_stopped, config), end=lambda _: os._exit(lifecycle.FAILED))
 

@@ -1,17 +1,17 @@
 """The address and the credentials of the API server.
 
-The credentials come from a kubeconfig, ``--master``, or the service account of the pod. The library kubernetes-asyncio reads
-them. If the kubeconfig names a credential plugin, this module runs the plugin, and passes the plugin's answer to the library.
-Messages of the library and of the YAML parser are not shown if they might contain secrets.
+The credentials come from a kubeconfig, ``--master``, or the service account of the pod. The library kubernetes-asyncio reads the
+address and the credentials. If the kubeconfig names a credential plugin, this module runs the plugin, and passes the plugin's
+answer to the library. Messages of the library and of the YAML parser are not shown if they might contain secrets.
 
 Only one process of a credential plugin runs at a time. The plugin runs for a limited time, and no process of its process group
 remains afterwards. The protocol of credential plugins is described on the page "Authenticating", section "client-go credential
 plugins". The client library could run plugins itself, but the library does not end a plugin that hangs.
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
-``client``. Importing all of them would take 34 MB of memory and 0.3 to 1 s for classes that are not used. The package ``client``
-contains only imports, so its code need not be executed (see ``packages``). Other modules that import the library still get the
-whole library. If a version of the library cannot be imported in parts, it is imported as a whole, which only takes more memory
+``client``. Importing all 800 modules would take 34 MB of memory and 0.3 to 1 s, for classes that are not used. The package
+``client`` contains only imports, so its code need not be executed (see ``packages``). Other modules that import the library still
+get the whole library. A version of the library that cannot be imported in parts is imported as a whole, which takes more memory
 and time.
 """
 
@@ -55,7 +55,7 @@ def _import_parts() -> None:
     packages.defer(LIBRARY)
     names = vars(packages.defer(f"{LIBRARY}.client"))
     names["Configuration"] = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration
-    names["ApiClient"] = type("ApiClient", (), {})  # unused functions of kube_config refer to this name
+    names["ApiClient"] = type("ApiClient", (), {})  # functions of kube_config that are never called refer to this name
     for part in PARTS:
         importlib.import_module(part)
     del names["ApiClient"]
@@ -75,7 +75,7 @@ PLUGIN_TIMEOUT_S = 15.0
 
 
 class PluginError(Exception):
-    """The credential plugin has given no credentials. The message contains the name of the plugin."""
+    """The credential plugin has given no credentials. The message of the error contains the name of the plugin."""
 
 
 class PluginVariable(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class PluginVariable(msgspec.Struct, frozen=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of a kubeconfig user's ``exec`` entry that are used."""
+    """The fields that ipvsproxy uses of the ``exec`` entry of a user in a kubeconfig."""
 
     api_version: str
     command: Annotated[str, msgspec.Meta(min_length=1)]
@@ -109,7 +109,7 @@ class _Answer(msgspec.Struct, rename="camel"):
 
 
 class PluginRunner:
-    """Runs at most one plugin process at a time. Callers that request the same plugin at the same time share its answer."""
+    """Runs at most one plugin process at a time. Callers that request the same plugin at the same time share one answer."""
 
     def __init__(self) -> None:
         self._plugin: Plugin | None = None
@@ -142,7 +142,7 @@ async def _ask(plugin: Plugin) -> PluginStatus:
         raise PluginError(f"{name}: exit status {status}. {errors.decode(errors='replace').strip()}")
     try:
         answer = msgspec.json.decode(output, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # The answer is not shown, because it may contain secrets.
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the answer is not shown, because it may contain secrets
         raise PluginError(f"{name}: its answer is not an ExecCredential with a status") from error
     if answer.api_version != plugin.api_version:
         raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
@@ -181,14 +181,14 @@ LONGEST_MESSAGE = 300
 
 
 class SourceError(Exception):
-    """The configuration of the source cannot work. The message is one sentence for the operator."""
+    """The configuration of the source cannot work. The message of the error is one sentence for the operator."""
 
 
 class Credentials:
-    """The credential files of the operator, which are read again each time.
+    """The credential files of the operator, which are read again for each connection.
 
-    ``kubeconfig`` is a path, and ``master`` is a URL that overrides the URL in the kubeconfig. If both are empty, the service
-    account is used.
+    ``kubeconfig`` is a path, and ``master`` is a URL that overrides the URL in the kubeconfig. If both ``kubeconfig`` and
+    ``master`` are empty, the service account is used.
     """
 
     def __init__(self, kubeconfig: str, master: str, service_account: pathlib.Path) -> None:
@@ -200,8 +200,8 @@ class Credentials:
     async def read(self, *, ask_plugin: bool = True) -> Configuration:
         """The library's configuration object, made from the current files.
 
-        If ``ask_plugin`` is false, no credential plugin runs, because at the start a plugin may fail in the same way as an API
-        server that does not answer.
+        If ``ask_plugin`` is false, no credential plugin runs: at the start, a plugin that fails counts as an API server that does
+        not answer, not as a wrong configuration.
 
         Raises:
             SourceError: the credentials cannot work.
@@ -213,7 +213,7 @@ class Credentials:
         elif not self._master:
             _load_service_account(self._service_account, configuration)
         host = (self._master or configuration.host or "").rstrip("/")
-        if any(mark in host for mark in "@?#"):  # The URL is not shown, because a password in it would then be in every log line.
+        if any(mark in host for mark in "@?#"):  # the URL is not shown, because a URL may contain a password
             raise SourceError(f"{self._kubeconfig or '--master'}: the API server's URL must not hold credentials, or a query")
         if not host.startswith(("http://", "https://")):
             raise SourceError(f"{self._kubeconfig or '--master'}: {host!r} is not the URL of an API server")
@@ -234,12 +234,12 @@ async def _load_kubeconfig(path: pathlib.Path, configuration: Configuration, plu
     except msgspec.ValidationError as error:
         raise SourceError(f"kubeconfig {path}: the user's exec: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
-        # The library raises these exceptions for an entry of a wrong type; their messages may contain the entry.
+        # The library raises these exceptions for an entry of a wrong type; the messages of the exceptions may contain the entry.
         raise SourceError(f"kubeconfig {path}: an entry is empty or of a wrong type ({type(error).__name__})") from error
 
 
 def _content(path: pathlib.Path) -> dict[str, Any]:
-    # The file is read by this module, because messages of the library's own reader and of the YAML parser may contain lines with
+    # This module reads the file, because messages of the library's own reader and of the YAML parser may contain lines with
     # secrets.
     try:
         content: Any = yaml.safe_load(path.read_text())
@@ -254,14 +254,14 @@ def _content(path: pathlib.Path) -> dict[str, Any]:
 
 
 class _Loader(KubeConfigLoader):
-    """The library's loader, which asks a credential plugin only through ``plugins``; it asks none if ``plugins`` is None."""
+    """The library's loader, which runs credential plugins only through ``plugins``; if ``plugins`` is None, no plugin runs."""
 
     def __init__(self, path: pathlib.Path, content: dict[str, Any], plugins: PluginRunner | None) -> None:
         super().__init__(config_dict=content, config_base_path=str(path.absolute().parent))
         self._plugins = plugins
 
     async def load_from_exec_plugin(self) -> bool:
-        """Overrides the method of the library: puts the plugin's answer into the user, from which the library then takes it."""
+        """Overrides a method of the library: puts the plugin's answer into the kubeconfig user, where the library finds it."""
         user: dict[str, Any] = self._user.value if self._user else {}
         plugin = msgspec.convert(user["exec"], Plugin)
         if self._plugins:
@@ -286,5 +286,5 @@ def _load_service_account(directory: pathlib.Path, configuration: Configuration)
 
 
 def one_line(text: str) -> str:
-    """A text of another program in a form for log lines: without control characters, and limited in length."""
+    """The text of another program, made fit for log lines: without control characters, and limited in length."""
     return "".join(character if character.isprintable() else " " for character in text)[:LONGEST_MESSAGE]

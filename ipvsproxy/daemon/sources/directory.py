@@ -1,14 +1,14 @@
-"""The source for a directory: Services, EndpointSlices and Nodes come from manifest files, without an API server.
+"""The source that reads a directory, without an API server: Services, EndpointSlices and Nodes come from manifest files.
 
-The best method to replace a file is to rename a complete file into place, as ConfigMaps and careful editors do. Changes are read
-after the directory has not changed for a moment, so that a file that is written in place is usually complete.
+The best method to replace a file is to rename a complete file to its name, as ConfigMaps and careful editors do. The directory is
+read only when it has not changed for a moment, so that a file that is overwritten in place is usually complete.
 
-Rule 1: while any part of a file cannot be read, all known objects from this file are kept. A file with an unreadable part is read
+Rule 1: while a part of a file cannot be read, all known objects from this file are kept. A file with an unreadable part is read
 again, after growing pauses.
-Rule 2: if two files contain the same object, it is taken from the file whose name sorts first.
-Rule 3: the first complete list removes all objects that it does not contain, so it is delivered only when every part of every
-file can be read. ``problem`` describes the part that cannot be read. If the object in an unreadable part can be identified, the
-part does not delay the list, which then includes the key of that object.
+Rule 2: if two files contain the same object, the object is taken from the file whose name sorts first.
+Rule 3: the first complete list removes all objects that the list does not contain, so the list is delivered only when every part
+of every file can be read. ``problem`` describes the part that cannot be read. An unreadable part does not delay the list if the
+object in the part can be identified; the list then includes the object's key.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 DEEPEST = 100
 """The most levels of nesting in a document; a Service has six."""
 
-# The labels of objects that the selectors of a watch exclude.
+# A watch of the API server excludes the objects with these labels.
 NOT_OURS: Mapping[str, str] = {
     "Service": "service.kubernetes.io/service-proxy-name",
     "EndpointSlice": "service.kubernetes.io/headless",
@@ -56,8 +56,8 @@ class FileContent(NamedTuple):
 class _ManifestLoader(yaml.CSafeLoader):
     """A YAML loader with the types of the API's JSON, in which a timestamp and a lone ``=`` are strings.
 
-    Nesting is limited. libyaml's composer is recursive C code: without a limit, some thousand brackets would overflow the stack
-    and end the process.
+    Nesting is limited, because the composer of libyaml is recursive C code: some thousand brackets would overflow the stack and
+    end the process.
     """
 
     _depth = 0
@@ -65,14 +65,15 @@ class _ManifestLoader(yaml.CSafeLoader):
     def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002  # of the base class
         """Count one more level of nesting.
 
-        The composer calls this method at the beginning of each node; the method of the base class does nothing that is needed.
+        The composer calls this method at the beginning of each YAML node. The method of the base class does nothing that
+        manifests need.
         """
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.YAMLError(f"is nested more than {DEEPEST} levels deep")
 
     def ascend_resolver(self) -> None:
-        """Count one level of nesting less. The composer calls this method at the end of each node."""
+        """Count one level of nesting less. The composer calls this method at the end of each YAML node."""
         self._depth -= 1
 
 
@@ -84,7 +85,7 @@ _ManifestLoader.yaml_implicit_resolvers = {
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file with this name is read: the name has the suffix of a manifest, and the file is not hidden."""
+    """Whether a file with this name is read, because the name has the suffix of a manifest and the file is not hidden."""
     return not name.startswith(".") and pathlib.PurePath(name).suffix in SUFFIXES
 
 
@@ -126,7 +127,7 @@ def documents(path: pathlib.Path) -> list[Any]:
 
 
 def _unread(path: pathlib.Path, reason: str) -> Rejected:
-    # The kind is unknown. The kind Service is reported, because users notice missing Services first.
+    # The kind of the object is unknown; the kind Service is reported, because users notice missing Services first.
     return Rejected(ObjectKind.SERVICE, None, path.name, reason)
 
 
@@ -178,11 +179,11 @@ class Manifests:
         return events
 
     def unknown(self) -> list[str]:
-        """The unreadable parts that may contain any object, and why they could not be read."""
+        """The unreadable parts whose objects cannot be identified, and the reasons why these parts could not be read."""
         return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
 
     def listed(self) -> list[Event]:
-        """The events that end all lists; empty if there is an unreadable part that may contain any object."""
+        """The events that end all lists; empty if there is an unreadable part whose object cannot be identified."""
         rejected = {(event.kind, event.key) for event in self._rejected() if event.key}
         present = self._delivered.keys() | rejected
         return [Listed(kind, frozenset(key for one, key in present if one is kind)) for kind in ObjectKind]
@@ -191,7 +192,7 @@ class Manifests:
         return (event for content in self._files.values() for event in content.rejected)
 
     def _merge(self) -> tuple[dict[Identity, Put], dict[Identity, str], set[Rejected]]:
-        """The objects of all files, the file that each object is taken from, and the objects that another file has, too."""
+        """The objects of all files, the file from which each object is taken, and the objects that more than one file has."""
         merged: dict[Identity, Put] = {}
         source: dict[Identity, str] = {}
         conflicts: set[Rejected] = set()
@@ -219,7 +220,7 @@ class DirectorySource(Source):
 
     The lists of a directory are never doubted: an object that has no manifest has certainly been deleted.
 
-    The directory is read when it has not changed for ``settle_s``.
+    The directory is read when it has not changed for ``settle_s`` seconds.
     """
 
     def __init__(self, directory: str, *, settle_s: float = SETTLE_S, poll_s: float = POLL_S) -> None:
@@ -236,7 +237,7 @@ class DirectorySource(Source):
         return f"directory {self._directory}" + (f": {self.problem}" if self.problem else "")
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """As ``Source``. If the directory cannot be read, there are no targets."""
+        """As ``Source``. If the directory cannot be read, the result is empty."""
         found = await asyncio.to_thread(self._targets)
         return {key: target for key, target in found.items() if service in (None, key[0])}
 
@@ -284,7 +285,7 @@ class DirectorySource(Source):
     def _note(self, problem: str) -> None:
         """Log a problem if it differs from the last problem.
 
-        If there is no problem, the sequence of growing pauses starts again.
+        If there is no problem, the growing pauses start again with the shortest pause.
         """
         if problem and problem != self.problem:
             at_start = "nothing is programmed before every file can be read; what is in force stays"
@@ -319,7 +320,7 @@ class DirectorySource(Source):
             return [pathlib.Path(entry) for entry in entries if is_manifest(entry.name) and not entry.is_dir()]
 
     async def _wait(self, changes: inotify.DirectoryChanges, within_s: float | None) -> None:
-        """Wait for a change, but at most for ``within_s`` seconds, and then until the directory does not change any more."""
+        """Wait for a change, at most for ``within_s`` seconds, and then until the directory does not change any more."""
         await comes_within(within_s, changes.wait())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_SETTLE_S):
@@ -328,9 +329,9 @@ class DirectorySource(Source):
 
 
 def _stamp(path: pathlib.Path) -> tuple[int, ...]:
-    """Numbers that differ between two states of a file; empty if the file does not exist."""
+    """Numbers that change whenever the file changes; empty if the file does not exist."""
     try:
         status = path.stat()
-    except OSError:  # A symbolic link to a missing file, which ``read_file`` reports.
+    except OSError:  # a symbolic link to a missing file; ``read_file`` reports the link
         return ()
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino

@@ -14,7 +14,7 @@ ANY_VERSION, LATEST = "0", ""
 class Resource(NamedTuple):
     """The URL path of the objects of one kind, and the selectors for the objects that this node needs.
 
-    ``cluster_object`` is the name of an object, which does not have to exist; it is set if the kind has no namespaces.
+    ``cluster_object`` is set for a kind without namespaces: the name of an object, which does not have to exist.
     """
 
     path: str
@@ -31,7 +31,7 @@ class Resource(NamedTuple):
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 
     def of_service(self, name: ServiceName) -> "Resource":
-        """The EndpointSlices of one Service; this resource must be the one with all EndpointSlices."""
+        """The resource for the EndpointSlices of one Service; may be called only on the resource for all EndpointSlices."""
         parent, _, plural = self.path.rpartition("/")
         label = f"kubernetes.io/service-name={name.name},{self.label_selector}"
         return Resource(f"{parent}/namespaces/{urllib.parse.quote(name.namespace, safe='')}/{plural}", label)
@@ -39,8 +39,8 @@ class Resource(NamedTuple):
     def probe_query(self, version: str) -> str:
         """The query for at most one object, answered from the watch cache of a server that has reached this version.
 
-        The query gives a name, and a namespace if the kind has namespaces, so that the cache finds the object without a scan. The
-        object does not have to exist.
+        The query names the object (and its namespace, if the kind has namespaces), so that the cache finds the object without a
+        scan. The object does not have to exist.
         """
         parent, _, plural = self.path.rpartition("/")
         path = self.path if self.cluster_object else f"{parent}/namespaces/default/{plural}"
@@ -61,7 +61,7 @@ class Resource(NamedTuple):
 def watched(node_name: str, *, all_nodes: bool = False) -> Mapping[ObjectKind, Resource]:
     """The resources that the proxy of a node watches, with the same selectors as kube-proxy (``cmd/kube-proxy/app/server.go``).
 
-    ``all_nodes``: the Nodes of other nodes are watched as well.
+    With ``all_nodes``, the Nodes of other nodes are watched as well.
     """
     return {
         ObjectKind.SERVICE: Resource("/api/v1/services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"),

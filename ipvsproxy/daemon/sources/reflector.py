@@ -2,24 +2,24 @@
 
 Rule 1: a list is delivered as complete (``Listed``) only after its last page has been read.
 Rule 2: a watch continues from the last resource version that was read. If the server cannot continue from that version (410),
-everything is listed again. Everything is also listed again if a line of the watch could not be read, because a change was missed
-then.
-Rule 3: a server that was restored from a backup does not know our resource version. A restored server reports that (504), or it
-keeps the watch silent until its version reaches our version again, and never sends the changes made before that point. Therefore,
-after a watch that broke or that ended without sending a line (bookmarks come once a minute), the server is first queried for its
-version.
+everything is listed again. Everything is also listed again if a line of the watch could not be read, because the line may have
+contained a change.
+Rule 3: a server that was restored from a backup does not know the resource version that the reflector has read last. A restored
+server answers 504, or it keeps the watch silent until its version reaches the reflector's version again, and never sends the
+changes made before. Therefore the reflector first queries the server's version after a watch that broke, or that ended without a
+line (bookmarks come once a minute).
 Rule 4: if a watch is silent for ``LONGEST_SILENCE_S`` after its first bookmark, it counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
-Rule 5: no request is repeated immediately, except after the regular end of a watch and after the first 410 in a while. After
-watches have broken, they begin again at random times within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server
-breaks the watches of all nodes.
-Rule 6: lists are read from the watch cache of the server. The first list requests version 0, and may therefore be old. Later
-lists request the last version that was read, even if it was read by an incomplete list, and are not older than that version. A
-list of the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list from our
-version on, and while a list is doubted, because a cache that lags cannot confirm its own list.
+Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. After watches have
+broken, they begin again at random times within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks the watches
+of all nodes.
+Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so it may be old. Each later list
+requests the last version that the reflector has read, even in an incomplete list, and is not older than that version. A list of
+the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list from the
+reflector's version on, or while a list is in doubt, because a cache that lags cannot confirm its own list.
 
-The protocol is described on the page "Kubernetes API Concepts". Intervals and limits are the same as in client-go's reflector, if
-client-go has them.
+The protocol is described on the page "Kubernetes API Concepts". Where the reflector of client-go has an interval or a limit, this
+module uses the same value.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class LineBuffer:
         self._longest_bytes = longest_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that a chunk completes, without line ends and without empty lines.
+        """The lines that a chunk of data completes, without line ends and without empty lines.
 
         Raises:
             ApiError: a line is too long. The buffer must not be used after this error.
@@ -91,22 +91,25 @@ class LineBuffer:
 def number(version: str) -> int:
     """A resource version as a number for comparisons (KEP-5504).
 
-    The result is 0 if the version is not an integer, and therefore cannot be compared.
+    The result is 0 for a version that is not an integer, because such a version cannot be compared.
     """
     return int(version) if version.isdecimal() and len(version) <= MOST_DIGITS else 0
 
 
 class ApiConnection(Protocol):
-    """An authenticated connection to an API server. Both methods raise no exception other than ApiError."""
+    """An authenticated connection to an API server.
+
+    ApiError is the only exception that the methods ``body`` and ``stream`` raise.
+    """
 
     def body(self, path: str) -> AsyncGenerator[bytes, None]:
         """The body of a response, in chunks as they arrive."""
 
     def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """The body of a response that does not end, in chunks as they arrive.
+        """The body of an endless response, in chunks as they arrive.
 
         An empty first chunk means that the server has accepted the request. Raises ApiError with SILENT if no data arrives for
-        ``idle_s``.
+        ``idle_s`` seconds.
         """
 
 
@@ -167,22 +170,22 @@ class Reflector:
         self._newest: dict[ObjectKey, int] = {}
         """The version of the last change of each object that has changed since ``_floor``."""
         self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
-        # Repeated lists have a separate back-off, because a successful list resets the other back-off, but lists must not be
+        # Repeated lists have a separate back-off. A successful list resets the back-off of failures, but lists must not be
         # repeated in a tight loop.
         self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
-        """Request another list at this time (of ``Pace.now``), or at most ``CONFIRMATION_SPREAD_S`` later.
+        """Request another list at the given time of ``Pace.now``, or up to ``CONFIRMATION_SPREAD_S`` later.
 
-        The next list that ends fulfils the request, even if that list began before the request. If the doubt remains after that
-        list, call this method again.
+        The next list that ends fulfils the request, even if that list began before the request. If the list does not remove the
+        doubt, call this method again.
         """
         if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
             self._asked_for_s = at_s
             self._list_again_at_s = at_s + self._pace.dice.uniform(0, CONFIRMATION_SPREAD_S)
 
     async def list_and_watch(self, deliver: Deliver) -> None:
-        """Make one attempt: read a list if one is needed, watch until the watch ends or fails, and pause.
+        """Make one attempt: read a list if a list is needed, watch until the watch ends or fails, and pause.
 
         Events are delivered as soon as they are read: each page of a list as one batch, and all lines that arrived together as
         one batch.
@@ -192,7 +195,7 @@ class Reflector:
                 await self._list(deliver)
             await self._watch(deliver)
         except ApiError as error:
-            # The delays are added, because the server sends the same time to all clients.
+            # The random delay is added to the server's delay, because the server sends the same delay to all clients.
             delay_s = self._delay_s(error) + min(error.retry_after_s, LONGEST_RETRY_AFTER_S)
             self.status.connected = False
             self.status.restarts[error.trouble] += 1
@@ -201,13 +204,13 @@ class Reflector:
                 await self._pace.sleep(delay_s)
 
     def _delay_s(self, error: ApiError) -> float:
-        """The pause before the next attempt, after this error. Also decides what the next attempt begins with."""
+        """The pause between an error and the next attempt. Also decides whether the next attempt begins with a list."""
         trouble, was_listing, needed_latest = error.trouble, self._must_list, self._needs_latest
         is_expired = trouble is Trouble.EXPIRED
         self._is_known_there &= trouble not in MAY_BE_ANOTHER
         self._must_list |= trouble in LIST_AGAIN
-        # After a 410 in a watch, it is enough that the list is not older than our version. After a 410 in a list, either the
-        # server has not reached our version, or the token expired before the last page.
+        # After a 410 in a watch, a list that is not older than the reflector's version is enough. After a 410 in a list, either
+        # the server has not reached the reflector's version, or the token expired before the last page.
         self._needs_one_page |= was_listing and is_expired
         self._needs_latest |= isinstance(error, BehindError) or trouble is Trouble.REFUSED or self._needs_one_page
         if was_listing:
@@ -223,10 +226,13 @@ class Reflector:
         return self._retries.next_s() + (self._pace.dice.uniform(0, BROKEN_WATCH_SPREAD_S) if is_broken else 0)
 
     async def _list(self, deliver: Deliver) -> None:
-        """Read a whole list. Its end has the keys of all its objects, including objects that cannot be parsed."""
+        """Read a whole list.
+
+        The event that ends the list has the keys of all objects, including objects that cannot be parsed.
+        """
         is_doubted = self._list_again_at_s < math.inf
         version = LATEST if self._needs_latest or is_doubted else self._version or ANY_VERSION
-        # A list in one page needs no token, which could expire.
+        # A list in one page needs no token, so no token can expire.
         limit = PAGE_ITEMS if version in {LATEST, ANY_VERSION} and not self._needs_one_page else 0
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (ListStarted(self._kind),)
@@ -236,8 +242,8 @@ class Reflector:
                 query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
                 async with contextlib.aclosing(self._parts(connection, query)) as parts:
                     async for part in parts:
-                        # The version is set before the list is complete: if the list breaks off, the next list must not be older
-                        # than the events delivered so far.
+                        # The version is set before the list is complete, because if the list breaks off, the next list must not
+                        # be older than the delivered events.
                         self._version, token = part.resource_version, part.continue_token
                         self.status.contact_s = self._pace.now()
                         keys.update(event.key for event in part.events if event.key)
@@ -250,11 +256,11 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # The time is reset before the delivery, because the delivery may request another list.
+        self._list_again_at_s = math.inf  # reset before the delivery, because the delivery may request a list
         deliver((Listed(self._kind, keys),))
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:
-        """Read one answer in parts of ``PAGE_ITEMS`` objects or a few more.
+        """Read one answer in parts, each of ``PAGE_ITEMS`` objects or a few more.
 
         The last part, which may be empty, has the continuation token.
         """
@@ -307,7 +313,7 @@ class Reflector:
         return (self.status.contact_s or 0) + LONGEST_SILENCE_S if is_bounded else math.inf
 
     def _bound(self, limit: asyncio.Timeout) -> None:
-        """Set the end of the watch: when a list is due, or after the longest allowed silence from now on."""
+        """Set the time at which the watch ends: when a list is due, or after the longest allowed silence, counted from now."""
         end_s = min(self._list_again_at_s, self._silent_at_s)
         if end_s < math.inf:
             limit.reschedule(asyncio.get_running_loop().time() + end_s - self._pace.now())
@@ -318,7 +324,7 @@ class Reflector:
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
     async def _require_known(self) -> None:
-        """Raise ApiError if the server does not answer, or with EXPIRED if the server has not reached our version."""
+        """Raise ApiError if the server does not answer, or with EXPIRED if the server has not reached the reflector's version."""
         query = self._resource.probe_query(self._version)
         async with self._connect() as connection, contextlib.aclosing(self._parts(connection, query)) as parts:
             version = [part.resource_version async for part in parts][-1]
@@ -334,9 +340,8 @@ class Reflector:
             self._observer.watching(self._kind)
 
     def _read(self, lines: LineBuffer, chunk: bytes, deliver: Deliver) -> None:
-        """Deliver the lines that a chunk completes, up to the first line that ends the watch.
-
-        For that line, ApiError is raised.
+        """Deliver the lines that a chunk completes. A line that ends the watch raises ApiError, and the lines after it are not
+        delivered.
         """
         events: list[Event] = []
         try:
@@ -372,8 +377,8 @@ class Reflector:
     def _is_new(self, key: ObjectKey, version: int) -> bool:
         """Whether a change is newer than all earlier changes of the same object.
 
-        An API server that has just taken over may send changes again or late. A change without a version that can be compared
-        counts as new.
+        An API server that has just taken over may send changes again or late. A change whose version cannot be compared counts as
+        new.
         """
         if 0 < version <= self._newest.get(key, self._floor):
             return False

@@ -1,15 +1,15 @@
-"""The configured source of Services, EndpointSlices and the Node, the wait for its first lists, and the detection of its silence.
+"""The configured source of Services, EndpointSlices and the Node; waits for its first lists, and detects its silence.
 
-Rule 1: while a first list is missing, each page of the list counts as contact. The wait for a long or slow list continues while
-pages arrive, because starting a new list would only take longer.
+Rule 1: while a first list is missing, each page of the list counts as contact with the source. The wait for a long or slow list
+continues while pages arrive, because starting a new list would only take longer.
 Rule 2: ``run`` waits for the API server without a time limit, and logs that it waits. After a power failure, all nodes start
 before their API server. If a process ended itself, its supervisor might delay the restart beyond the time when the API server
 becomes available. ``run`` also waits after the statuses 401 and 403, because a token or a role may be created later than the
 node. If a configuration cannot work, the process ends earlier (``make``).
 Rule 3: a command gives up if it has no contact for ``PATIENCE_S``, because a person or a script waits for its answer.
-Rule 4: a stale watch is no reason for a restart: a new process could not start without the API server, whereas this process
-serves the Services that it knows. Load balancers are turned away only if the operator has configured that: if the API server
-failed, all nodes would turn them away at the same time, and an outage of the control plane would become an outage of the traffic.
+Rule 4: a stale watch is no reason for a restart. A new process could not start without the API server, whereas this process
+continues to serve the Services that it knows. A stale watch turns load balancers away only if the operator has configured that.
+Otherwise, if the API server fails, all nodes would turn load balancers away at the same time, and no more traffic would arrive.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
 
 
 class Trouble(enum.StrEnum):
-    """The reason why a list or watch starts again, which is also the label of the metric."""
+    """The reason why a list or watch starts again; the reason is also the label of the metric."""
 
     ENDED = "ended"
     EXPIRED = "expired"
@@ -59,7 +59,7 @@ class Trouble(enum.StrEnum):
 class ApiError(Exception):
     """A request, or the stream of its response, has failed.
 
-    ``retry_after_s`` is the pause that the server requests; 0 means that it requests none.
+    ``retry_after_s`` is the pause that the server requests; 0 means that the server requests no pause.
     """
 
     def __init__(self, trouble: Trouble, message: str, retry_after_s: float = 0) -> None:
@@ -91,9 +91,8 @@ class BehindError(ApiError):
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WatchStatus:
     """The status of the watch of one kind; times are times of ``Pace.now``. Only the reflector of that kind changes the status.
-
-    ``connected``: a watch is open at the moment. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the
-    last data from the server. ``event_s``: the time of the last change. ``restarts`` counts the restarts by reason.
+    ``connected`` says whether a watch is open now. ``listed_s`` is the time of the last complete list, ``contact_s`` the time of
+    the last data from the server, and ``event_s`` the time of the last change. ``restarts`` counts the restarts by reason.
     """
 
     connected: bool = False
@@ -106,7 +105,7 @@ class WatchStatus:
 class Source(Protocol):
     """A source of Services, EndpointSlices and the Node.
 
-    ``problem`` describes a part of the source that exists but cannot be read now; empty if there is no such part.
+    ``problem`` describes the part of the source that cannot be read now; empty if all parts can be read.
     """
 
     problem: str = ""
@@ -115,11 +114,11 @@ class Source(Protocol):
         """Deliver events until this task is cancelled."""
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
-        """If a list may have missed objects, list the kind again at this time (of a monotonic clock) or soon after."""
+        """List a kind again at a time of a monotonic clock or soon after, because its last list may have missed objects."""
         del kind, at_s
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """The pods behind all endpoints, or behind the endpoints of one Service, read now and shown to people.
+        """Read the pods behind all endpoints, or behind the endpoints of one Service, to show the pods to people.
 
         Raises:
             ApiError: the pods could not be read.
@@ -130,7 +129,7 @@ class Source(Protocol):
 
     @property
     def post(self) -> Post | None:
-        """A function that creates an object in the source; None if the source does not support that."""
+        """A function that creates an object in the source; None if the source cannot create objects."""
         return None
 
     @property
@@ -140,7 +139,7 @@ class Source(Protocol):
 
 
 async def make(config: Config, on_request: OnRequest = lambda *_: None) -> Source:
-    """Create the configured source, which calls ``on_request`` if it is an API server.
+    """Create the configured source; a source that is an API server calls ``on_request`` after each request.
 
     Raises:
         CannotStartError: the configured source cannot work.
@@ -148,10 +147,11 @@ async def make(config: Config, on_request: OnRequest = lambda *_: None) -> Sourc
     if config.source.manifests:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
             raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
-        from ipvsproxy.daemon.sources.directory import DirectorySource  # noqa: PLC0415 - as below
+        from ipvsproxy.daemon.sources.directory import DirectorySource  # noqa: PLC0415 - the comment below explains this
 
         return DirectorySource(config.source.manifests)
-    # Imported here: a process needs only one of the two, and the client library takes 90 ms (600 on the test kernel).
+    # The source is imported here, because a process needs only one source, and the client library takes 90 ms (600 on the test
+    # kernel).
     from ipvsproxy.daemon.sources.credentials import SourceError  # noqa: PLC0415
     from ipvsproxy.daemon.sources.watch import KubernetesSource  # noqa: PLC0415
 
@@ -234,10 +234,10 @@ async def wait_for_lists(
 ) -> None:
     """Wait until the first list of every kind is complete.
 
-    ``waiting`` is called with a sentence every ``PROGRESS_S``; ``silent`` is called with a sentence after ``PATIENCE_S`` without
-    contact, and again every ``REPEAT_S`` after that. The function ``silent`` may raise an exception. ``heal`` is called after
-    ``silent``, to remove objects that may hide the API server from this node. The function ``heal`` is not called if the server
-    has refused or postponed a request, because the server is not hidden then.
+    ``waiting`` is called with a sentence every ``PROGRESS_S``. ``silent`` is called with a sentence after ``PATIENCE_S`` without
+    contact, and then every ``REPEAT_S``. The function ``silent`` may raise an exception. ``heal`` is called after ``silent``, to
+    remove objects that may hide the API server from this node. The function ``heal`` is not called if the server has refused or
+    postponed a request, because the server is not hidden then.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()
@@ -272,11 +272,11 @@ def give_up(sentence: str) -> None:
 def log_silence(sentence: str) -> None:
     """Log that the source is silent while the first lists are missing."""
     log.warning(
-        "first_lists_missing", error=sentence, hint="nothing is programmed before these lists are complete; the process waits"
+        "first_lists_missing", error=sentence, hint="the process waits, and programs nothing before these lists are complete"
     )
 
 
 def _last_contact_s(store: Store, source: Source) -> float:
-    """The time of the last contact for the kinds whose first list is missing, by a monotonic clock; 0 if there was no contact."""
+    """The time of the last contact about a kind whose first list is missing, by a monotonic clock; 0 if there was no contact."""
     statuses = source.statuses
     return max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)

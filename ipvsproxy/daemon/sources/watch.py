@@ -1,11 +1,11 @@
 """The source for a Kubernetes API server: it provides Services, EndpointSlices and this process's Node.
 
-The library kubernetes-asyncio provides the TLS transport. The model classes of the client library are never used: ``decode`` gets
-the unparsed bytes.
+The library kubernetes-asyncio provides the TLS transport. The model classes of the client library are never used, because
+``decode`` parses the bytes of an answer.
 
-Every list and every watch uses a separate connection, which is made from the configuration and credential files as they are at
-that moment. Therefore a rotated token, certificate or authority and a changed server address need no special code: they take
-effect at the next connection, and a 401 leads to a new connection.
+Each list and each watch uses a separate connection, made from the configuration and credential files as they are at that moment.
+Therefore no special code handles a rotated token, certificate or authority, or a changed server address. The next connection uses
+the new files, and a 401 leads to a new connection.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ NO_ANSWER = "<error>"
 PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 _SocketAddress = tuple[str, int]
 
-_USER_INFO = re.compile(r"//[^/\s]*@")  # user name and password in the URL of a proxy, which messages of aiohttp contain
+_USER_INFO = re.compile(r"//[^/\s]*@")  # aiohttp's messages contain the user name and password in an HTTP proxy's URL
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -80,8 +80,8 @@ log = structlog.stdlib.get_logger(__name__)
 class KubernetesSource(source.Source):
     """Lists and watches the objects of an API server, with one reflector per kind.
 
-    ``kubeconfig`` is a path, and ``master`` is a URL that overrides the URL in the kubeconfig. If both are empty, the service
-    account of the pod is used. ``statuses`` may be read at any time.
+    ``kubeconfig`` is a path, and ``master`` is a URL that overrides the URL in the kubeconfig. If both ``kubeconfig`` and
+    ``master`` are empty, the service account of the pod is used. The caller may read ``statuses`` at any time.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class KubernetesSource(source.Source):
         self._reflectors[kind].list_again(at_s)
 
     def describe(self) -> str:
-        """The API server, and the last problem of each watch that fails, in one line."""
+        """The API server and the last problem of each failing watch, in one line."""
         problems = "; ".join(dict.fromkeys(self._failing.values()))
         return f"API server {self._server}".rstrip() + (f": {problems}" if problems else "")
 
     async def check(self) -> None:
-        """Read the configuration and the credentials once. The API server is not contacted, and no credential plugin is run.
+        """Read the configuration and the credentials once, without contacting the API server or running a credential plugin.
 
         Raises:
             SourceError: the configuration or the credentials cannot work.
@@ -142,7 +142,7 @@ class KubernetesSource(source.Source):
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """As described in ``Source``.
+        """Implements ``Source``; the description is there.
 
         Requests one list with all EndpointSlices, or with the EndpointSlices of one Service, without pages. The list is decoded
         in a thread.
@@ -169,11 +169,11 @@ class KubernetesSource(source.Source):
             await connection.post(path, body)
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
-        """As described in ``Observer``."""
+        """Implements ``Observer``; the description is there."""
         log.info("listed", kind=kind.value, objects=objects, server=self._server)
 
     def watching(self, kind: ObjectKind) -> None:
-        """As described in ``Observer``."""
+        """Implements ``Observer``; the description is there."""
         if kind in self._failing:
             del self._failing[kind]
             log.info("watch_resumed", kind=kind.value, server=self._server)
@@ -181,11 +181,11 @@ class KubernetesSource(source.Source):
             self._messages.forget()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """As ``Observer``. A problem is logged once, not for each kind and attempt, and again every few minutes."""
+        """As ``Observer``. Logs a problem once instead of once for each kind and attempt, and again every few minutes."""
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)
-        if not hint:  # The restart is regular.
+        if not hint:  # this restart is regular
             log.debug("watch_restarting", **event, error=message)
             return
         self._failing[kind] = message
@@ -224,7 +224,7 @@ class KubernetesSource(source.Source):
 
 
 async def _addresses_of(configuration: credentials.Configuration) -> Collection[_SocketAddress]:
-    """The addresses that the names of the API server and of the proxy to it resolve to.
+    """The addresses to which the names of the API server and of the HTTP proxy before it resolve.
 
     A name that cannot be resolved has no addresses.
     """
@@ -250,7 +250,7 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
 
 @dataclasses.dataclass(eq=False)
 class HttpConnection:
-    """An ``ApiConnection`` that uses the library's transport. All methods raise no exception other than ApiError."""
+    """An ``ApiConnection`` that uses the library's transport. ApiError is the only exception that the methods raise."""
 
     transport: credentials.RESTClientObject
     configuration: credentials.Configuration
@@ -263,7 +263,7 @@ class HttpConnection:
         self._headers = HEADERS | ({"Authorization": token} if token else {})
 
     async def answer(self, path: str, most_bytes: int) -> tuple[int, bytes]:
-        """The status and the body of an answer, which may come from any program behind the API server.
+        """The status and the body of an answer, which may come from a program behind the API server.
 
         Redirects are not followed. Raises ApiError with GARBLED if the body is longer than ``most_bytes``.
         """
@@ -276,7 +276,7 @@ class HttpConnection:
             return response.status, bytes(body)
 
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
-        """As described in ``ApiConnection``."""
+        """Implements ``ApiConnection``; the description is there."""
         async with self._request(path, ANSWER_TIMEOUT_S) as response:
             async for piece in response.content.iter_any():
                 yield piece
@@ -287,12 +287,12 @@ class HttpConnection:
             await response.read()
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """As described in ``ApiConnection``."""
+        """Implements ``ApiConnection``; the description is there."""
         async with self._request(path, idle_s) as response:
             _keep_alive(response, self.on_peer)
             yield b""
-            # The data is not read by lines, because the reader's limit for a line is far smaller than a Service with its
-            # annotations may be.
+            # The data is not read by lines, because a Service with its annotations may be far longer than the reader's limit for
+            # a line.
             async for chunk in response.content.iter_any():
                 yield chunk
 
@@ -359,7 +359,7 @@ def _keep_alive(response: aiohttp.ClientResponse, on_peer: Callable[[_SocketAddr
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_AFTER_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-    peer = response.connection.transport.get_extra_info("peername")  # None if the connection was closed in the meantime
+    peer = response.connection.transport.get_extra_info("peername")  # the transport is None if the connection has been closed
     if peer:
         on_peer((peer[0], peer[1]))
 

@@ -1,11 +1,11 @@
-"""The table of all Services: updated with each change, searched, sorted and divided into pages.
+"""The table of all Services, which follows each change, can be searched and sorted, and is divided into pages.
 
-Rule 1: the table is built in steps when a viewer opens the web page, and discarded when no viewer looks at the page any more.
-Rule 2: after a change, only the rows of the changed Services are built again. The names in the order of a search are kept until a
-change may have changed them.
+Rule 1: the table is built in steps when a viewer opens the web page, and is discarded when the page has no viewer any more.
+Rule 2: after a change, only the rows of the changed Services are built again. The result of a search, a list of names in order,
+is kept until a change may have changed the result.
 
-A search looks for a part of the name, the beginning of an address of a Service or endpoint (``10.244.1.`` finds the pods of a
-node), a port or node port, or an address with a port as ``ipvsadm -Ln`` prints them: ``address:port``.
+A search finds Services by a part of the name, by the beginning of an address of a Service or endpoint (``10.244.1.`` finds the
+pods of a node), by a port or node port, or by an address with a port as ``ipvsadm -Ln`` prints them: ``address:port``.
 """
 
 import heapq
@@ -45,10 +45,10 @@ _HOST_PORT = re.compile(r"\[([0-9a-f:.]+)\]:([0-9]{1,5})|([0-9.]+):([0-9]{1,5})"
 
 
 class Query(NamedTuple):
-    """A search, with its text parsed.
+    """A search after its text has been parsed.
 
-    ``text`` is in lower case; if ``address`` and ``port`` are both set, the text was ``address:port``. The other fields are
-    filters: a namespace, the type of a Service, and the node of an endpoint. An empty filter matches everything.
+    ``text`` is in lower case. If both ``address`` and ``port`` are set, the text was ``address:port``. The other fields are
+    filters: a namespace, the type of a Service, and the node of an endpoint. An empty filter matches every Service.
     """
 
     text: str = ""
@@ -71,7 +71,7 @@ class Query(NamedTuple):
         )
 
     def _finds(self, service: Service, slices: Iterable[EndpointSlice]) -> bool:
-        if self.text in str(service.name):  # names are in lower case
+        if self.text in str(service.name):  # names of Services are in lower case
             return True
         if self.address is not None:
             return self._is_at(service, slices, self.address)
@@ -86,7 +86,7 @@ class Query(NamedTuple):
         if address in service.addresses:
             return any(self.port == one.port for one in service.ports)
         if any(self.port == one.node_port for one in service.ports):
-            return True  # any address of the node may match
+            return True  # each address of the node may match
         return any(
             any(one.port == self.port for one in item.ports) and address in item.each_address
             for item in slices
@@ -111,7 +111,7 @@ def parse_query(text: str) -> Query:
 
 
 class Selection(NamedTuple):
-    """Which rows a viewer requests, and in which order. ``page`` is the number of the page, which starts at 1."""
+    """The rows that a viewer requests, and the order of the rows. ``page`` is the number of the page, which starts at 1."""
 
     query: Query = Query()
     sort: str = "name"
@@ -141,14 +141,14 @@ class Board:
         self.changed(store.services)
 
     def changed(self, names: Iterable[ServiceName]) -> None:
-        """These Services may have changed."""
+        """The caller reports that these Services may have changed."""
         self._dirty.update(dict.fromkeys(names))
 
     def refreshing(self) -> Generator[None, None, None]:
-        """Update all rows; pauses let other tasks run in between."""
+        """Update all rows; a generator, whose pauses let other tasks run."""
         yield from self._troubles.refreshing(self.changed)
         revision = self._revision + 1
-        # A name goes only when its row is made, because the request may time out between two steps.
+        # A name is deleted only when its row is made, because the request may time out between two steps.
         for number, name in enumerate(tuple(self._dirty), 1):
             del self._dirty[name]
             if self._refresh(name, revision):
@@ -157,7 +157,7 @@ class Board:
                 yield
 
     def _refresh(self, name: ServiceName, revision: int) -> bool:
-        """Build a row again. Returns whether the table has changed."""
+        """Build the row of a Service again. Returns whether the table has changed."""
         service = self._store.services.get(name)
         if service is None:
             if self._rows.pop(name, None) is None:
@@ -177,7 +177,7 @@ class Board:
         return True
 
     def finding(self, selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
-        """All Services that match the search, in the requested order; pauses let other tasks run in between."""
+        """All Services that match the search, in the requested order; a generator, whose pauses let other tasks run."""
         key = (selection.query, selection.sort, selection.descending)
         stamp = self._stamp(selection)
         known = self._sorted.pop(key, None)
@@ -291,7 +291,7 @@ class Troubles:
         return self._texts.get(name, ())
 
     def refreshing(self, changed: Callable[[Iterable[ServiceName]], None]) -> Iterator[None]:
-        """Query the survey for problems, with a pause between queries.
+        """Query the survey for problems; a generator with a pause between queries.
 
         The Services whose problems have changed are added to ``changed``.
         """
@@ -343,7 +343,7 @@ class Endpoints(NamedTuple):
 
 
 class BoardRow(msgspec.Struct, frozen=True, gc=False):
-    """The data that is remembered about a Service, and the objects that it was made from."""
+    """The stored data about a Service, and the objects from which the data was made."""
 
     service: Service
     slices: tuple[EndpointSlice, ...]
@@ -373,7 +373,8 @@ def count_endpoints(
 def _weights(state: ServiceState | None) -> Collection[Weights]:
     """The different weights of a Service's virtual servers; many virtual servers share one ``Weights`` object.
 
-    Clients outside are left out: their other real servers are the ends of tunnels to other nodes.
+    Virtual servers for clients outside the cluster are left out, because some of their real servers are the ends of tunnels to
+    other nodes.
     """
     if state is None:
         return ()

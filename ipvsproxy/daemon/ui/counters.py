@@ -2,16 +2,17 @@
 
 The rates are connections, packets and bytes per second.
 
-Rule 1: while nobody looks at the page, only the counters of the whole node are read (one small file), and only after a sync, when
+Rule 1: while nobody looks at the page, only the counters of the whole node (one small file) are read, and only after a sync, when
 the process is awake anyway.
 Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``, or less often if there
-are many (``READ_PER_S``).
-Rule 3: real servers are read only of the Services that a viewer has opened, and of the Services on the page that a viewer sees.
+are many virtual servers (``READ_PER_S``).
+Rule 3: the real servers of a Service are read only if a viewer has opened the Service, or sees a page of the table with the
+Service.
 Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero. Rule 5:
 the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
 interval may be zero or twice the true rate. Rule 6: a Service that had no traffic in all remembered readings takes no memory.
-Rule 7: the open connections of the whole node are added up by the readings of all real servers that look for drift anyway, while
-somebody looks at the page.
+Rule 7: while somebody looks at the page, the readings that look for drift also add up the open connections of the whole node,
+because they read all real servers anyway.
 """
 
 import asyncio
@@ -102,7 +103,7 @@ class Rates(NamedTuple):
 
 
 def described(rates: Rates | None) -> dict[str, float | None]:
-    """Rates as they are sent to the browser, with three digits after the decimal point; None if they are unknown."""
+    """Rates in the form that the browser gets, with three digits after the decimal point; None if the rates are unknown."""
     known = rates or (None,) * len(Rates._fields)
     return {f"{name}PerSecond": None if rate is None else round(rate, 3) for name, rate in zip(Rates._fields, known, strict=True)}
 
@@ -118,7 +119,7 @@ class _History(msgspec.Struct, gc=False):
     busy: int
 
     def rates(self, number: int) -> "array[float]":
-        """The rates of a reading."""
+        """The rates that a reading shows."""
         return self.figures[_place(number)]
 
 
@@ -143,7 +144,7 @@ class ServiceRates:
     def taking(
         self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
     ) -> Generator[None, None, None]:
-        """Add a reading to the histories of all Services; pauses let other tasks run in between.
+        """Add a reading to the histories of all Services; a generator, whose pauses let other tasks run.
 
         Virtual servers that belong to no Service are ignored; virtual servers whose counters are zero may be missing.
 
@@ -178,7 +179,7 @@ class ServiceRates:
     ) -> Iterator[None]:
         """Add the traffic that each virtual server has counted since the last reading.
 
-        Without an interval, this is the first reading, which only sets the start values.
+        Without an interval, the reading is the first one, and only sets the start values.
         """
         last, seen = self._last, 0
         for index, (key, counted) in enumerate(counters.items(), 1):
@@ -217,7 +218,7 @@ class ServiceRates:
     def line(self, name: ServiceName) -> tuple[list[float], list[float]]:
         """Connections and bytes per second in the last readings, the oldest first.
 
-        Both lists are empty if there was no traffic.
+        The list of connections and the list of bytes are empty if there was no traffic.
         """
         history = self._histories.get(name)
         if history is None:
@@ -231,7 +232,7 @@ _NO_TRAFFIC = array("f", Rates())
 
 
 def _place(number: int) -> slice:
-    """The place of a reading's rates in the array."""
+    """The position of a reading's rates in the array."""
     first = number % REMEMBERED * len(_NO_TRAFFIC)
     return slice(first, first + len(_NO_TRAFFIC))
 
@@ -239,7 +240,8 @@ def _place(number: int) -> slice:
 def keys_of(survey: Survey, name: ServiceName, *, outside: bool = True) -> list[VirtualServerKey]:
     """The virtual servers that a Service desires, including the virtual servers of second scopes.
 
-    ``outside``: including the virtual servers for clients outside, whose real servers include the ends of tunnels to other nodes.
+    With ``outside``, the virtual servers for clients outside the cluster are included; their real servers include the ends of
+    tunnels to other nodes.
     """
     state = survey.states.get(name)
     if state is None:
@@ -256,7 +258,7 @@ Traffic = Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]
 
 
 class Opened:
-    """The endpoints of one Service: their last reading, and the rates since the reading before."""
+    """The last reading of the endpoints of one Service, and the rates since the reading before."""
 
     def __init__(self) -> None:
         self.read_s: float | None = None
@@ -265,13 +267,13 @@ class Opened:
         self._seconds = 0.0
 
     def take(self, traffic: Traffic, now: float) -> None:
-        """Take another reading of the endpoints."""
+        """Store a new reading of the endpoints."""
         if self.read_s is not None:
             self._before, self._seconds = self.traffic, now - self.read_s
         self.traffic, self.read_s = traffic, now
 
     def connections(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
-        """The connections of a real server at the last reading; None if it was not read."""
+        """The connections of a real server at the last reading; None if the real server was not read."""
         one = self.traffic.get(key, {}).get(real_server)
         return one and one.connections
 
@@ -310,12 +312,12 @@ class CounterFollower:
         self._wake.set()
 
     def synced(self) -> None:
-        """A sync has ended: read the counters of the node, unless they were read a moment ago."""
+        """Read the counters of the node after a sync, unless they were read a moment ago."""
         if self._sampled_s is None or self._clock() - self._sampled_s >= QUIET_S:
             self._wake.set()
 
     def show(self, names: Collection[ServiceName]) -> None:
-        """These Services are on the page that a viewer sees."""
+        """The caller reports the Services on the page that a viewer sees."""
         now = self._clock()
         self._shown.update(dict.fromkeys(names, now))
 
@@ -343,7 +345,7 @@ class CounterFollower:
         self._read = 0
 
     async def sample(self) -> None:
-        """Make the readings that are due now. Counters that cannot be read count as unknown until the next reading."""
+        """Make the readings that are due now. Counters that cannot be read are unknown until the next reading."""
         now = self._sampled_s = self._clock()
         is_watched = self.viewers.have_looked(now)
         try:
@@ -389,7 +391,7 @@ class CounterFollower:
         return traffic
 
     async def open(self, name: ServiceName) -> Opened:
-        """The endpoints of a Service, which are read now unless they were read a moment ago.
+        """The endpoints of a Service. Reads the endpoints, unless they were read a moment ago.
 
         Raises:
             KernelError: the endpoints could not be read.

@@ -1,7 +1,7 @@
 """The changes that a sync has made to endpoints, as documents and as text.
 
-An endpoint has a real server in each virtual server of its Service. In this module, these real servers are one endpoint with the
-sum of their connections.
+An endpoint has a real server in each virtual server of its Service. This module treats these real servers as one endpoint with
+the sum of their connections.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,7 +76,7 @@ def _what(endpoint: Document) -> str:
 
 
 def name(events: Iterable[Document], targets: Targets) -> None:
-    """Add the names of pods to events, where the names are known."""
+    """Add the names of pods to events, as far as the names are known."""
     if not targets:
         return
     found = {(str(service), key.address): target for (service, key), target in targets.items()}
@@ -90,7 +90,7 @@ def name(events: Iterable[Document], targets: Targets) -> None:
 
 
 def sentence(endpoints: Iterable[Document], more: int) -> str:
-    """The endpoints as text, with each Service mentioned once; ``more`` endpoints are not included."""
+    """The endpoints as text that names each Service once; ``more`` is the number of endpoints that the text only counts."""
     parts: list[str] = []
     service = None
     for one in endpoints:

@@ -60,10 +60,9 @@ ENDPOINTS_AT_ONCE = 50
 class Explainer:
     """Describes Services and virtual servers.
 
-    ``view`` is the view of this node from which the desired state in the survey was made. ``is_carried`` is a function that says
-    whether the node has an address. ``connections`` returns the connections of a real server, as far as they are known, and
-    ``rates`` additional fields for it. ``targets`` are the pods behind the described endpoints, as far as they are
-    known.
+    ``view`` is the view of this node from which the desired state in the survey was made. ``is_carried`` returns whether the node
+    has an address. ``connections`` returns the connections of a real server, as far as they are known. ``rates`` returns
+    additional fields for a real server. ``targets`` are the pods behind the described endpoints, as far as they are known.
     """
 
     survey: Survey
@@ -76,11 +75,11 @@ class Explainer:
     targets: Targets = dataclasses.field(default_factory=dict)
 
     def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
-        """Describes a known Service that has been translated, with only the virtual servers that are in ``keys``."""
+        """Describes a known Service that has been translated, and those of its virtual servers that are in ``keys``."""
         return steps.at_once(self.describing(name, keys))
 
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
-        """Like ``service``, but pauses let other tasks run in between."""
+        """Like ``service``, but as a generator, whose pauses let other tasks run."""
         service, slices = self.store.services[name], self.store.slices_of(name)
         explained = yield from explanations.explaining(service, slices, self.view, self.translation)
         yield
@@ -166,7 +165,7 @@ class Explainer:
         )
 
     def _scope(self, indexed: _Indexed, use: explanations.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
-        """The second scope for some clients at the external addresses of the port; None if there is no such scope."""
+        """The second scope of a port's external addresses for the given group of clients; None if the port has no such scope."""
         scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port, clients))
         if scope is None:
             return None
@@ -217,7 +216,10 @@ class Explainer:
         }
 
     def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Generator[None, None, Document | None]:
-        """Describes the observed virtual server; pauses let other tasks run. Returns None if the kernel does not have it."""
+        """Describes the observed virtual server; a generator, whose pauses let other tasks run.
+
+        Returns None if the kernel does not have the virtual server.
+        """
         observed = self.survey.sides(key).observed
         if observed is None:
             return None

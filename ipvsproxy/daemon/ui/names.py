@@ -1,13 +1,13 @@
 """The names of the pods behind the endpoints of the Services that viewers look at.
 
 Rule 1: the daemon stores no pod names permanently, because proxying does not need them, and the names for 100,000 endpoints would
-take some ten megabytes. The names of the pods of one Service are read from the source while a viewer looks at the Service, and
-are discarded when no viewer looks at it any more.
+take some ten megabytes. The names of a Service's pods are read from the source while a viewer looks at the Service, and are
+discarded when the Service has no viewer any more.
 Rule 2: anybody who can open the page can cause requests from this process to the API server, so all readings together have a rate
 limit.
 Rule 3: a response waits for the names at most ``WAIT_S``, and only if the request has started the reading of the names. If the
-names are not known, the page shows addresses. The response waits before its turn, so that a slow API server delays no other
-response.
+names are not known, the page shows addresses. A response waits before it takes the lock that puts responses one after the other,
+so that a slow API server delays no other response.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 class _SliceReading:
     """The last reading of the names for one Service.
 
-    ``slices`` are the EndpointSlices at the beginning of the reading; they show whether the Service has changed since.
+    ``slices`` are the EndpointSlices at the beginning of the reading, which show whether the Service has changed since the
+    reading.
     """
 
     slices: tuple[EndpointSlice, ...] = ()
@@ -49,7 +50,7 @@ class _SliceReading:
 
 
 class Names:
-    """Reads the names of pods, and stores the names for the Services that were looked at last."""
+    """Reads the names of pods, and stores the names for the Services at which a viewer has looked last."""
 
     def __init__(self, read: ReadTargets, store: Store, clock: Callable[[], float]) -> None:
         self._read = read
@@ -59,13 +60,13 @@ class Names:
         self._limit = timing.Bucket(BURST, REFILL_S, clock())
 
     async def read(self, services: Iterable[ServiceName]) -> None:
-        """Begin to read the pods behind the endpoints of these Services, if they are not known, and wait a while for them."""
+        """Begin to read the pods behind the endpoints of the given Services, unless they are known, and wait for them a while."""
         begun = [task for name in _first(services) if (task := self._begin(name))]
         if begun:
             await asyncio.wait(begun, timeout=WAIT_S)
 
     def known(self, services: Iterable[ServiceName]) -> Targets:
-        """The pods behind the endpoints of these Services, as far as they have been read."""
+        """The pods behind the endpoints of the given Services, as far as the pods have been read."""
         readings = [reading for name in _first(services) if (reading := self._readings.get(name))]
         return {key: target for reading in readings for key, target in reading.targets.items()}
 

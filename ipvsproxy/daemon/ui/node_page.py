@@ -69,8 +69,8 @@ class History:
     def add(self, counters: Counters | None, connections: ConnectionCounts | None, now: float, at_s: float) -> None:
         """Add a point to the history.
 
-        ``counters`` are the counters of the whole node, and ``connections`` its open connections; None means that they are not
-        known. ``now`` is a time of the monotonic clock.
+        ``counters`` are the counters of the whole node, and ``connections`` the open connections of the node; None means that a
+        value is not known. ``now`` is a time of the monotonic clock.
         """
         if counters is None:
             self._samples.clear()
@@ -266,7 +266,7 @@ class EventLog:
         return self._events[-1]["id"] if self._events else 0
 
     def since(self, number: int) -> Iterator[dict[str, Any]]:
-        """The events after the event with this number, with the newest first."""
+        """The events after the event with the given number, the newest event first."""
         return itertools.takewhile(lambda event: event["id"] > number, reversed(self._events))
 
     def synced(self, summary: SyncSummary, at_s: float, endpoints: Sequence[Document] = (), more: int = 0) -> None:
@@ -314,9 +314,8 @@ class EventLog:
             del self._events[-2]
 
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
-        """Record the state of a subject, as text.
-
-        A state that differs from the last state of the subject is added as an event; the first state is not added.
+        """Record the state of a subject, as text. A state that differs from the subject's previous state becomes an event; the
+        first state becomes no event.
         """
         before = self._states.get((kind, subject))
         self._states[kind, subject] = state
@@ -346,13 +345,13 @@ _NO_SYNC: Mapping[str, Any] = {
 
 
 def _failure(outcome: Outcome) -> str:
-    """Which operation failed, and why. Some error messages already name their operation."""
+    """Which operation failed, and why. Some error messages already name the operation."""
     operation = str(outcome.operation)
     return outcome.error if outcome.error.startswith(operation) else f"{operation}: {outcome.error}"
 
 
 def _sentence(summary: SyncSummary, endpoints: str) -> str:
-    """The changes of a sync as text: ``endpoints`` are described one by one, and other kernel objects are counted."""
+    """The changes of a sync as text, which describes each of ``endpoints`` and counts all other kernel objects."""
     report, names = summary.report, summary.changes.services
     parts = [endpoints] if endpoints else [f"{len(names):,} Services changed"] if len(names) > 1 else []
     is_told = endpoints and sum(number for (_, kind), number in report.done.items() if kind == "real_server") == len(

@@ -3,7 +3,7 @@
 Rule 1: no request changes anything. Only the path, the parameters and the header ``Host`` of a request are used.
 Rule 2: API requests are answered one after the other, and long work pauses, so that the page never delays the handling of changes
 in the event loop.
-Rule 3: a browser may load nothing from other sites, and no other site may read or frame the page.
+Rule 3: a browser may load nothing from other sites for this page, and no other site may read the page or show it in a frame.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ _NAME = re.compile(r"[^/]{1,63}/[^/]{1,253}")
 
 
 class RefusedError(Exception):
-    """A request cannot be answered; has the HTTP status and a sentence for the client."""
+    """A request cannot be answered; the error has the HTTP status and a sentence for the client."""
 
     def __init__(self, status: int, sentence: str) -> None:
         self.status = status
@@ -155,7 +155,7 @@ class Pages:
         self._check(request)
         name = request.path.removeprefix(UI)
         if request.path == UI.removesuffix("/"):
-            # the link is relative, because a proxy may have put a prefix before the path
+            # the link is relative, because an HTTP proxy may put a prefix before the path
             return Answer(308, b"", {**HEADERS, "Location": "ui/"})
         if not name.startswith("api/"):
             return self._file(name or FILES[0])
@@ -172,7 +172,7 @@ class Pages:
             return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
 
     def _services_to_name(self, part: str, query: Mapping[str, str]) -> Sequence[ServiceName]:
-        """The Services whose pods an answer names."""
+        """The Services whose pods the answer to a request names."""
         if part == "service":
             name = ServiceName(*query.get("name", "").partition("/")[::2])
             return [name] if name in self.sources.store.services else []
@@ -299,7 +299,7 @@ class Pages:
 
 
 def _without_names(events: Iterable[Mapping[str, Any]]) -> list[ServiceName]:
-    """The Services of the endpoints in these events that have no pod's name yet."""
+    """The Services of those endpoints in the events that do not have the name of a pod yet."""
     endpoints = (one for event in events for one in event["endpoints"])
     return [ServiceName(*one["service"].split("/", 1)) for one in endpoints if one["service"] and not one["target"]]
 
