@@ -1,11 +1,11 @@
 """Decides when an operation may be tried: when it is retried after a failure, and how many real servers may be removed at a time.
 
 The kernel keeps a removed real server on a list for two to three minutes. Each addition of a real server walks the whole list,
-and packets wait meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to 0.1
-µs for each entry. After a minute in which a thousand endpoints a second are replaced, each addition takes 4 ms.
+which takes 0.05 to 0.1 µs for each entry, and packets wait meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``,
+net/netfilter/ipvs/ip_vs_ctl.c). After a minute in which a thousand endpoints a second are replaced, each addition takes 4 ms.
 
-Limiting the number of removals helps in a burst. In a longer storm, the real servers whose removal may be postponed are all
-postponed already, and the list grows as it would without a limit.
+A limit on the number of removals helps in a short burst of changes. In a long burst, soon every removal that may be postponed is
+postponed, and the list then grows as it would without a limit.
 """
 
 import itertools
@@ -52,10 +52,11 @@ class _FailedOperation(NamedTuple):
 
 
 class Retries:
-    """Failed operations by object.
+    """The failed operations, by object.
 
-    Each further failure doubles the delay, up to ``LONGEST_DELAY_S``. Operations are retried without end. A failure counts only
-    for the desired value that was tried. An operation with a different desired value counts as a first attempt.
+    Each further failure doubles the delay, up to ``LONGEST_DELAY_S``. There is no last attempt: an operation is retried until it
+    succeeds. A failure counts only for the desired value that was tried; an operation with another desired value is a first
+    attempt.
     """
 
     def __init__(self) -> None:
@@ -65,23 +66,26 @@ class Retries:
         return len(self._failures)
 
     def fail(self, key: object, desired: object, now: float, *, is_running: bool = False) -> None:
-        """Record a failure. An operation that is still running does not count as failed: its outcome waits for ``hasten``."""
+        """Record a failure.
+
+        An operation that is still running does not count as failed; its outcome is known after ``hasten``.
+        """
         last = self._failures.get(key)
         attempts = (last.attempts if last and last.desired == desired else 0) + (not is_running)
         self._failures[key] = _FailedOperation(desired, attempts, now + (LONGEST_DELAY_S if is_running else delay_s(attempts)))
 
     def hasten(self, kind: str) -> None:
-        """Let every operation on this kind of kernel object be tried now, whatever its delay."""
+        """Allow every operation on a kind of kernel object to be tried now, even if its delay has not ended."""
         for key, failure in self._failures.items():
             if isinstance(key, tuple) and key[0] == kind:
                 self._failures[key] = failure._replace(due_s=-math.inf)
 
     def forget(self, key: object) -> None:
-        """Forget the failures of an object: an operation on it has succeeded."""
+        """Forget the failures of an object, because an operation on the object has succeeded."""
         self._failures.pop(key, None)
 
     def may_try(self, key: object, desired: object, now: float) -> bool:
-        """Whether an operation may be tried: no operation on this object has failed, or the delay is over."""
+        """Whether an operation may be tried, because no operation on its object has failed or because the delay is over."""
         failure = self._failures.get(key)
         return failure is None or failure.desired != desired or failure.due_s <= now
 
@@ -92,10 +96,11 @@ class Retries:
     def due(
         self, operations: Sequence[Operation], identity: Callable[[Operation], tuple[str, object]], now: float
     ) -> list[Operation]:
-        """The given operations except the operations that must wait after a failure.
+        """The given operations without the operations that must wait after a failure.
 
-        Failures of objects without an operation are forgotten. ``identity`` returns the key under which the failures of an
-        operation are counted. While a virtual server is missing, its real servers wait until it has been added.
+        The failures of an object that no given operation concerns are forgotten. ``identity`` returns the key under which the
+        failures of an operation are counted. The real servers of a missing virtual server wait until the virtual server has been
+        added.
         """
         identities = [identity(operation) for operation in operations]
         for key in self._failures.keys() - identities:
@@ -105,7 +110,7 @@ class Retries:
         for key, operation in zip(identities, operations, strict=True):
             item = operation.item
             if isinstance(item, RealServers) and item.virtual_server in missing:
-                self.forget(key)  # otherwise the delay of the real servers would wake the loop although nothing can be done
+                self.forget(key)  # otherwise the delay of its real servers would wake the loop for nothing
             elif self.may_try(key, operation, now):
                 due.append(operation)
             elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
@@ -150,7 +155,7 @@ class Pace:
 
     @property
     def changes_s(self) -> float:
-        """The time at which ``room`` may next return more, as of its last call; infinite if it will not grow as time passes."""
+        """The time from which ``room`` may return more than in its last call; infinite if time alone changes nothing."""
         return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:

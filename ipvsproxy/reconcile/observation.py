@@ -1,13 +1,13 @@
-"""Updates the tables from what was read from the kernel.
+"""Updates the tables with the state that was read from the kernel.
 
 A reading shows which objects exist, which of them are ours, which drains continue, and what other programs have changed (drift).
 
 Rule 1: a witness of a virtual server stays until the virtual server has been removed, and until every kind of object has been
-read at least once. A witness that was found by one part of a reading stays until the whole reading is complete.
-Rule 2: the first few times that an object drifts, the drift is repaired at once and only counted. If drift of the same object
-returns more often, each repair is delayed for some time, because another program sets another value, and competing with that
-program helps nobody.
-Rule 3: only drift away from the same desired value is delayed. A new desired value is programmed at once.
+read at least once. A witness that one part of a reading has found stays until the whole reading is complete.
+Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If drift of the object returns more
+often, each repair is delayed for some time, because another program sets another value, and it helps nobody to compete with that
+program.
+Rule 3: a repair is delayed only while the desired value of the object stays the same. A new desired value is programmed at once.
 """
 
 import itertools
@@ -83,11 +83,11 @@ class Drifts:
         self._withheld: dict[DriftPlace, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether the repair of any object is delayed."""
+        """Whether the repair of at least one object is delayed."""
         return bool(self._contested)
 
     def note(self, place: DriftPlace, desired: object, now: float) -> None:
-        """Record that an object has drifted. ``desired`` is None if the object is not desired."""
+        """Record that an object has drifted. A ``desired`` of None means that the object is not desired."""
         self._drifted[place.kind] += 1
         last = self._places.pop(place, None)
         times = last.times + 1 if last and last.desired == desired and now - last.last_s <= CALM_S else 1
@@ -122,7 +122,7 @@ class Drifts:
             self._contested.discard(place)
 
     def next_s(self) -> float | None:
-        """The time at which the first operation that was refused in this round becomes allowed."""
+        """The earliest time at which an operation that was refused in this round becomes allowed."""
         return min(self._withheld.values(), default=None)
 
     def take_news(self) -> News:
@@ -133,10 +133,11 @@ class Drifts:
 
 
 class Observer:
-    """Takes in observations of the whole kernel, or of parts of it.
+    """Records observations of the whole kernel or of its parts.
 
-    ``has_observed_all``: every kind of witness was read at least once. ``newcomers`` are set entries, addresses and local routes
-    that are not desired and that have appeared since a reading in parts began; they are kept until the reading ends.
+    ``has_observed_all`` means that every kind of witness was read at least once. ``newcomers`` are undesired set entries,
+    addresses and local routes that have appeared since the current reading in parts began. All newcomers are kept until the
+    reading ends.
     """
 
     def __init__(self, tables: NodeTables, drains: Drains, drifts: Drifts) -> None:
@@ -152,10 +153,10 @@ class Observer:
         """The ranges in which the addresses of this host serve node ports."""
 
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
-        """Replaces the observed state by the results of a reading, in steps.
+        """Replaces the observed state by the results of a reading; a generator of steps.
 
-        Kinds of objects that could not be read do not change. An observation without all virtual servers is one part of a
-        reading; ``concluding`` must be called after the last part.
+        The observed state of a kind that could not be read does not change. An observation without all virtual servers is one
+        part of a reading; ``concluding`` must be called after the last part.
         """
         tables = self._tables
         for kind in tables.kinds:
@@ -167,7 +168,7 @@ class Observer:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # Before the addresses of this host are known, a twin (see ``ownership``) does not prove that a virtual server is
-            # ours, because node ports on these addresses may be desired.
+            # ours, because the virtual server may be a desired node port on one of these addresses.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
@@ -189,9 +190,9 @@ class Observer:
         yield from self._tables.virtual_servers.observing_some(some, self._is_ours({}))
 
     def concluding(self, now: float) -> Generator[None, None, None]:
-        """Completes a reading after its last part, in steps. Only a complete reading shows which virtual servers are foreign.
+        """Completes a reading after its last part; a generator of steps, like ``observing``.
 
-        It pauses between steps as ``observing`` does.
+        Only a complete reading shows which virtual servers are foreign.
         """
         virtual_servers = self._tables.virtual_servers
         foreign = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
@@ -207,7 +208,7 @@ class Observer:
     def _recall_drains(
         self, observed_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float
     ) -> Iterator[None]:
-        """Take over drains that a former process has begun, and end drains whose real server no longer exists.
+        """Continue drains that an earlier process has begun, and end drains whose real server no longer exists.
 
         A value of None means that the whole virtual server no longer exists.
         """
@@ -240,7 +241,7 @@ class Observer:
 
 
 def healed_place(tables: NodeTables, item: Item) -> tuple[DriftPlace, object]:
-    """The object whose drift an operation on this item repairs, and the object's desired value."""
+    """The object whose drift an operation on the given item repairs, and the desired value of the object."""
     kind = tables.by_class[type(item)]
     table, key = kind.place(item)
     return DriftPlace(kind.name, key), table.desired.get(key)

@@ -1,8 +1,8 @@
 """The reconciler: holds desired and observed state, and plans the operations that make them equal.
 
-The reconciler does no I/O and reads no clock: ``now`` is an argument, in seconds of any monotonic clock.
+The reconciler does no I/O and reads no clock; callers pass the time as ``now``, in seconds of a monotonic clock.
 
-Rule 1: a key whose desired and observed values differ stays pending until its desired value is observed or confirmed; a failure
+Rule 1: a key whose desired and observed values differ stays pending until its desired value is observed or confirmed. A failure
 only delays the next attempt.
 Rule 2: an operation that needs another object waits until that object exists in the kernel (see ``kinds/kind.py``).
 Rule 3: a kernel setting that cannot be written is given up until its desired or observed value changes, and does not count as
@@ -51,11 +51,12 @@ _ERRORS_SHOWN = 5
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The operator's choices that decide whether and when operations are done.
+    """The operator's choices about which operations are done, and when.
 
-    A ``drain_deadline_s`` of 0 means that there is no deadline. ``excluded`` holds address ranges whose virtual servers are never
-    removed. ``families`` are the families that this node serves. Objects of any other family are never removed: a former process
-    may have programmed them, and they continue to serve. ``scope_bits`` are the bits of packet marks for second scopes.
+    A ``drain_deadline_s`` of 0 means that there is no deadline. ``excluded`` has the address ranges whose virtual servers are
+    never removed. ``families`` are the families that this node serves. Objects of any other family are never removed, because an
+    earlier process may have programmed these objects, and they continue to serve. ``scope_bits`` are the bits of packet marks for
+    second scopes.
     """
 
     drain_deadline_s: float = 0
@@ -87,8 +88,8 @@ class Reconciler:
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy.
 
-        From now on, virtual servers in ranges that are no longer excluded may be removed, and virtual servers in newly excluded
-        ranges may not.
+        Use other excluded ranges: virtual servers in ranges that are no longer excluded may now be removed, virtual servers in
+        newly excluded ranges may not.
         """
         self._policy = policy
         for key in self._drains.virtual_servers:  # the deadline of the Service may have changed
@@ -101,17 +102,18 @@ class Reconciler:
     # Desired state.
 
     def put_node(self, families: Collection[Family], sysctls: Collection[Sysctl], timeouts: Timeouts | None) -> None:
-        """Put the objects that the node needs whatever Services exist: the device, the sets, the settings."""
+        """Put the objects that the node needs independently of its Services: the device, the sets, the settings."""
         self._tables.put_node(families, sysctls, timeouts)
 
     def put_tunnel_sources(self, addresses: Collection[Address]) -> None:
-        """Put the addresses of other nodes, whose tunnels are accepted."""
+        """Put the addresses of the other nodes whose tunnels are accepted."""
         self._tables.put_tunnel_sources(addresses)
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """Replaces the desired state of a Service, in steps; a value of None means that the Service no longer exists.
+        """Replaces the desired state of a Service; a generator of steps.
 
-        Between two steps of any method, nothing else may change the reconciler.
+        A state of None means that the Service no longer exists. Between two steps of any method, no other call may change the
+        reconciler.
         """
         return self._putting_drained(name, state) if self._drains else self._tables.putting(name, state)
 
@@ -127,7 +129,7 @@ class Reconciler:
     def _deadline_s(self, key: VirtualServerKey) -> float:
         """How long connections to undesired real servers may last.
 
-        The deadline of their Service applies, or the deadline of the node if the Service has no deadline.
+        The deadline of the Service applies, or, if the Service has no deadline, the deadline of the node.
         """
         owner = self._tables.virtual_servers.owner_of(key)
         state = self._tables.states.get(owner.service) if owner is not None else None
@@ -140,10 +142,7 @@ class Reconciler:
     # Observed state.
 
     def note_timeouts(self, observed: Timeouts) -> None:
-        """Take in the IPVS timeouts, which are not part of any other reading.
-
-        A timeout whose desired value is 0 counts as equal.
-        """
+        """Record the IPVS timeouts, which no other reading contains. A timeout with a desired value of 0 counts as equal."""
         self._tables.of_timeouts.note(observed)
 
     def take_drift_news(self) -> News:
@@ -159,9 +158,9 @@ class Reconciler:
     def noting_connections(
         self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], now: float
     ) -> Generator[None, None, None]:
-        """Take in the connection counts of virtual servers with a draining real server, in steps.
+        """Record the connection counts of virtual servers with a draining real server; a generator of steps.
 
-        A value of None means that the counts could not be read.
+        Counts of None mean that the counts could not be read.
         """
 
         def judge(key: VirtualServerKey) -> None:
@@ -174,8 +173,8 @@ class Reconciler:
     def _may_wait(self, key: VirtualServerKey) -> int:
         """The number of real servers without connections whose removal may be postponed.
 
-        The number is 0 if the virtual server has session affinity, because affinity to a real server ends only when the real
-        server is removed, or if the scheduler would still choose the real servers.
+        The number is 0 if the scheduler would still choose the real servers. It is also 0 with session affinity, because affinity
+        to a real server ends only when the real server is removed.
         """
         desired = self._tables.virtual_servers.desired.get(key)
         if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in PATIENT_SCHEDULERS:
@@ -193,9 +192,9 @@ class Reconciler:
     def tend(self, now: float) -> None:
         """Update the desired state that also depends on the kernel's state.
 
-        A new process would update this state in the same manner right after its first reading. This concerns second scopes of
-        external addresses, as far as there are free marks, and the weights of endpoints with slow start. Undesired scopes drain.
-        All Services must have been put before this call.
+        A new process would make the same update right after its first reading. The update concerns second scopes of external
+        addresses, as far as there are free marks, and the weights of endpoints in slow start. Undesired scopes drain. The caller
+        must have put all Services before.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))
@@ -203,7 +202,7 @@ class Reconciler:
     def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Sequence[Operation]]:
         """Plans, in steps, the operations that are possible now, in their order.
 
-        ``only_additions``: not every Service has been put yet, so an undesired object may still become desired.
+        ``only_additions`` means that not every Service has been put yet, so an undesired object may still become desired.
         """
         yield from self._tables.scopes.tending(may_close=not only_additions and self.observer.has_observed_all)
         yield from self._tables.slow_starts.tending(now)
@@ -217,7 +216,7 @@ class Reconciler:
         if not only_additions:
             possible = itertools.chain(possible, *(kind.removals(circumstances) for kind in kinds))
         self._drifts.begin_round()
-        if self._drifts or self._retries:  # after failures or drift, each object gets its own operation
+        if self._drifts or self._retries:  # after failures or drift, each object gets a separate operation
             possible = as_tried_again(possible)
         may_heal, is_healing = self._drifts.may_heal, bool(self._drifts)
         by_stage = defaultdict[Stage, list[Operation]](list)
@@ -234,11 +233,11 @@ class Reconciler:
         return self._retries.due(operations, self._identity, now) if self._retries else operations
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
-        """The key under which a failure is counted: the kind and the identity of the objects, whatever the verb and the value."""
+        """The key under which a failure is counted: the kind and identity of the objects, for every verb and value."""
         return kind_of(operation.item), self._tables.by_class[type(operation.item)].identity(operation.item)
 
     def _takes_away(self, operation: Operation) -> bool:
-        """Whether an operation removes an object or a rule that may be needed by a Service which has not been put yet."""
+        """Whether an operation removes an object or a rule that may be needed by a Service that has not been put yet."""
         item = operation.item
         if not isinstance(item, Skeleton):
             return operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS
@@ -249,7 +248,7 @@ class Reconciler:
         return any(not set(rules) <= set(desired.get(chain, ())) for chain, rules in observed.chains.items())
 
     def settling(self, outcomes: Sequence[Outcome], now: float) -> Generator[None, None, Report]:
-        """Takes in the outcomes of the operations of a plan, in steps."""
+        """Records the outcomes of the operations of a plan; a generator of steps."""
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
@@ -304,19 +303,19 @@ class Reconciler:
     def pending(self) -> int:
         """The number of keys whose desired and observed values differ.
 
-        Draining real servers and settings that cannot be written do not count.
+        A draining real server, or a setting that cannot be written, does not count.
         """
         surplus = sum(len(table.surplus) for table in self._tables.unequal)
         return self.unequal + surplus - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
-        """Note that an operation on rules that was still running (EINPROGRESS) has ended, so that its outcome is available."""
+        """Note that an operation on rules that was still running (EINPROGRESS) has now ended and has an outcome."""
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
-        """The time at which the next operation becomes possible even if no event arrives.
+        """The time at which the next work becomes possible even if no event arrives.
 
-        This operation is a retry, a delayed repair, a reading of draining connections, or a step of a slow start.
+        The work is a retry, a delayed repair, a reading of draining connections, or a step of a slow start.
         """
         room_due_s = self._pace.changes_s if self._drains.waiting else None
         climbing_due_s = self._tables.slow_starts.next_s()

@@ -36,7 +36,7 @@ COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.i
 class Sides(NamedTuple):
     """The desired and the observed side of one virtual server.
 
-    ``is_foreign``: the virtual server exists in the kernel and is not ours.
+    ``is_foreign`` means that the virtual server exists in the kernel and is not ours.
     """
 
     desired: VirtualServer | None
@@ -48,9 +48,9 @@ class Sides(NamedTuple):
 class Statistics:
     """Desired and observed state in numbers, at one moment.
 
-    ``virtual_servers`` and ``observed`` are in the same order; ``foreign`` holds the keys of virtual servers that are not ours.
-    ``set_entries`` holds a count for each set, ``pending`` and ``drifted`` hold a count for each kind of kernel object.
-    ``conflicts`` is the number of addresses and ports that several Services desire, ``without_scope`` is the number of Service
+    ``virtual_servers`` and ``observed`` are in the same order. ``foreign`` has the keys of virtual servers that are not ours.
+    ``set_entries`` has a count for each set. ``pending`` and ``drifted`` have a count for each kind of kernel object.
+    ``conflicts`` counts the combinations of address and port that several Services desire. ``without_scope`` counts the Service
     ports that have no mark for their second scope. ``waiting_removals`` is the number of real servers at weight 0 whose removal
     is postponed. ``oldest_drain_age_s`` is 0 if no real server drains.
     """
@@ -86,7 +86,7 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are all desired sets, and also the sets that only scopes use, even if these are not desired. The sets of direct
+        The sets are all desired sets, and the sets that only scopes use, even if no Service desires them now. The sets of direct
         return are included until all sets have been read once, and as long as they are observed.
         """
         tables = self._tables
@@ -96,11 +96,10 @@ class Survey:
         return list(dict.fromkeys(one.name for one in (*tables.sets.desired, *scoped))), list(tables.sysctls.desired)
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets that have an entry, or will have an entry, in the kernel; rules depend on these kinds.
+        """The kinds of sets that have an entry in the kernel, or will have one; rules depend on these kinds.
 
-        ``settled``: the kinds of sets that have an entry once the observed state equals the desired state. A ``ForeignElement``
-        by itself does not count, because a rule for its set would treat all packets in the way that is meant for packets of some
-        Services.
+        With ``settled``, the kinds of sets that have an entry once the observed state equals the desired state. A set with only a
+        ``ForeignElement`` does not count, because a rule for the set would treat all packets like the packets of some Services.
         """
         tables = self._tables
 
@@ -117,8 +116,8 @@ class Survey:
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
         """The virtual servers that this node itself may not use.
 
-        Virtual servers that are no longer desired, but that rules name until they are removed, are included. ``settled``: without
-        the virtual servers that are no longer desired, as if the observed state already equalled the desired state.
+        The result includes undesired virtual servers that have not been removed yet, because rules still name them. With
+        ``settled``, the result leaves out undesired virtual servers, as if the observed state already equalled the desired state.
         """
         table, restricting, in_rules = self._tables.virtual_servers, self._tables.restricting, self._tables.in_rules
         desired = {key for state in restricting.values() for key in state.rare.refused if table.owner_of(key) == state.owner}
@@ -126,7 +125,7 @@ class Survey:
         return frozenset(desired.union(going))
 
     def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers among ``keys`` whose address is, or will be, local by a route.
+        """The virtual servers among ``keys`` whose address a route makes local, or will make local.
 
         ``settled`` has the same meaning as for ``refused``.
         """
@@ -135,16 +134,16 @@ class Survey:
 
     @property
     def settings_given_up(self) -> Mapping[str, str]:
-        """The settings that could not be written and have not changed since: the reason for each path."""
+        """The settings that could not be written and have not changed since, as paths with the reason for each path."""
         return self._tables.of_sysctls.given_up
 
     def unmet_settings(self) -> Mapping[str, str]:
-        """The settings of ``INDISPENSABLE_SETTINGS`` that have a wrong value: the observed value for each path."""
+        """The settings of ``INDISPENSABLE_SETTINGS`` that have a wrong value, as paths with the observed value for each path."""
         sysctls = self._tables.sysctls
         return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
 
     def lacking(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families for which the device, a set, the rules or a setting that all Services of the family need is missing."""
+        """The families that lack an object that all Services of the family need: the device, a set, the rules or a setting."""
         tables = self._tables
         if tables.devices.pending:
             return frozenset(families)
@@ -209,20 +208,20 @@ class Survey:
     def draining_of(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts | None]:
         """The draining real servers of a virtual server, including real servers that only wait to be removed.
 
-        Each comes with its connections at the last reading; None means that they were not read.
+        Each real server has its connections at the last reading; None means that the connections were not read.
         """
         return {real_server: drain.connections for real_server, drain in self._drains.of(key).items()}
 
     def pending_owners(self) -> Iterator[Owner]:
-        """The owner of each desired object whose desired and observed values differ; an owner occurs once for each such object.
+        """The owner of each desired object whose desired and observed values differ.
 
-        The caller must not await during the iteration.
+        An owner of several such objects occurs several times. The caller must not await during the iteration.
         """
         for table in self._tables.unequal:
             yield from filter(None, map(table.owner_of, table.pending))
 
     def virtual_server_keys(self) -> Collection[VirtualServerKey]:
-        """The desired virtual servers, then the observed virtual servers that are not desired."""
+        """All desired virtual servers, followed by the observed virtual servers that are not desired."""
         table = self._tables.virtual_servers
         return {**dict.fromkeys(table.desired), **dict.fromkeys(table.observed)}
 
@@ -232,7 +231,7 @@ class Survey:
         return Sides(table.desired.get(key), table.observed.get(key), key in table.foreign)
 
     def has(self, owner: Owner, key: VirtualServerKey) -> bool:
-        """Whether this owner has the virtual server, even if other Services desire it, too."""
+        """Whether an owner has a virtual server, even if other Services also desire the virtual server."""
         return self._tables.virtual_servers.owner_of(key) == owner
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -260,7 +259,7 @@ class Survey:
         return self._tables.skeletons.desired[family]
 
     def witness(self, key: VirtualServerKey) -> BoundAddresses | LocalRoutes | SetEntry | None:
-        """The observed address, local route or set entry that shows that a virtual server is ours, or None."""
+        """The observed address, local route or set entry that shows that a virtual server is ours; None if there is none."""
         for object_class, table in self._tables.bindings.items():
             if key.address in table.observed:
                 return object_class.of(key.address)
@@ -287,7 +286,7 @@ class Survey:
         return ((key, table.observed[key]) for key in keys if key not in table.desired)
 
     def owner_of(self, item: Item) -> Owner | None:
-        """The owner of a kernel object; ``NODE_OWNER`` if the node itself needs it, None if it is not desired."""
+        """The owner of a kernel object: ``NODE_OWNER`` if the node itself needs the object, None if the object is not desired."""
         table, key = self._tables.by_class[type(item)].place(item)
         return table.owner_of(key)
 
@@ -300,7 +299,7 @@ class Survey:
         return itertools.chain.from_iterable(kind.differences() for kind in self._tables.kinds)
 
     def statistics(self, now: float) -> Statistics:
-        """The state in numbers. The result is a copy, which the caller may read while the tables change."""
+        """The state in numbers, as a copy that the caller may read while the tables change."""
         tables, drains = self._tables, self._drains
         by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
         for kind in tables.kinds:

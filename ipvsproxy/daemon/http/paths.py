@@ -167,8 +167,10 @@ class MetricsPaths:
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
-    """Each server that has an address, as a coroutine that runs until it is cancelled. The coroutine raises ``server.BindError``
-    if the server's address cannot be bound and the configuration has ``bindAddressHardFail``.
+    """Each server that has an address, as a coroutine that runs until it is cancelled.
+
+    The coroutine raises ``server.BindError`` if the server's address cannot be bound and the configuration has
+    ``bindAddressHardFail``.
     """
     for name, where, answer in (("health", listen.health, health), ("metrics", listen.metrics, metrics)):
         if where:

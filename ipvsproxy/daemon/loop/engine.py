@@ -260,7 +260,7 @@ class Engine:
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._in_slices(self._translator.putting(names))
-            # Changes that wait for the removals are planned anew each time, so the more of them wait, the rarer the plans are.
+            # Each plan includes all changes that wait for the removals, so the more changes wait, the rarer the plans are.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
                 waiting = self._reconciler.unequal
@@ -334,7 +334,7 @@ class Engine:
         """
         while True:
             self._translator.put_skeletons()
-            # Additions come first; while a first list is doubted, only additions are made.
+            # Additions come first, and while a first list is in doubt, all other operations wait.
             planning = self._reconciler.planning(now, only_additions=self.store.may_lack_all)
             if operations := await self._in_slices(planning):
                 total = _sum(total, await self._apply(operations, now))
@@ -348,7 +348,7 @@ class Engine:
     async def _apply(self, operations: Sequence[Operation], now: float) -> Report:
         """Apply planned operations.
 
-        Real servers that begin to drain because of these operations and have no connections are removed in the same call.
+        A real server that begins to drain because of these operations is removed in the same call if it has no connections.
         """
         room = self._reconciler.room(now)
         outcomes, connections, removed = await self.kernel.call(lambda kernel: _apply(kernel, operations, room))

@@ -1,5 +1,6 @@
-"""Reads the kernel when a reading is due, and passes the result to a reconciler. Also defines the interface of the kernel that
-the event loop needs.
+"""Reads the kernel when a reading is due, and passes the result to a reconciler.
+
+Also defines the interface of the kernel that the event loop needs.
 
 Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
 Rule 2: between audits, the kernel is polled, which is cheaper. Polls run as often as a small share of a processor allows, and
@@ -185,8 +186,9 @@ class KernelReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether an audit has ended or drift was observed, and no reading is in progress. A reading is only useful as a whole,
-        because its parts depend on each other.
+        """Whether an audit has ended or drift was observed, and no reading is in progress.
+
+        A reading is only useful as a whole, because its parts depend on each other.
         """
         return (self._has_drifted or self.has_audited) and self._reading is None
 

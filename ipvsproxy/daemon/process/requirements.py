@@ -80,8 +80,10 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
 
 
 def end_direct_return(kernel: Kernel) -> bool:
-    """Restore what an earlier process has changed for direct return. If the changes cannot be read, the start continues, and
-    restores nothing. Returns false if a tunnel device may still be up; rules must then guard the device.
+    """Restore what an earlier process has changed for direct return.
+
+    If the changes cannot be read, the start continues, and restores nothing. Returns false if a tunnel device may still be up;
+    rules must then guard the device.
     """
     try:
         if not parse_record(SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, "")):
@@ -229,8 +231,9 @@ def _log_slow(bucket: Bucket) -> None:
 
 
 async def logging_wait(step: str, work: Awaitable[T]) -> T:
-    """Await one step of the start; returns the result of the step. If the step takes longer than ``SLOW_S``, one line is logged.
-    After the start, the kernel's thread reports slow calls itself.
+    """Await one step of the start; returns the result of the step.
+
+    If the step takes longer than ``SLOW_S``, one line is logged. After the start, the kernel's thread reports slow calls itself.
     """
     hint = "the start changes nothing before this step ends"
     tell = functools.partial(log.warning, "start_step_waits", step=step, after_s=SLOW_S, hint=hint)

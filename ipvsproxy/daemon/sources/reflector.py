@@ -340,8 +340,9 @@ class Reflector:
             self._observer.watching(self._kind)
 
     def _read(self, lines: LineBuffer, chunk: bytes, deliver: Deliver) -> None:
-        """Deliver the lines that a chunk completes. A line that ends the watch raises ApiError, and the lines after it are not
-        delivered.
+        """Deliver the lines that a chunk completes.
+
+        A line that ends the watch raises ApiError, and the lines after it are not delivered.
         """
         events: list[Event] = []
         try:

@@ -314,8 +314,9 @@ class EventLog:
             del self._events[-2]
 
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
-        """Record the state of a subject, as text. A state that differs from the subject's previous state becomes an event; the
-        first state becomes no event.
+        """Record the state of a subject, as text.
+
+        A state that differs from the subject's previous state becomes an event; the first state becomes no event.
         """
         before = self._states.get((kind, subject))
         self._states[kind, subject] = state

@@ -1,4 +1,4 @@
-"""The declaration of a kind of kernel object: its tables, the stages and preconditions of its operations, and its differences.
+"""Declares a kind of kernel object: its tables, the stages and preconditions of its operations, and its differences.
 
 No other code distinguishes between kinds. ``kinds/node_tables.py`` lists them.
 
@@ -6,17 +6,17 @@ The stages give the order of the operations within one plan. Additions come befo
 object comes before the restricted object:
 
 * Rules refer to sets by name, so sets come first. A rule about an empty set has no effect, so entries come before rules.
-* Source ranges apply before the address that they guard is reachable, and no admitted client is ever shut out: first come the
-  ranges, then the rules, then the firewall entry that sends packets through the rules, then the virtual server.
+* Source ranges apply before the address that they guard is reachable, and no admitted client is ever shut out. Therefore the
+order is: the ranges, the rules, the firewall entry that sends packets through the rules, and the virtual server.
 * A virtual server and its real servers come before its address. Otherwise the kernel would refuse clients for a moment.
-* On removal, the virtual server is removed first, then its set entries and its address. The entries and the address are witnesses
-  of the virtual server: they show a later process that the virtual server is ours. Local routes have the same stages as
+* A virtual server is removed before its set entries and its address. The entries and the address are witnesses of the virtual
+server: they show a later process of ipvsproxy that the virtual server is ours. Local routes have the same stages as
   addresses, because a route may replace an address and vice versa.
-* A packet gets a mark only while the virtual server of that mark has its real servers. A packet without a mark comes to the
-  virtual server of its address.
+* A packet gets a mark only while the virtual server of that mark has its real servers. A packet without a mark reaches the
+virtual server of its address.
 
-The order within one plan is not sufficient, since operations can fail. Therefore an operation may have a precondition: objects
-that must already exist in the kernel.
+The order within one plan is not sufficient, since operations can fail. Therefore an operation may have a precondition, which
+names objects that must already exist in the kernel.
 """
 
 import dataclasses
@@ -88,8 +88,8 @@ class Difference:
 class Circumstances:
     """The facts on which the preconditions of one plan depend.
 
-    ``has_observed_all``: every kind of witness of virtual servers has been read at least once. ``keeping`` holds entries,
-    addresses and local routes that this plan must not remove.
+    ``has_observed_all`` means that every kind of witness of virtual servers has been read at least once. ``keeping`` holds
+    entries, addresses and local routes that this plan must not remove.
     """
 
     def __init__(self, tables: "NodeTables", *, has_observed_all: bool = True, keeping: Collection[object] = ()) -> None:
@@ -99,12 +99,12 @@ class Circumstances:
 
     @functools.cached_property
     def witnesses(self) -> ownership.Witnesses:
-        """The observed objects that show that virtual servers which are not desired are ours."""
+        """The observed objects that show which of the undesired virtual servers are ours."""
         return ownership.Witnesses(self._tables.virtual_servers.surplus)
 
     @functools.cached_property
     def still_given(self) -> Collection[FirewallMark]:
-        """The marks that packets still get from set entries which are no longer desired."""
+        """The marks that undesired set entries still give to packets."""
         surplus = self._tables.of_entries.surplus(ownership.SCOPE_SETS)
         return {mark for entry in surplus if (mark := ownership.mark_given_by(entry)) is not None}
 
@@ -122,7 +122,7 @@ class Circumstances:
 
     @functools.cached_property
     def lacking_ranges(self) -> Collection[VirtualServerKey | None]:
-        """The virtual servers of which a desired source-range entry is not in the kernel yet."""
+        """The virtual servers for which a desired source-range entry is not in the kernel yet."""
         tables = (self._tables.entries[name] for name in ownership.RANGE_SETS)
         return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
 
@@ -130,9 +130,9 @@ class Circumstances:
 class ReconciledKind:
     """One kind of kernel object on one node.
 
-    ``classes`` are the classes of the kind's items, ``stages`` are the stages of its verbs. An operation whose verb has no stage
-    is never planned. ``is_witness``: objects of this kind show which virtual servers are ours. ``tables`` holds the tables of
-    this kind, ``all`` holds the tables of all kinds.
+    ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. An operation
+    whose verb has no stage is never planned. ``is_witness`` means that objects of this kind show which virtual servers are ours.
+    ``tables`` has the tables of this kind, and ``all`` has the tables of all kinds.
     """
 
     classes: ClassVar[tuple[type, ...]]
@@ -168,19 +168,19 @@ class ReconciledKind:
     def identity(self, item: Any) -> object:
         """The identity of the objects of an item, which does not depend on their values.
 
-        Failures are counted by this identity.
+        Failures are counted for each identity.
         """
         return item.key
 
     def take_in(self, _observed: Observation) -> Iterator[None]:
-        """Takes in the objects of this kind that a reading has found, in steps.
+        """Records the objects of this kind that a reading has found; a generator of steps.
 
-        Objects that were not read, or that could not be read, do not change.
+        The tables keep the values of objects that were not read, or could not be read.
         """
         return iter(())
 
     def additions(self, _circumstances: Circumstances) -> Iterator[Operation]:
-        """The operations for pending keys that may be done now.
+        """The operations that may be done now for pending keys.
 
         By default, each key gets one operation, which sets the desired value.
         """
@@ -188,42 +188,42 @@ class ReconciledKind:
         return (Operation(Verb.SET, table.desired[key]) for key in table.pending)
 
     def removals(self, _circumstances: Circumstances) -> Iterator[Operation]:
-        """The operations for surplus keys that may be done now."""
+        """The operations that may be done now for surplus keys."""
         return iter(())
 
     def settle(self, _verb: Verb, item: Any) -> Iterable[None]:
-        """Records an operation that the kernel has done, in steps: by default, the new value of the object is recorded."""
+        """Records an operation that the kernel has done; a generator of steps.
+
+        By default, the new value of the object is recorded.
+        """
         self.tables[0].confirm(item.key, item.in_force)
         return ()
 
     def settle_failure(self, _outcome: Outcome) -> bool:
-        """Takes in the failure of an operation.
-
-        Returns whether the failure is dealt with; otherwise the operation is tried again later.
-        """
+        """Handles the failure of an operation. Returns false if the operation must be tried again later."""
         return False
 
     def differences(self) -> Iterator[Difference]:
         """The differences between the desired and the observed side, in words.
 
-        The tables are compared once, and this comparison decides about differences as well as operations.
+        The same comparison of the tables decides about differences and about operations.
         """
         return iter(())
 
     def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None, *, of: str = "") -> Difference:
-        """Makes a difference of this kind, or of the kind that ``of`` names."""
+        """Makes a ``Difference`` of this kind, or of the kind that ``of`` names."""
         owner = None if owner == NODE_OWNER else owner
         return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 
 
 class PresenceKind(ReconciledKind):
-    """A kind whose objects have no value: only their presence or absence counts.
+    """A kind whose objects have no value, so that only the presence or absence of an object counts.
 
     An item names one object, or several objects of one class.
     """
 
     def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
-        """``names`` are the names of the tables, which precede the names of their objects in texts for people."""
+        """``names`` are the names of the tables. In texts for people, the name of an object follows the name of its table."""
         self.names: Mapping[Table[Any, Owner, bool], str] = {
             PresenceTable(self.is_protected, all_tables.unequal): name for name in names
         }
@@ -242,11 +242,11 @@ class PresenceKind(ReconciledKind):
         return table.surplus
 
     def items(self, _table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """The items for operations on these objects of one table: by default, each object gets an item."""
+        """The items for operations on the given objects of one table; by default, each object gets an item."""
         return keys
 
     def unequal(self) -> list[Table[Any, Owner, bool]]:
-        """The tables with pending or surplus objects."""
+        """The tables that have pending or surplus objects."""
         return [table for table in self.all.unequal if table in self.names]
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:

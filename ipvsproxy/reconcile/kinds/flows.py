@@ -1,8 +1,8 @@
 """The kind of tracked flows.
 
-Flows are cleaned when a Service changes; they are never compared, since the absence of a flow proves nothing. Rule: flows are
-cleaned after the kernel has stopped using the real servers that the flows must leave. Otherwise flows that begin before the
-kernel stops would keep these real servers.
+Flows are cleaned when a Service changes. Flows are never compared, because the absence of a flow proves nothing. Rule: flows are
+cleaned after the kernel has stopped using the real servers that the flows must leave. Otherwise a flow that begins in between
+would keep its real server.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Flows(ReconciledKind):
     def desiring(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
     ) -> Iterator[None]:
-        """Replaces the flows of a Service, in steps.
+        """Replaces the flows of a Service; a generator of steps.
 
         Only a flow that has lost a real server, or that has gained its first real servers, needs cleaning.
         """
@@ -69,10 +69,10 @@ class Flows(ReconciledKind):
             self.flows.confirm(flow, desired.real_servers)
 
     def additions(self, _circumstances: Circumstances) -> Iterator[Operation]:
-        """Cleans the pending flows whose virtual servers exist and have only kept or desired real servers.
+        """Cleans the pending flows whose virtual servers exist and have only real servers that are desired or may be kept.
 
-        Packets of a flow reach the virtual server of their destination address, or the virtual server of the mark that packets to
-        this address get.
+        Packets of a flow reach either the virtual server of their destination address, or the virtual server of the mark that
+        packets to this address get.
         """
         tables, flows = self.all, self.flows
         virtual_servers = tables.virtual_servers

@@ -1,11 +1,11 @@
 """The kinds by which a service address becomes local: an address on our device, or a local route.
 
 Rule 1: an address is added only if it has a virtual server. An address becomes local as soon as it is on our device or a local
-route leads to it. Without a virtual server, a program of this host that listens on the Service's port would then answer. The
-rules that close the host's ports do not cover the ports of Services.
-Rule 2: an address that is to become local by a route stays on our device until the route has been added, and a route stays until
-the address that replaces it is on the device. Otherwise the address would not be local for a moment, and nearly every connection
-would break.
+route leads to it. If there were no virtual server, a program of this host that listens on the Service's port would then answer.
+The rules that close the host's ports do not cover the ports of Services.
+Rule 2: if a route replaces an address on our device, the address stays until the route has been added. If an address on our
+device replaces a route, the route stays until the address has been added. Otherwise the service address would not be local for a
+moment, and nearly every connection would break.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,12 +32,12 @@ class Addresses(PresenceKind):
         return not self.all.is_served(key.family)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the addresses that a reading has found."""
+        """Records the addresses that a reading has found."""
         if observed.addresses is not None:
             yield from self.tables[0].observing(dict.fromkeys(observed.addresses, True))
 
     def may_be_added(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[Address]:
-        """The pending addresses for which one of the owners already has a virtual server (rule 1)."""
+        """The pending addresses that already have a virtual server of one of their owners (rule 1)."""
         tables = self.all
         services = {owner.service for address in table.pending for owner in table.owners_of(address)}
         observed = tables.virtual_servers.observed
@@ -47,7 +47,7 @@ class Addresses(PresenceKind):
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
         """The surplus addresses that may be removed (rule 2).
 
-        The addresses are no witness of a virtual server, and are already local by the desired method (device or route) or need
+        Such an address is no witness of a virtual server, and it is already local by the desired method (device or route) or need
         not be local.
         """
         if not circumstances.has_observed_all:
@@ -56,16 +56,16 @@ class Addresses(PresenceKind):
         return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
     def items(self, _table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item that holds all of these addresses."""
+        """One item that has all of the given addresses."""
         return (self.classes[0](keys),)
 
 
 class Routes(Addresses):
-    """Local routes, each to a service address."""
+    """Local routes, each of which leads to one service address."""
 
     classes: ClassVar[tuple[type, ...]] = (LocalRoutes,)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the routes that a reading has found."""
+        """Records the routes that a reading has found."""
         if observed.routes is not None:
             yield from self.tables[0].observing(dict.fromkeys(observed.routes, True))

@@ -1,4 +1,4 @@
-"""The kinds of objects that a node needs whatever Services exist: kernel settings, IPVS timeouts, the device, rules."""
+"""The kinds of objects that a node needs independently of its Services: kernel settings, IPVS timeouts, the device, rules."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ STRANGE_SHOWN = 5
 class Sysctls(ReconciledKind):
     """Kernel settings. A setting that cannot be written is not tried again until its desired or observed value changes.
 
-    Settings that let packets in by tunnel wait for the rules that drop tunnels of strangers.
+    Settings that let packets in by tunnel wait for the rules that drop packets from tunnels of unknown senders.
     """
 
     classes: ClassVar[tuple[type, ...]] = (Sysctl,)
@@ -42,8 +42,8 @@ class Sysctls(ReconciledKind):
     def given_up(self) -> Mapping[str, str]:
         """The settings that could not be written, each with the reason.
 
-        The desired and the observed value of these settings have not changed since. A setting for tunnels also depends on the
-        tunnel device, which records the former value, so it is tried again when another setting for tunnels has changed.
+        A setting leaves this list when its desired or observed value changes. The tunnel device records the former values of all
+        settings for tunnels, so a setting for tunnels is also tried again when another setting for tunnels has changed.
         """
         table = self.settings
         return {
@@ -59,12 +59,12 @@ class Sysctls(ReconciledKind):
         return [observed.get(path) for path in (setting.path, *others)]
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the settings of a reading."""
+        """Records the settings that a reading has found."""
         if observed.sysctls is not None:
             yield from self.settings.observing(observed.sysctls)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Sets each pending setting that has not been given up."""
+        """Plans to write each pending setting that has not been given up."""
         given_up = self.given_up
         for operation in super().additions(circumstances):
             setting: Any = operation.item
@@ -98,7 +98,7 @@ class IpvsTimeouts(ReconciledKind):
         super().__init__(all_tables, self.timeouts)
 
     def note(self, observed: Timeouts) -> None:
-        """Takes in the timeouts that a reading has found. A timeout whose desired value is 0 counts as equal."""
+        """Records the timeouts that a reading has found. A timeout with a desired value of 0 counts as equal."""
         desired = self.timeouts.desired.get(TIMEOUTS)
         if desired:
             compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
@@ -125,7 +125,7 @@ class Devices(PresenceKind):
         return True
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in whether a reading has found the device."""
+        """Records whether a reading has found the device."""
         if observed.device is not None:
             yield from self.tables[0].observing({Device(DEVICE): True} if observed.device else {})
 
@@ -144,13 +144,13 @@ class Rules(ReconciledKind):
         super().__init__(all_tables, self.skeletons)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the rules of the families that were read."""
+        """Records the rules of the families that were read."""
         for family, image in observed.skeletons.items():
             self.skeletons.notice(family, image)
         return iter(())
 
     def lacks(self, family: Family) -> bool:
-        """Whether some desired rules of a family are not in the kernel.
+        """Whether the kernel lacks desired rules of a family.
 
         Rules that mark packets do not count, as a kernel may refuse them.
         """
@@ -161,7 +161,7 @@ class Rules(ReconciledKind):
 
     @property
     def guard_tunnels(self) -> bool:
-        """Whether the rules of all families are in the kernel and drop tunnels of strangers."""
+        """Whether the rules of all families are in the kernel and drop packets from tunnels of unknown senders."""
         skeletons = self.skeletons.desired.values()
         return not self.skeletons.pending and bool(skeletons) and all(map(_guards_tunnels, skeletons))
 

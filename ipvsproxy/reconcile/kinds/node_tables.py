@@ -3,8 +3,8 @@
 Rule 1: a Service's desired state replaces its former desired state as a whole.
 Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the set entry (see
 ``ownership``).
-Rule 3: a rule is desired while the set that it names has an entry, or while a virtual server needs the rule: the rule is added
-before these objects and removed after them.
+Rule 3: a rule is desired while the set that it names has an entry, or while a virtual server needs the rule. The rule is added
+before the entry or virtual server, and removed after it.
 """
 
 import collections
@@ -58,7 +58,7 @@ class NodeTables:
     ) -> None:
         """Excluded virtual servers are never removed.
 
-        Virtual servers and addresses of a family that this node does not serve are never removed either.
+        Also never removed are virtual servers and addresses of a family that this node does not serve.
         """
         self._states: dict[ServiceName, ServiceState] = {}
         self.states: Mapping[ServiceName, ServiceState] = self._states
@@ -124,9 +124,9 @@ class NodeTables:
         return self.by_class[type(operation.item)].stage(operation)
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
-        """Put the objects that the node needs whatever Services exist.
+        """Put the objects that the node needs independently of its Services.
 
-        These objects are the device, the sets of the families in use, and the kernel settings.
+        The objects are the device, the sets of the families in use, and the kernel settings.
         """
         self.scopes.families = frozenset(families)
         desired = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families and ip_set.kind not in SCOPE_KINDS]
@@ -137,7 +137,7 @@ class NodeTables:
         self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
     def put_tunnel_sources(self, addresses: Iterable[Address]) -> None:
-        """Put the addresses of other nodes, whose tunnels are accepted."""
+        """Put the addresses of the other nodes whose tunnels are accepted."""
         for family in self.scopes.families:
             name = IpSet(SetKind.NODES, family).name
             entries = (SetEntry(name, one) for one in addresses if one.family is family)
@@ -152,7 +152,10 @@ class NodeTables:
         self.skeletons.replace(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """Replaces the desired state of a Service, in steps; a value of None means that the Service no longer exists."""
+        """Replaces the desired state of a Service; a generator of steps.
+
+        A state of None means that the Service no longer exists.
+        """
         state = self.scopes.resolve(name, state)
         self.slow_starts.note(name, state, is_known=name in self._states)
         return self._putting(name, state)

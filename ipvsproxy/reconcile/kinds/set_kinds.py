@@ -1,12 +1,12 @@
-"""The kinds of sets, of the larger set copy that a killed process has left behind, and of set entries.
+"""The kinds for sets, for the larger copy of a set that a killed process has left behind, and for set entries.
 
-The entries of each set have their own table.
+The entries of each set are in a separate table.
 
-Rule 1: admitted sources of an existing virtual server are never shut out. The firewall entry of such a virtual server is added
-after the ranges and the rules, and removed before them; old ranges are removed only after the new ranges have been added to the
-kernel.
-Rule 2: traffic to another node is masqueraded, because otherwise its replies would not return through this node. The entry that
-exempts traffic from masquerading is added once undesired real servers no longer get traffic, and real servers are added once an
+Rule 1: the admitted sources of an existing virtual server are never shut out. The firewall entry of a virtual server with source
+ranges is added after the ranges and the rules, and removed before them. Old ranges are removed only after the new ranges have
+been added to the kernel.
+Rule 2: traffic to another node is masqueraded, because otherwise its replies would not return through this node. An entry that
+exempts traffic from masquerading is added when undesired real servers no longer get traffic. Real servers are added when an
 undesired entry of this kind has been removed.
 Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
 """
@@ -49,15 +49,15 @@ class Entries(PresenceKind):
         self.by_set = {name: table for table, name in self.names.items()}
 
     def table(self, item: SetEntries) -> Table[SetEntry, Owner, bool]:
-        """The table of the set to which the entries belong."""
+        """The table of the set to which the given entries belong."""
         return self.by_set[item.set]
 
     def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item that holds all of these entries."""
+        """One item that has all of the given entries."""
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation on entries; entries of some sets have a different stage from the usual one."""
+        """The stage of an operation on entries, which for some sets is not the usual stage."""
         verb, item = operation
         assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind have this class
         return _STAGES.get((verb, item.set)) or self.stages[verb]
@@ -67,7 +67,7 @@ class Entries(PresenceKind):
         return (entry for table in self.unequal() if self.names[table] in sets for entry in table.surplus)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the entries that a reading of all sets or of some sets has found."""
+        """Records the entries that a reading of all or some sets has found."""
         if observed.sets is not None:
             for name, table in self.by_set.items():
                 yield from table.observing(dict.fromkeys(observed.sets.get(name, ()), True))
@@ -77,7 +77,7 @@ class Entries(PresenceKind):
     def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The pending entries that may be added now (rules 1 to 3).
 
-        The entries shut out no admitted source, lose no answers, and mark no packets too early.
+        An entry that is added now shuts out no admitted source, loses no answers, and marks no packets too early.
         """
         name = self.names[table]
         entries = table.pending
@@ -87,8 +87,8 @@ class Entries(PresenceKind):
             elsewhere = self._leading_elsewhere({table.desired[entry].service for entry in entries})
             return (entry for entry in entries if (table.desired[entry].service, ownership.named_by(entry)) not in elsewhere)
         if name in ownership.SCOPE_SETS:
-            # For each address and port the kernel has only one entry, whatever its mark: removing the old entry would remove the
-            # new one.
+            # The kernel has only one entry for each address and port, with any mark, so removing the old entry would remove the
+            # new entry.
             taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
             return (
                 entry for entry in entries if ownership.virtual_server_of(entry) not in taken and self._is_served_by_mark(entry)
@@ -114,7 +114,7 @@ class Entries(PresenceKind):
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The surplus entries that are no witness of a virtual server.
 
-        Source ranges are included only if no admitted source depends on them (rule 1).
+        A source range is included only if no admitted source depends on it (rule 1).
         """
         if not circumstances.has_observed_all:
             return ()
@@ -137,7 +137,7 @@ class Entries(PresenceKind):
 
 
 class Sets(PresenceKind):
-    """The sets. Sets that are used only by scopes are removed when they are empty and no rule refers to them."""
+    """The sets. A set that only scopes use is removed when it is empty and no rule refers to it."""
 
     classes: ClassVar[tuple[type, ...]] = (IpSet,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.SETS, Verb.REMOVE: Stage.SET_REMOVALS}
@@ -147,7 +147,7 @@ class Sets(PresenceKind):
         return key.kind not in SCOPE_KINDS
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in which sets exist according to a reading."""
+        """Records which sets a reading has found."""
         (table,) = self.tables
         if observed.sets is not None:
             yield from table.observing({IP_SETS[name]: True for name in observed.sets})
@@ -162,7 +162,7 @@ class Sets(PresenceKind):
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # these rules are in the kernel, since they are not pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # in the kernel, because no rules of the family are pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 
@@ -173,13 +173,13 @@ class Sets(PresenceKind):
 
 
 class SetCopies(PresenceKind):
-    """Copies of sets, which are never desired."""
+    """Copies of sets; a copy is never desired."""
 
     classes: ClassVar[tuple[type, ...]] = (SetCopy,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.ADDRESS_REMOVALS}
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in whether a reading has found the copy."""
+        """Records whether a reading has found the copy of a set."""
         if observed.set_copy is not None:
             yield from self.tables[0].observing({SET_COPY: True} if observed.set_copy else {})
 

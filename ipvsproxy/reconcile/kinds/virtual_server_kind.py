@@ -3,10 +3,11 @@
 Rule 1: a virtual server with source ranges is added only after these ranges are in the kernel.
 Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
 ``entries``).
-Rule 3: a virtual server by mark is added only after the entry that shows that it is ours is in the kernel. A virtual server by
-mark gets its real servers in a later plan, after the kernel has added it: if another program has made a virtual server by this
-mark in the meantime, that virtual server stays as it is. While an undesired entry still gives the mark to packets, perhaps to
-packets for an address of another Service, the virtual server of the mark does not change.
+Rule 3: a virtual server by mark is added only when the kernel has the set entry that shows that the virtual server is ours. A
+virtual server by mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program
+has made a virtual server by this mark in the meantime, the other program's virtual server stays as it is. The virtual server of a
+mark does not change while an undesired entry still gives the mark to packets, because these packets may be for an address of
+another Service.
 """
 
 import errno
@@ -87,7 +88,7 @@ class VirtualServers(ReconciledKind):
         return self.servers, item.virtual_server if isinstance(item, RealServers) else item.key
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation. Real servers lose traffic only after other real servers have got their traffic."""
+        """The stage of an operation. A real server loses its traffic only after other real servers have got the traffic."""
         verb, item = operation
         if isinstance(item, RealServers) and (verb is Verb.REMOVE or (verb is Verb.SET and without_method(item.weight) == 0)):
             return Stage.REAL_SERVER_REMOVALS
@@ -103,7 +104,7 @@ class VirtualServers(ReconciledKind):
         return item.virtual_server if isinstance(item.keys, EvenWeights) else (item.virtual_server, item.keys)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Plans to bring pending virtual servers, and their real servers, to their desired state."""
+        """Plans the operations that bring pending virtual servers, and their real servers, to their desired state."""
         held_back, not_masqueraded_yet = self._held_back(circumstances), self._not_masqueraded_yet()
         for key in self.servers.pending:
             if key in held_back or (
@@ -113,7 +114,7 @@ class VirtualServers(ReconciledKind):
             desired, observed = self.servers.desired[key], self.servers.observed.get(key)
             operations = virtual_server_operations(key, desired, observed, self._drains.may_remove)
             if observed is None and isinstance(key, FirewallMark):
-                operations = itertools.islice(operations, 1)  # the virtual server without its real servers
+                operations = itertools.islice(operations, 1)  # adds the virtual server without its real servers
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
 
     def _held_back(self, circumstances: Circumstances) -> Collection[VirtualServerKey]:
@@ -130,7 +131,7 @@ class VirtualServers(ReconciledKind):
         return {key for key in table.pending if key not in table.observed and waits(ownership.firewall_entry(key))}
 
     def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
-        """Virtual servers that may not get new real servers while an undesired entry exempts them from masquerading (rule 2)."""
+        """Virtual servers that may get no real servers yet: an undesired entry exempts them from masquerading (rule 2)."""
         going = set(map(ownership.named_by, self.all.of_entries.surplus(ownership.LOCAL_SETS)))
         if not going:
             return frozenset()
@@ -143,7 +144,10 @@ class VirtualServers(ReconciledKind):
                 yield from virtual_server_operations(key, None, self.servers.observed[key], self._drains.may_remove)
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Records a change. A virtual server is compared with its desired state once, after the plan's last change to it."""
+        """Records a change.
+
+        A virtual server is compared with its desired state only once, after the plan's last change to the virtual server.
+        """
         if isinstance(item, RealServers):
             self._settle_real_servers(verb, item)
         elif verb is Verb.REMOVE:
@@ -171,7 +175,7 @@ class VirtualServers(ReconciledKind):
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
         """Records real servers.
 
-        If these real servers are all desired and all observed real servers, both sides of the table share one object.
+        If the item has all desired and all observed real servers, both sides of the table share one object.
         """
         table, key, keys = self.servers, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)
@@ -197,7 +201,7 @@ class VirtualServers(ReconciledKind):
                 self._drains.end(key, real_server)
 
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
-        """Records the thresholds of real servers, in an object that nothing else refers to."""
+        """Records the thresholds of real servers, in an object to which nothing else refers."""
         observed = self.servers.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
         if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
@@ -206,7 +210,7 @@ class VirtualServers(ReconciledKind):
         self.servers.exchange(item.virtual_server, changed)
 
     def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:
-        """The observed weights, as an object that nothing else refers to and that may therefore change."""
+        """The observed weights, as an object that may be changed because nothing else refers to it."""
         weights = self._changed.get(key)
         if weights is None:
             # The observed object must not change: the next reading may return it again.
@@ -217,10 +221,11 @@ class VirtualServers(ReconciledKind):
         return weights
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """Records what a failure shows: the virtual server of a real server no longer exists, or another program uses a mark."""
+        """Records what a failure shows: a real server's virtual server no longer exists, or another program uses a mark."""
         item, table = outcome.operation.item, self.servers
         table.note_change(self.place(item)[1])
-        # If this plan has added a virtual server and it is missing again, the same sync would otherwise add it again and again.
+        # A virtual server that this plan has added is not recorded as missing, because the same sync would otherwise add it again
+        # and again.
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in self._added:
             if item.virtual_server not in table.observed:
                 return True  # the virtual server is retried together with all of its real servers
@@ -232,11 +237,11 @@ class VirtualServers(ReconciledKind):
         return False
 
     def ending_settling(self) -> Iterator[None]:
-        """Compares the virtual servers that the plan has changed, in steps."""
+        """Compares the virtual servers that the plan has changed; a generator of steps."""
         return each(self._compare, self._changed)
 
     def _compare(self, key: VirtualServerKey) -> None:
-        """Compares both sides of a virtual server; if the weights are equal, both sides share one object for them."""
+        """Compares both sides of a virtual server; if the weights are equal, both sides then share one object for the weights."""
         desired, observed = self.servers.desired.get(key), self.servers.observed.get(key)
         if desired and observed and observed.real_servers is not desired.weights and observed.real_servers == desired.weights:
             observed = observed.has(desired.weights)
@@ -245,7 +250,8 @@ class VirtualServers(ReconciledKind):
     def differences(self) -> Iterator[Difference]:
         """Yields the differences of virtual servers.
 
-        Each virtual server that differs has a difference, and so has each real server that differs if its virtual server exists.
+        There is one difference for each virtual server that differs, and, if the virtual server exists, one for each real server
+        that differs.
         """
         table = self.servers
         for key in (*table.pending, *table.surplus):
@@ -263,12 +269,12 @@ class VirtualServers(ReconciledKind):
                         yield self.difference(
                             f"{key} -> {real_server}", _desired_weight(operation), found, owner, of="real_server"
                         )
-                    case _:  # the line of a missing virtual server already gives the number of its real servers
+                    case _:  # the line of a missing virtual server already counts its real servers
                         pass
 
 
 def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
-    """Whether any operation is needed now. A draining real server needs no operation."""
+    """Whether the virtual server needs an operation now. A draining real server needs no operation."""
     return next(virtual_server_operations(desired.key, desired, observed, may_remove), None) is not None
 
 
@@ -278,11 +284,11 @@ def _parting(
     weight: int,
     may_remove: MayRemove,
 ) -> Verb | None:
-    """The operation that an undesired real server needs now: weight 0 or removal; None if no operation is needed yet."""
+    """The operation that an undesired real server needs now (weight 0 or removal); None if it needs no operation yet."""
     if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(desired.key.address) + PORT_SIZE:
-        # A real server of the other family is reached by a tunnel. Setting weight 0 would also set masquerading, which the kernel
+        # A tunnel leads to a real server of the other family. An edit to weight 0 would also set masquerading, which the kernel
         # refuses.
         return Verb.REMOVE
     over = may_remove(desired.key, key)
@@ -297,9 +303,10 @@ def virtual_server_operations(
     observed: ObservedVirtualServer | None,
     may_remove: MayRemove,
 ) -> Iterator[Operation]:
-    """The operations for one virtual server. The virtual server comes before its real servers, which are added in their order.
+    """The operations for one virtual server.
 
-    ``may_remove`` returns whether a draining real server may be removed; None means that the real server does not drain.
+    The virtual server is added before its real servers, and the real servers are added in their order. ``may_remove`` returns
+    whether a draining real server may be removed; None means that the real server does not drain.
     """
     if desired is None:
         if observed is not None:
@@ -340,7 +347,7 @@ def virtual_server_operations(
 
 
 def _additions(desired: VirtualServer) -> Iterator[Operation]:
-    """The additions of all real servers in their order; each run of real servers with equal weights gets one operation."""
+    """The additions of all real servers in their order; consecutive real servers with equal weights share one operation."""
     if isinstance(desired.weights, EvenWeights) and desired.thresholds is NO_THRESHOLDS:  # nearly always
         if desired.weights:
             yield Operation(Verb.ADD, RealServers(desired.key, desired.weights))

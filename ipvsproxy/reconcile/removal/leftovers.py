@@ -1,22 +1,23 @@
-"""What remains of kube-proxy's iptables and nftables modes, and our own rules in the unused variant of iptables.
+"""Leftover rules: the rules of kube-proxy's iptables and nftables modes, and our own rules in the unused variant of iptables.
 
-These leftovers are removed once our rules are in the kernel. Names and comments come from pkg/proxy/iptables/proxier.go,
-cleanup.go, and pkg/proxy/nftables/proxier.go (kubernetes/kubernetes). Every version from 1.29 on has the chains and maps of the
-nftables mode that are listed in this module, among others. ``kube-proxy --cleanup`` itself identifies its table only by the
-table's name.
+Leftover rules are removed once our rules are in the kernel. The names and comments come from pkg/proxy/iptables/proxier.go,
+cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. Every version of kube-proxy from 1.29 on has at least the
+chains and maps of the nftables mode that this module lists. ``kube-proxy --cleanup`` itself identifies its table only by the name
+of the table.
 
-Rule 1: a chain is removed if kube-proxy's iptables mode is the only one that has a chain of this name, or if it is our chain in
-the unused variant.
+Rule 1: a chain is removed if only kube-proxy's iptables mode has a chain of this name, or if the chain is our chain in the unused
+variant.
 Rule 2: a rule of a built-in chain is removed if kube-proxy or ipvsproxy writes a rule with this target and this comment into that
 chain.
 Rule 3: a chain to which a rule of another program refers is emptied but not deleted. The chain that marks packets for
-masquerading even keeps its rules: port mappings of network plug-ins lead to this chain, and our rules masquerade the marked
-packets in either variant.
-Rule 4: nothing is removed while one of our chains that are in use leads to a leftover chain, because this shows that our rules
+masquerading even keeps its rules, because port mappings of network plug-ins lead to this chain, and our rules masquerade the
+marked packets in either variant.
+Rule 4: nothing is removed while one of our chains in use leads to a leftover chain, because such a chain shows that our rules
 have not been applied. Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on,
-they are removed once every ``PATIENCE_S``. Rule 6: a table is kube-proxy's if it has kube-proxy's family and name and all of
-kube-proxy's chains and maps, with each base chain at its hook. If the table has a comment, the comment must be kube-proxy's;
-versions of nft before 0.9.7 write no comment. Any other table with kube-proxy's name is not touched.
+the rules are removed only once every ``PATIENCE_S`` seconds. Rule 6: a table is kube-proxy's if it has the family and the name of
+kube-proxy's table, and all chains and maps of kube-proxy, with each base chain at its hook. If the table has a comment, the
+comment must be kube-proxy's; versions of nft before 0.9.7 write no comment. Any other table with the name of kube-proxy's table
+is not touched.
 """
 
 import dataclasses
@@ -70,8 +71,8 @@ def is_of_iptables_mode(key: ChainKey) -> bool:
 class LeftoverScope:
     """The definition of leftover rules in one family and one variant of iptables.
 
-    ``used`` holds our chains if the variant is used, and ``unused`` holds our chains if the variant is not used; the remaining
-    field is empty. ``own_jumps`` are the jumps to the chains in ``unused``.
+    ``used`` has our chains if the variant is in use, and otherwise ``unused`` has our chains; the remaining field is empty.
+    ``own_jumps`` are the jumps to the chains in ``unused``.
     """
 
     used: frozenset[ChainKey] = frozenset()
@@ -79,7 +80,7 @@ class LeftoverScope:
     own_jumps: tuple[Jump, ...] = ()
 
     def concerns(self, key: ChainKey) -> bool:
-        """Whether ``removal`` needs to know this chain and the references to it."""
+        """Whether ``removal`` needs to know a chain and the references to the chain."""
         return self.is_left(key) or any(key == (jump.table, jump.target) for jump in JUMPS)
 
     def is_left(self, key: ChainKey) -> bool:
@@ -96,8 +97,8 @@ def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: boo
 
 
 def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
-    """The removal of all observed leftover rules. Empty chains that must stay are left out."""
-    # some chains are the target of jumps of both modes, each jump with the comment of its mode
+    """The removal of all observed leftover rules. The removal leaves out empty chains that must stay."""
+    # jumps of both modes lead to some chains, each jump with the comment of its mode
     known: dict[tuple[ChainKey, ChainKey], list[str]] = {}
     for jump in (*JUMPS, *scope.own_jumps):
         ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)
@@ -118,14 +119,14 @@ def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
 
 
 class _Removed(NamedTuple):
-    """The number of removals of which each followed the previous removal within ``CALM_S``, and the time of the last removal."""
+    """The number of consecutive removals within ``CALM_S`` of each other, and the time of the last removal."""
 
     times: int
     last_s: float
 
 
 class Returns:
-    """The removals of leftover rules at each place, recorded to notice rules that come back.
+    """The removals of leftover rules at each place; the record shows whether rules come back.
 
     A place is any hashable value that identifies where the rules are.
     """
@@ -139,12 +140,12 @@ class Returns:
         self._removed[place] = _Removed(last.times + 1 if last and now - last.last_s <= CALM_S else 1, now)
 
     def due_s(self, place: Hashable) -> float:
-        """Until this time, rules at this place must not be removed, because they came back after earlier removals."""
+        """The time until which rules at a place must not be removed, because the rules came back after earlier removals."""
         last = self._removed.get(place)
         return last.last_s + PATIENCE_S if last is not None and last.times >= FREE_RETURNS else -math.inf
 
     def comes_back(self, place: Hashable, now: float) -> bool:
-        """Whether the rules observed at this place were removed so often recently that a running program must write them."""
+        """Whether the rules observed at a place were recently removed so often that a running program must write these rules."""
         last = self._removed.get(place)
         return last is not None and last.times >= FREE_RETURNS and now - last.last_s <= CALM_S
 
@@ -170,7 +171,7 @@ def removal_of_table(table: NftTable | None) -> Removal:
 
 
 def why_foreign(table: NftTable) -> str:
-    """Why a table with kube-proxy's name is not kube-proxy's; empty if it is kube-proxy's."""
+    """The reason why a table with the name of kube-proxy's table is not kube-proxy's; empty if the table is kube-proxy's."""
     if table.comment not in ("", TABLE_COMMENT):
         return f"its comment is {table.comment!r}"
     for name, (kind, hook) in _BASE_CHAINS.items():

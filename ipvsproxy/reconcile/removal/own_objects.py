@@ -1,10 +1,10 @@
-"""Plans the removal of all our kernel objects, and of no other objects, for ``--cleanup``.
+"""Plans the removal of all objects of ipvsproxy in the kernel, and of no other objects, for ``--cleanup``.
 
 A cleanup may also be limited to the objects that kube-proxy does not know, or to the objects that hide the API server.
 
 Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. Then the rules are removed, then
 the sets that the rules name, then the device, and then local routes. Settings that let packets in by tunnel are restored before
-the rules that drop the tunnels of strangers go.
+the rules that drop packets from tunnels of unknown senders are removed.
 Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Otherwise no later run would recognise the
 virtual server as ours.
 """
@@ -30,8 +30,8 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 class Cleanup(NamedTuple):
     """The operations of a cleanup. ``witnesses`` must not be removed before all our virtual servers have been removed.
 
-    ``additions`` come first: these are addresses that stay in use but are only local by a route. ``witnesses`` are also removed
-    only after ``additions``. ``rules`` and ``witnesses`` must not be removed before ``settings`` have been restored.
+    ``additions`` come first: the addresses that stay in use but that only a route makes local. ``witnesses`` must not be removed
+    before ``additions`` have been made. ``rules`` and ``witnesses`` must not be removed before ``settings`` have been restored.
     """
 
     virtual_servers: tuple[Operation, ...]
@@ -54,8 +54,8 @@ def plan(
 ) -> Cleanup:
     """The removals of all observed objects that are ours.
 
-    ``skeletons`` hold the names of our chains and jumps. Virtual servers in ``excluded`` ranges are kept. ``node_port_ranges``
-    has the same meaning as in ``ownership``.
+    ``skeletons`` has the names of our chains and jumps. Virtual servers in ``excluded`` ranges are kept. ``node_port_ranges`` has
+    the same meaning as in ``ownership``.
     """
     return Cleanup(
         virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
@@ -92,13 +92,13 @@ def give_up(
     api_servers: Iterable[RealServerKey],
     allowed: Collection[Network],
 ) -> Cleanup:
-    """The removals of all objects because of which connections to these API servers stay on this node.
+    """The removals of all objects that keep connections to the given API servers on this node.
 
-    Each API server's address is removed from our device and from our routes, together with our virtual server and set entries at
-    the API server's port. ``allowed`` addresses stay. If any kind of object could not be read, all objects stay. A cluster IP
-    stays, because it may lead to the API servers: our entries, or ``former`` entries in sets of the other backend, show which
-    address is a cluster IP. A virtual server with real servers also stays unless an entry shows that its address is an external
-    address, because the entries may have been lost.
+    The address of each API server is removed from our device and from our routes. Our virtual server and set entries at the API
+    server's port are removed, too. ``allowed`` addresses stay. If any kind of object could not be read, all objects stay. A
+    cluster IP stays, because it may lead to the API servers. Our set entries, or the ``former`` set entries of the other backend,
+    show which address is a cluster IP. A virtual server with real servers also stays, because its set entries may have been lost,
+    unless an entry shows that its address is an external address.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):

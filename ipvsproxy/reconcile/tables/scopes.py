@@ -1,28 +1,27 @@
-"""Second scopes of external addresses.
+"""Derives the second scopes of external addresses from the desired state of Services.
 
 Virtual servers by mark, and the set entries that mark packets, are derived from a Service's desired state.
 
-Rule 1: a packet without a mark reaches the virtual server of its address, so a scope may be absent at any time; its Service port
-then has no mark.
+Rule 1: a packet without a mark reaches the virtual server of its address, so a scope may be absent at any time. While a scope is
+absent, its Service port has no mark.
 Rule 2: marks are given only after every Service has been put, because only then is it known which Service owns which virtual
-server. A Service port has a mark while its Service owns one of the port's virtual servers.
+server. A Service port has a mark while its Service owns at least one of the port's virtual servers.
 Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
 counts only if its Service owns the virtual server of the entry.
-Rule 4: a virtual server by mark that no Service desires keeps its connections. The virtual server stays desired, but without real
-servers, until its former real servers have drained, and then it is removed. The set entries that give packets the mark of this
-virtual server are removed first (see ``kinds/virtual_servers.py``).
+Rule 4: a virtual server by mark that no Service desires any more keeps its connections. The virtual server stays in the desired
+state, without real servers, until its former real servers have drained; then it is removed. The set entries that give packets the
+mark of this virtual server are removed first (see ``kinds/virtual_servers.py``).
 
 Of marks:
 
 Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps this mark. With direct return a
 Service port has two marks, one for each of the two ways in which its packets arrive.
-Rule 6: marks are given in the order in which Service ports request them. If there are more Service ports than marks, the later
-Service ports wait; until they get a mark they have only one scope, as with kube-proxy. Marks that were never used are given
-before marks that were given back.
-Rule 7: a mark that any object in the kernel still uses, whichever program created the object, is not given to another Service
-port.
-Rule 8: the largest marks are given first. A packet with a mark reaches the virtual server of the mark whatever its destination
-is, and programs that mark their own packets usually number their marks from 1.
+Rule 6: marks are given in the order in which Service ports request marks. If there are more Service ports than marks, the later
+Service ports wait. A waiting Service port has only one scope, as with kube-proxy. Marks that were never in use are given before
+marks that were given back.
+Rule 7: a mark that an object of any program in the kernel still uses is not given to another Service port.
+Rule 8: the largest marks are given first. A packet with a mark reaches the virtual server of the mark, even if its destination is
+another address, and programs that mark their own packets usually number their marks from 1.
 """
 
 import dataclasses
@@ -85,7 +84,7 @@ class Marks:
             known.clear()
 
     def want(self, port: MarkedPort) -> None:
-        """Let a Service port wait for a mark, unless it has a mark."""
+        """Let a Service port wait for a mark, unless the port already has a mark."""
         if port not in self._marks and port not in self._waiting:
             self._waiting[port] = None
             self._news.append(port)
@@ -103,10 +102,10 @@ class Marks:
         return bool(mark)
 
     def give(self, recalled: Iterable[tuple[MarkedPort, int]] = ()) -> list[MarkedPort]:
-        """Give marks to the waiting Service ports, and return the ports that got a mark.
+        """Give marks to the waiting Service ports; returns the ports that got a mark.
 
-        ``recalled`` holds ports with the marks that their entries in the kernel use; these marks take precedence. If several
-        marks are given for a port, the first mark is chosen.
+        ``recalled`` has the marks that the entries of a port in the kernel use; such a mark takes precedence. If ``recalled`` has
+        several marks for a port, the first mark is chosen.
         """
         given = []
         for port, mark in recalled:
@@ -154,7 +153,7 @@ class Marks:
 def spread(number: int, bits: int) -> int:
     """Distributes the bits of a number over ``bits``.
 
-    The lowest bit of the number is placed at the lowest bit of ``bits``, and all further bits follow in their order.
+    The lowest bit of the number goes to the lowest bit of ``bits``, and the other bits follow in their order.
     """
     mark = 0
     while bits and number:
@@ -251,7 +250,7 @@ class Scopes:
     def _giving_marks(self) -> Iterator[None]:
         """Give marks to the ports that need a mark, and take marks back from all other ports.
 
-        The Services whose ports are affected are put again.
+        The desired state of each affected Service is put again.
         """
         changed, self._changed = self._changed, {}
         concerned: dict[ServiceName, None] = {}
@@ -270,11 +269,10 @@ class Scopes:
             yield from self.putting(name, self._states[name])
 
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
-        """The ports whose virtual servers are named by entries in the kernel.
+        """The ports whose virtual servers the set entries in the kernel name, each with a mark that its entries give to packets.
 
-        Each port comes with the marks that these entries give to packets. Pairs of port and mark are ordered by the number of
-        entries, largest first. Among pairs with equally many entries, the pair whose mark has fewer entries of other ports comes
-        first.
+        Pairs of port and mark are ordered by the number of their entries, the largest number first. Among pairs with equally many
+        entries, the pair whose mark has fewer entries of other ports comes first.
         """
         marks = {
             (ip_set.kind, ownership.virtual_server_of(entry)): entry.mark
@@ -305,18 +303,18 @@ class Scopes:
             at_once(self.putting(port.service, self._states[port.service]))
 
     def is_refused(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server belongs to another program although our entry wrongly shows that it is ours."""
+        """Whether a virtual server belongs to another program although our set entry wrongly shows that it is ours."""
         return key in self._refused
 
     def _has_mark(self, mark: int) -> bool:
         """Whether an object in the kernel uses a mark.
 
-        The object is a virtual server of any program, or our entry that shows that such a virtual server is ours.
+        The object may be a virtual server of any program, or the set entry that shows that a virtual server is ours.
         """
         return any(key in self.virtual_servers.observed or self.is_witnessed(key) for key in by_family(mark).values())
 
     def is_witnessed(self, key: FirewallMark) -> bool:
-        """Whether the kernel has our entry that shows that the virtual server of a mark is ours."""
+        """Whether the kernel has the set entry that shows that the virtual server of a mark is ours."""
         entry = mark_entry(key)
         return entry in self.entries[entry.set].observed
 
@@ -325,10 +323,10 @@ class Scopes:
         return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
-        """Give marks, and let undesired virtual servers by mark drain before their removal, in steps.
+        """Give marks, and let undesired virtual servers by mark drain before their removal; a generator of steps.
 
-        Sets that only scopes use stay desired while any of their entries is desired or observed. ``may_close``: every Service
-        has been put.
+        A set that only scopes use stays desired while one of its entries is desired or observed. ``may_close`` means that every
+        Service has been put.
         """
         table = self.virtual_servers
         self._refused = {key for key in self._refused if self.is_witnessed(key)}

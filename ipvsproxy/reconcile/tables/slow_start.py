@@ -1,11 +1,11 @@
 """Slow start: the weight of a new endpoint rises from 1 to its full weight, like ``slowstart`` of HAProxy.
 
-Rule 1: an endpoint counts as new if the kernel's virtual server does not contain it but contains another real server that gets
+Rule 1: an endpoint counts as new if the kernel's virtual server does not have the endpoint, but has another real server that gets
 connections. If no other real server could take the endpoint's share, the endpoint gets its full weight at once.
-Rule 2: the weight rises in a few steps of equal length (``STEPS`` at most), so an endpoint costs one edit per step, and nothing
+Rule 2: the weight rises in a few steps of equal length (``STEPS`` at most), so an endpoint needs one edit per step, and no work
 between the steps.
 Rule 3: a new process continues from the weights that it finds in the kernel. The new process assumes that an endpoint with less
-than its full weight is in its slow start, and it never restarts the slow start of an endpoint that the kernel already has.
+than its full weight is in slow start. An endpoint that the kernel already has never begins its slow start again.
 """
 
 import math
@@ -33,13 +33,13 @@ def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
 
 
 def next_step_s(elapsed_s: float, own: int, duration_s: float) -> float:
-    """The time of the next step, measured from the same moment as ``elapsed_s``."""
+    """The time of the next step, in seconds since the beginning of the slow start, like ``elapsed_s``."""
     steps = _steps(own)
     return (int(elapsed_s * steps / duration_s) + 1) * duration_s / steps
 
 
 def elapsed_at(weight: int, own: int, duration_s: float) -> float:
-    """The shortest time after which an endpoint has at least this weight, which is between 1 and the endpoint's full weight."""
+    """The shortest time after which an endpoint has at least the given weight, which is between 1 and the full weight."""
     steps = _steps(own)
     done = next(number for number in range(steps + 1) if 1 + (own - 1) * number // steps >= weight)
     return done * duration_s / steps
@@ -50,7 +50,7 @@ def _steps(own: int) -> int:
 
 
 class SlowStarts:
-    """The Services with slow start, each with the state that was put, in which the endpoints have their full weights.
+    """The Services with slow start, each with the desired state that was put, in which endpoints have their full weights.
 
     ``putting`` is the function that puts the desired state of a Service into the tables.
     """
@@ -69,7 +69,10 @@ class SlowStarts:
         self._due_s: dict[ServiceName, float] = {}
 
     def note(self, name: ServiceName, state: ServiceState | None, *, is_known: bool) -> None:
-        """Note the desired state of a Service. ``is_known``: this process already had a state of this Service before."""
+        """Note the desired state of a Service.
+
+        ``is_known`` means that this process already had a desired state of this Service.
+        """
         if state is not None and state.rare.slow_start_s:
             self._states[name] = state
             self._fresh.setdefault(name, not is_known)
@@ -78,10 +81,10 @@ class SlowStarts:
                 table.pop(name, None)
 
     def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
-        """Give every endpoint whose next step is due its weight for this moment, in steps.
+        """Give the next weight to each endpoint whose next step is due; a generator, which can pause.
 
-        ``afresh``: forget when the endpoints began their slow start, as a new process, which only reads the kernel, would not
-        know this.
+        With ``afresh``, forget when endpoints began their slow start, because a new process, which only reads the kernel, would
+        not know this.
         """
         if afresh:
             self._began_s.clear()
@@ -121,10 +124,9 @@ class SlowStarts:
     def _climbing(
         self, item: VirtualServer, known: Mapping[RealServerKey, float], duration_s: float, now: float, *, is_fresh: bool
     ) -> Mapping[RealServerKey, float]:
-        """The endpoints of a virtual server that have less than their full weight now.
+        """The endpoints of a virtual server that have less than their full weight now, each with the start of its slow start.
 
-        Each endpoint in slow start comes with the time when its slow start began. ``known`` holds the endpoints that were already
-        in slow start before.
+        ``known`` has the endpoints that were already in slow start before.
         """
         observed = self._virtual_servers.observed.get(item.key)
         weights = observed.real_servers if observed else {}
@@ -149,7 +151,7 @@ class SlowStarts:
 
 
 def _lowered(item: VirtualServer, began_s: Mapping[RealServerKey, float], duration_s: float, now: float) -> VirtualServer:
-    """A virtual server in which the endpoints in slow start have their weights for this moment."""
+    """The virtual server with the weights that its endpoints in slow start have at this moment."""
     if not began_s:
         return item
     weights: dict[bytes, int] = {

@@ -1,15 +1,15 @@
 """A table: the desired and the observed side of one kind of kernel object.
 
-Rule 1: a key whose desired and observed values differ is pending or surplus, whether a change, drift or a failure made the values
-differ. No other data structure records the remaining work.
-Rule 2: if several owners desire one key, the owner with the lowest rank has the key and the other owners wait. When this owner
-releases the key, the next owner gets it. The rank is the owner itself, unless the table was given a function that computes ranks.
+Rule 1: a key whose desired and observed values differ is pending or surplus, no matter whether a change, drift or a failure is
+the cause. No other data structure records the remaining work.
+Rule 2: if several owners desire one key, the owner with the lowest rank has the key and the other owners wait. When an owner
+releases the key, the next owner gets the key. The rank is the owner itself, unless the table has a function that computes ranks.
 Rule 3: an observed key that has no owner is removed only if it is ours and is not protected.
 
-For most kinds of objects only their presence counts: entries of sets, addresses, sets, the device. The desired and the observed
-side are nearly always equal, and there may be hundreds of thousands of keys. Therefore a ``PresenceTable`` does not store the
-observed side as a whole: the observed keys are the desired keys except the pending keys, plus the keys that are observed but not
-desired, which are stored.
+For most kinds of objects (set entries, addresses, sets, the device), only the presence of an object counts. The desired and the
+observed side are nearly always equal, and there may be hundreds of thousands of keys. Therefore a ``PresenceTable`` does not
+store all observed keys, but only the observed keys that are not desired. All other observed keys are the desired keys except the
+pending keys.
 """
 
 import bisect
@@ -27,7 +27,7 @@ W = TypeVar("W")
 
 
 def always(_: object) -> bool:
-    """Returns true for every key."""
+    """Returns True for every key."""
     return True
 
 
@@ -53,20 +53,20 @@ class _Waiting(Generic[V]):
         self._ranks: dict[Owner, Any] = {}
 
     def put(self, owner: Owner, rank: Any, value: V) -> None:
-        """Let an owner of this rank wait for the key. The owner desires this value for the key."""
+        """Let an owner with the given rank and desired value wait for the key."""
         self.pop(owner)
         bisect.insort(self.turns, (rank, value), key=operator.itemgetter(0))
         self._ranks[owner] = rank
 
     def pop(self, owner: Owner) -> V | None:
-        """The owner no longer waits. Returns the value that the owner desired; None if the owner did not wait."""
+        """Stop the waiting of an owner. Returns the value that the owner desired; None if the owner did not wait."""
         if owner not in self._ranks:
             return None
         return self.turns.pop(bisect.bisect_left(self.turns, self._ranks.pop(owner), key=operator.itemgetter(0)))[1]
 
 
 class Table(Generic[K, V, W]):
-    """All keys of one kind. ``V`` is the desired value of a key, ``W`` its observed value."""
+    """All keys of one kind. ``V`` is the type of a key's desired value, ``W`` the type of its observed value."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Table(Generic[K, V, W]):
         self._differs = differs
         self._is_protected = is_protected
         self._unequal: dict[Table[Any, Any, Any], None] = {} if unequal is None else unequal
-        # Only the methods of the table change these.
+        # Only the methods of the table may change the following mappings.
         self.desired: dict[K, V] = {}
         """The values that the winning owners desire."""
         self.pending: dict[K, None] = {}
@@ -109,16 +109,19 @@ class Table(Generic[K, V, W]):
         return {}
 
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
-        """Replace the former desired values of an owner (``before``). Returns the other owners that have gained or lost a key."""
+        """Replace the former desired values of an owner (``before``) by new desired values.
+
+        Returns the other owners that have gained or lost a key.
+        """
         return at_once(replacing(owner, [(self, before, after)]))
 
     @property
     def contested(self) -> Collection[K]:
-        """The keys that more than one owner desires. If there are none, each owner has all keys that it desires."""
+        """The keys that more than one owner desires. If there are no such keys, each owner has all keys that it desires."""
         return self._waiting.keys()
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
-        """Let an owner desire a key. Returns the other owner that loses or gains the key, or None."""
+        """Record that an owner desires a key. Returns the other owner that loses or gains the key, or None."""
         desired, loser = self.desired.get(key), None
         waiting = self._waiting.get(key)
         if desired is not None and (winner := self._owner_of(desired)) != owner:
@@ -164,19 +167,19 @@ class Table(Generic[K, V, W]):
         return None if desired is None else self._owner_of(desired)
 
     def desires(self, key: K) -> Sequence[V]:
-        """The values that owners desire for a key; the owner of the first has the key."""
+        """The values that owners desire for a key; the owner of the first value has the key."""
         waiting = self._waiting.get(key)
         return (*filter(None, [self.desired.get(key)]), *((value for _, value in waiting.turns) if waiting else ()))
 
     def owners_of(self, key: K) -> Sequence[Owner]:
-        """All owners that desire a key; the first of them has the key."""
+        """All owners that desire a key; the first owner has the key."""
         return tuple(map(self._owner_of, self.desires(key)))
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replace the observed side, in steps of ``ITEMS_AT_ONCE`` keys. No other method may change the table between two steps.
+        """Replace the observed side; a generator of steps, with ``ITEMS_AT_ONCE`` keys each.
 
-        If we own an observed key that is still present, we still own it. If the observed value is equal to the stored value, the
-        table keeps the object that it already has.
+        No other method may change the table between two steps. An observed key that is ours, and is still present, stays ours. If
+        the observed value is equal to the stored value, the table keeps the object that it already has.
         """
         self.begin_reading()
         yield from self.observing_some(listing, is_ours)
@@ -199,14 +202,14 @@ class Table(Generic[K, V, W]):
         return dict.fromkeys(gone)
 
     def note_change(self, key: K) -> None:
-        """Notes that a change of this key was attempted, whatever its outcome: the current reading may have missed the change."""
+        """Notes an attempted change of a key, with any outcome, because the current reading may have missed the change."""
         if self._shown is not None:
             self._shown.add(key)
 
     def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replaces the observed values of some keys, in steps; a value of None means that the key is absent.
+        """Replaces the observed values of some keys; a generator of steps.
 
-        Other keys do not change.
+        A value of None means that the key is absent. All other keys stay as they are.
         """
         observed, foreign, shown = self.observed, self.foreign, self._shown
         for number, (key, value) in enumerate(observed_now.items(), 1):
@@ -223,14 +226,14 @@ class Table(Generic[K, V, W]):
                 yield
 
     def notice(self, key: K, value: W) -> None:
-        """Take in the observed value of one key that is certainly ours."""
+        """Record the observed value of one key that is certainly ours."""
         self.note_change(key)
         self._replace_observed(key, value, counts=self.observed.get(key, value) != value)
 
     def _replace_observed(self, key: K, value: W | None, *, counts: bool = False) -> None:
         """Replace the observed value of a key.
 
-        ``counts``: whether a new value that differs from the desired value counts as drift.
+        ``counts`` says whether a new value that differs from the desired value counts as drift.
         """
         differed = counts and (key in self.pending or key in self.surplus)
         if value is None:
@@ -246,13 +249,13 @@ class Table(Generic[K, V, W]):
     def take_drifted(self) -> Collection[K]:
         """The keys that have drifted since the last call.
 
-        Keys whose desired and observed values already differed before are left out.
+        The result leaves out keys whose desired and observed values already differed before.
         """
         keys, self._drifted_keys = self._drifted_keys, []
         return keys
 
     def confirm(self, key: K, value: W | None) -> None:
-        """Record that we have set this value in the kernel, or, if the value is None, that we have removed the key.
+        """Record that this process has set a value in the kernel, or, if the value is None, has removed the key.
 
         From now on, the key is ours.
         """
@@ -289,8 +292,8 @@ class Table(Generic[K, V, W]):
 def discard(keys: dict[K, None], key: K) -> None:
     """Remove a key if it is in the dictionary.
 
-    When the dictionary becomes empty, it is cleared: otherwise Python would continue to walk the dictionary at its largest size,
-    which takes 60 µs after 100,000 keys.
+    A dictionary that becomes empty is cleared, because Python would otherwise continue to walk the dictionary at its largest
+    size, which takes 60 µs after 100,000 keys.
     """
     keys.pop(key, None)
     if not keys:
@@ -298,9 +301,10 @@ def discard(keys: dict[K, None], key: K) -> None:
 
 
 class Present(MutableMapping[K, bool]):
-    """The observed keys; the value of each is True.
+    """The observed keys as a mapping; the value of each key is True.
 
-    A desired key that is added here is no longer pending; a desired key that is removed here becomes pending.
+    A desired key that is added to this mapping is no longer pending. A desired key that is removed from this mapping becomes
+    pending.
     """
 
     __slots__ = ("_desired", "_pending", "undesired")
@@ -321,7 +325,7 @@ class Present(MutableMapping[K, bool]):
         raise KeyError(key)
 
     def get(self, key: K, default: Any = None) -> Any:
-        """This works as in a dictionary.
+        """Does the same as ``dict.get``.
 
         The inherited method takes 0.5 µs longer for an absent key, and a first reading contains many absent keys.
         """
@@ -348,7 +352,7 @@ class Present(MutableMapping[K, bool]):
 
 
 class PresenceTable(Table[K, Owner, bool]):
-    """A table in which the desired value of a key is the owner itself."""
+    """A table in which the desired value of a key is the owner of the key."""
 
     def __init__(self, is_protected: Callable[[K], bool], unequal: dict[Table[Any, Any, Any], None] | None = None) -> None:
         """A key for which ``is_protected`` is true is never removed. ``unequal`` has the same meaning as in ``Table``."""
@@ -359,7 +363,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return self._present
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
-        """As in ``Table``; an observed key that is not desired stays observed, and an absent key stays absent."""
+        """Like ``Table.replace``, but for presence alone: an observed key stays observed, and an absent key stays absent."""
         if key in self.desired or key in self._present.undesired:
             discard(self._present.undesired, key)
             return super().desire(key, owner, value)
@@ -368,7 +372,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return None
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """As in ``Table``; an observed key stays observed."""
+        """Like ``Table``, but an observed key stays observed."""
         if key in self._present:
             self._present.undesired[key] = None
         heir = super().release(key, owner)
@@ -380,7 +384,7 @@ class PresenceTable(Table[K, Owner, bool]):
 def replacing(
     owner: Owner, parts: Iterable[tuple[Table[Any, Any, Any], Mapping[Any, Any], Mapping[Any, Any]]]
 ) -> Generator[None, None, set[Owner]]:
-    """Does the work of ``Table.replace`` for several tables, each with its former and its new desired values, in steps."""
+    """Does the work of ``Table.replace`` for several tables, each with former and new desired values; a generator of steps."""
     affected: set[Owner] = set()
     for table, before, after in parts:
         gone = itertools.filterfalse(after.__contains__, before)

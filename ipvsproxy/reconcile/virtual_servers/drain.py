@@ -4,8 +4,8 @@ The weight of such a real server becomes 0 at once. A drained real server is rem
 the kernel's list of removed real servers has capacity (see ``pace``), or when its deadline has passed. UDP and SCTP real servers
 are removed at once, as kube-proxy does.
 
-Connection counts are read from the kernel for one virtual server at a time, and the answer covers all of its real servers.
-Therefore each virtual server with draining connections has a single time at which its counts are read next.
+A reading of connection counts is about one virtual server, and the kernel's answer has the counts of all its real servers.
+Therefore each virtual server with draining connections has one time at which its counts are read next.
 """
 
 import collections
@@ -38,8 +38,8 @@ class Drain:
 class Drains:
     """All draining real servers.
 
-    A drain is in one of three states: its real server still has connections, has none but waits for capacity, or may be removed
-    because the drain is over.
+    A drain is in one of three states: the real server still has connections, or it has no connections and waits for capacity, or
+    the drain is over and the real server may be removed.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Drains:
         return (drain for drain in drains if drain not in self._waiting and drain not in self._over)
 
     def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float) -> None:
-        """Begin the drain of a real server, which has weight 0 now. Beginning a drain that has already begun changes nothing."""
+        """Begin the drain of a real server, which has weight 0 now. If the drain has already begun, the call changes nothing."""
         drains = self._drains.setdefault(key, {})
         if real_server not in drains:
             drains[real_server] = Drain(key, real_server, now)
@@ -101,7 +101,7 @@ class Drains:
                 self._due_s.pop(key, None)
 
     def keep_only(self, key: VirtualServerKey, real_servers: Collection[RealServerKey] = ()) -> None:
-        """End all drains of a virtual server except the drains of these real servers."""
+        """End all drains of a virtual server except the drains of the given real servers."""
         for real_server in [one for one in self.of(key) if one not in real_servers]:
             self.end(key, real_server)
 
@@ -111,23 +111,23 @@ class Drains:
         return drain in self._over if drain else None
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
-        """Let this many waiting drains be over now, in the order in which they began to wait.
+        """Let a number of waiting drains be over now, in the order in which the drains began to wait.
 
-        Returns the virtual servers of these drains.
+        Returns the virtual servers of the drains that are over now.
         """
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]
         self._over.update(released)
         return [drain.virtual_server for drain in released]
 
     def ask(self, key: VirtualServerKey, due_s: float) -> None:
-        """Schedule a reading of a virtual server's connections at this time, unless a reading at an earlier time is scheduled."""
+        """Schedule a reading of a virtual server's connections at the given time, unless an earlier reading is scheduled."""
         if due_s < self._due_s.get(key, math.inf):
             self._due_at(key, due_s)
 
     def due(self, now: float) -> Collection[VirtualServerKey]:
         """The virtual servers whose connections should be read now.
 
-        If the counts are not then passed to ``judge``, the virtual servers are soon due again.
+        A virtual server whose counts are not passed to ``judge`` is soon due again.
         """
         due: list[VirtualServerKey] = []
         while (due_s := self.next_s()) is not None and due_s <= now:
@@ -154,8 +154,8 @@ class Drains:
 
         Returns the real servers of this virtual server whose drain is over now. ``counts`` is None if the connections could not
         be read. A real server that is missing from ``counts`` is no longer in the kernel, and therefore has no connections.
-        ``deadline_s`` is the time for which connections may last. Up to ``may_wait`` real servers without connections wait until
-        ``release`` is called, whatever the deadline.
+        ``deadline_s`` is the time in seconds for which connections may last. Up to ``may_wait`` real servers without connections
+        wait until ``release`` is called, even after the deadline.
         """
         drains = self.of(key)
         waiting = sum(drain in self._waiting for drain in drains.values())
@@ -193,7 +193,7 @@ class Drains:
 def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
-    """The removals of real servers that have no connections and whose drain was begun by these outcomes.
+    """The removals of real servers without connections whose drain has begun with the given outcomes.
 
     ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
     number of removals to return.

@@ -1,26 +1,27 @@
-"""Decides who owns a virtual server: whether it is ours although it is not desired, and which Service gets it.
+"""Decides who owns a virtual server: whether an undesired virtual server is ours, and which Service gets a desired one.
 
-The kernel's table of virtual servers is shared: keepalived, kube-vip or docker have virtual servers in it, too. A new process
-does not know what a former process made, but kernel objects show it: an entry in one of our sets is added before its virtual
-server and removed after it, and the address on our device or our local route is also removed after the virtual server (see the
-stages in ``kinds/kind.py``). Therefore every virtual server of a former process has a witness.
+Programs share the kernel's table of virtual servers: keepalived, kube-vip and docker may also have virtual servers in the table.
+A new process does not know which virtual servers an earlier process has made, but other kernel objects show this. An entry in one
+of our sets is added before its virtual server and removed after the virtual server. The address on our device, or our local
+route, is also removed after the virtual server (see the stages in ``kinds/kind.py``). Therefore every virtual server of an
+earlier process has a witness.
 
-An entry of a node port in one of our sets names no address: the entry is a witness only on the addresses of this host where node
-ports are served. On any other address, keepalived may have a virtual server on the same port, whether or not this host has the
-address now. Such a virtual server may also be ours: it may have been made by a process that served node ports on other addresses,
-or on an address that this host lost while no process ran. If such a virtual server is ours, it has a twin: a virtual server with
-the same settings and real servers which another witness shows to be ours, and which is on the same port of an address where node
-ports are served, or on the Service's cluster IP. A virtual server of another program leads to other real servers than ours,
-unless the real servers are addresses of hosts; real servers on host addresses therefore do not count.
+The entry of a node port in one of our sets names no address, so the entry is a witness only on the addresses of this host where
+node ports are served. On any other address, the virtual server on the same port may belong to keepalived, whether or not this
+host has the address now. A virtual server on such an address may also be ours, if an earlier process served node ports on other
+addresses, or on an address that this host lost while no process ran. If such a virtual server is ours, it has a twin with the
+same settings and real servers, which another witness shows to be ours. The twin is on the same port of an address where node
+ports are served, or on the Service's cluster IP. The virtual server of another program has other real servers than ours, unless
+the real servers have addresses of hosts. Therefore a twin with a real server on an address of this host does not count.
 
 A virtual server by firewall mark is ours if our set of marks contains its mark.
 
 If several Services desire a virtual server:
 
 Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. The author of a Service
-chooses the Service's external and load-balancer addresses, so these addresses never win against an allocated address, whatever
-the age of the Service.
-Rule 2: a listed Service takes precedence over a remembered Service (see ``Owner``).
+chooses the Service's external and load-balancer addresses, so such an address never wins against an allocated address, even if
+its Service is older.
+Rule 2: a Service that is in the newest list takes precedence over a remembered Service (see ``Owner``).
 Rule 3: the older Service takes precedence.
 """
 
@@ -70,7 +71,7 @@ EVERYWHERE: tuple[Network, ...] = tuple(network(Address(bytes(family.bits // 8))
 
 
 class NodePort(NamedTuple):
-    """A node port on any address, as named by an entry of a ``bitmap:port`` set."""
+    """A node port on any address; an entry of a ``bitmap:port`` set names such a node port."""
 
     family: Family
     protocol: Protocol
@@ -78,9 +79,9 @@ class NodePort(NamedTuple):
 
 
 def lies_in(key: VirtualServerKey, ranges: Iterable[Network]) -> bool:
-    """Whether the address of a virtual server lies in one of these ranges.
+    """Whether the address of a virtual server lies in one of the given ranges.
 
-    A virtual server by mark has no address, so it lies in no range.
+    A virtual server by mark has no address, so the answer is false.
     """
     return not isinstance(key, FirewallMark) and any(one.contains(key.address) for one in ranges)
 
@@ -95,10 +96,10 @@ def owned_virtual_servers(
     """Returns a function that decides from the other observed objects whether a virtual server is ours.
 
     ``local`` are the addresses on our device and the addresses that our local routes lead to. ``host_addresses`` are the
-    addresses of this host on interfaces other than our device. A node port in our set makes the virtual server of that port ours
-    on each of these addresses that lies in ``node_port_ranges``; loopback addresses never count, and IPv6 link-local addresses do
-    not count in a range of all addresses. ``left_behind`` holds all observed virtual servers if a virtual server on an address
-    without node ports may be ours.
+    addresses of this host on interfaces other than our device. If our set has a node port, the virtual server of that port is
+    ours on each host address in ``node_port_ranges``. Loopback addresses never count, and IPv6 link-local addresses do not count
+    in a range of all addresses. ``left_behind`` has all observed virtual servers if a virtual server on an address without node
+    ports may be ours; otherwise it is empty.
     """
 
     def serves(address: Address) -> bool:
@@ -185,7 +186,7 @@ def mark_given_by(entry: SetEntry) -> FirewallMark | None:
 
 
 def firewall_entry(key: VirtualServerKey) -> SetEntry:
-    """The entry that makes the kernel apply the source ranges of a virtual server."""
+    """The set entry that makes the kernel apply the source ranges of a virtual server."""
     return SetEntry(IpSet(SetKind.LOAD_BALANCER_FIREWALL, key.address.family).name, key.address, key.protocol, key.port)
 
 
@@ -195,17 +196,17 @@ def named_by(entry: SetEntry) -> Named:
 
 
 class Witnesses:
-    """The addresses and entries that must stay while they are witnesses of an observed virtual server."""
+    """The addresses and set entries that must stay because they are witnesses of an observed virtual server."""
 
     def __init__(self, going: Iterable[VirtualServerKey]) -> None:
-        """``going`` holds the observed virtual servers that are no longer desired."""
+        """``going`` has the observed virtual servers that are no longer desired."""
         self._keys = frozenset(going)
         by_address = [key for key in self._keys if not isinstance(key, FirewallMark)]
         self._ports = frozenset(map(node_port, by_address))
         self.addresses = frozenset(key.address for key in by_address)
 
     def need(self, entry: SetEntry) -> bool:
-        """Whether the entry must stay as a witness."""
+        """Whether a set entry must stay because it is a witness."""
         if not self._keys:
             return False
         if IP_SETS[entry.set].kind in SCOPE_KINDS:
@@ -221,7 +222,7 @@ _PRECEDENCE: Mapping[Role, int] = {Role.CLUSTER_IP: 0, Role.NODE_PORT: 1, Role.E
 
 
 def rank(desired: VirtualServer) -> tuple[int, Owner]:
-    """The rank of a Service that desires a virtual server; the Service with the lowest rank gets it."""
+    """The rank of a Service that desires a virtual server; the Service with the lowest rank gets the virtual server."""
     return _PRECEDENCE[desired.role], desired.owner
 
 
