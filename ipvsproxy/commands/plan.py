@@ -52,7 +52,7 @@ class PlanningKernel:
         return observed
 
     def poll(self, *_: object, **__: object) -> Iterator[Observation]:
-        """Read nothing: a plan ends with the first sync, which reads the kernel by ``observe``."""
+        """Read nothing, because a plan ends with the first sync, which reads the kernel by ``observe``."""
         return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

@@ -200,7 +200,7 @@ class Reconciler:
         at_once(self._tables.slow_starts.tending(now, afresh=True))
 
     def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Sequence[Operation]]:
-        """Plans, in steps, the operations that are possible now, in their order.
+        """Plans the operations that are possible now, in their order; a generator of steps.
 
         ``only_additions`` means that not every Service has been put yet, so an undesired object may still become desired.
         """

@@ -79,7 +79,7 @@ class History:
             self._samples.append((now, counters))
             rates = self._rates()
         if self._points and at_s < self._points[-1].at:
-            self._points.clear()  # the clock of the node was set back
+            self._points.clear()  # the node's clock has been set back
         # The time is not rounded, because a viewer requests the points that are later than the last one that it has.
         figures = (at_s, *rates, self._changes, self._latency_s, *(connections or ()))
         self._points.append(msgspec.convert(figures, Point))
@@ -95,7 +95,7 @@ class History:
         seconds = now_s - before_s
         if seconds <= 0:
             return _UNKNOWN
-        # Counters that were set to zero (ipvsadm --zero) count from zero on.
+        # After a reset of the counters (ipvsadm --zero), the increase is counted from zero.
         return [round((new - old if new >= old else new) / seconds, 3) for new, old in zip(now, before, strict=True)]
 
     @property
@@ -104,7 +104,7 @@ class History:
         return self._points[-1] if self._points else None
 
     def since(self, at_s: float) -> Iterator[Point]:
-        """The points after this time, with the oldest first."""
+        """The points after a given time, the oldest point first."""
         later = itertools.takewhile(lambda point: point.at > at_s, reversed(self._points))
         return reversed(list(later))
 
