@@ -2,12 +2,12 @@
 
 There are two methods of masquerading, with the same outcome:
 
-*By mark*, as kube-proxy does it: a rule before IPVS sets one bit of the packet's mark, and a rule behind IPVS masquerades packets
-with this bit. Iptables needs this method, because it cannot look up in a set which destination a client has chosen.
+*By mark*, as in kube-proxy: a rule before IPVS sets one bit of the packet's mark, and a rule after IPVS masquerades packets with
+this bit. Iptables needs this method, because it cannot look up in a set which destination a client has chosen.
 
-*By connection*, for a backend that can do so: one rule behind IPVS gets the destination that the client has chosen from
-connection tracking. Masquerading by connection shares no bit of the packet mark with other programs, and marks no packets. The
-rules exist whether or not their sets have entries, so the rules change only when the node changes.
+*By connection*, for a backend that supports this: one rule after IPVS reads from connection tracking which destination the client
+has chosen. Masquerading by connection shares no bit of the packet mark with other programs, and marks no packets. The rules exist
+whether or not their sets have entries, so the rules change only when the node changes.
 """
 
 import dataclasses
@@ -65,12 +65,12 @@ FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
 
 
 def on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
-    """A rule that matches one of our sets, with the comment that gives the set's purpose."""
+    """A rule that matches one of our sets, with a comment about the purpose of the set."""
     return Rule(protocol=protocol, comment=COMMENTS[kind], set=match(kind, family, sides), target=target)
 
 
 def match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
-    """A match on the set of this kind."""
+    """A match on the set of the given kind."""
     return SetMatch(IpSet(kind, family).name, sides)
 
 
@@ -87,7 +87,7 @@ def masquerade(family: Family, settings: Settings) -> Masquerade:
 def by_mark(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> ChainRules:
     """The rules that masquerade packets by a bit of their mark, as in kube-proxy.
 
-    ``occupied`` holds the kinds of sets that have an entry: most rules exist only while their set has an entry.
+    ``occupied`` has the kinds of sets that have an entry; most rules exist only while their set has an entry.
     """
     mark = settings.mark
     postrouting = [
@@ -110,14 +110,14 @@ def by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstra
 
 
 def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
-    """The rules that masquerade connections by the destination that the client has chosen. These rules use no packet mark.
+    """The rules that masquerade connections by the destination that the client has chosen, without a packet mark.
 
     Before IPVS, ``KUBE-SERVICES`` only accepts a connection to a Service address or node port, so that no rule of another program
     redirects the connection.
     """
     target = masquerade(family, settings)
     kept = (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL)
-    # This host's own connections do not arrive on an interface, but pods are identified by the interface of arrival.
+    # The rules recognise pods by the interface on which packets arrive, but this host's own connections arrive on no interface.
     is_host_apart = settings.detect_local.is_by_interface and not settings.masquerade_all
     this_host = dataclasses.replace(on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target), from_this_host=True)
     return {
@@ -144,7 +144,7 @@ def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRu
 
 
 def _marking(family: Family, settings: Settings, view: NodeView, occupied: Collection[SetKind]) -> Iterable[Rule]:
-    """The rules of KUBE-SERVICES after its first rule: for traffic to masquerade, and for traffic to the node-port chain."""
+    """The rules of KUBE-SERVICES after its first rule, which send traffic to the chains for masquerading and for node ports."""
     marking = JumpTo(MARK_MASQUERADE)
     if SetKind.LOAD_BALANCER in occupied:
         yield on_set(SetKind.LOAD_BALANCER, family, TO_PORT, JumpTo(LOAD_BALANCER))
@@ -195,15 +195,16 @@ def _cluster_clients(
         case never:
             assert_never(never)
     if family is Family.IPV6 and settings.binding is Binding.ROUTES:
-        # Without a route, the source is the service address. With a route, the kernel chooses any address of this host as the
-        # source, perhaps an address in a range of pods, or an address to which no other host has a route.
+        # If the service address is on our device, it is also the source of the connection. If a local route leads to the service
+        # address, the kernel chooses any address of this host as the source, perhaps an address in a range of pods, or an address
+        # to which no other host has a route.
         yield dataclasses.replace(everybody, from_this_host=True)
 
 
 def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
     """The rules that protect a connection to a node port from redirection by other programs.
 
-    Each node port is in the set of its protocol, even if its traffic policy is Local.
+    The set of a protocol has all node ports of the protocol, also those with traffic policy Local.
     """
     for address in view.node_port_addresses[family]:
         for protocol, (every, _) in NODE_PORT_SETS.items():

@@ -1,8 +1,9 @@
 """The fixed rules: masquerading in the table ``nat``, source ranges and closed host ports in the table ``filter``.
 
-The number of rules does not grow with the number of Services. Only a load balancer address that this node itself may not use adds
-a rule. Except for the chains of traffic scopes, names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go
-(kubernetes/kubernetes), because operators know kube-proxy's rules, and kube-proxy must be able to take over again.
+The number of rules does not grow with the number of Services. A Service adds a rule only if it has a load balancer address that
+this node itself may not use. Names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes),
+except for the chains of traffic scopes. The reason: operators know kube-proxy's rules, and kube-proxy must be able to take over
+again.
 """
 
 import dataclasses
@@ -110,12 +111,12 @@ def build_skeleton(
 ) -> Skeleton:
     """All rules of a family.
 
-    ``occupied`` holds the kinds of sets that have an entry; most rules exist only while their set is not empty. ``refused`` holds
-    the virtual servers that this node itself may not use. ``routed`` holds the refused virtual servers whose address is local by
-    a route, or will soon be local by a route.
+    ``occupied`` has the kinds of sets that have an entry; most rules exist only while their set is not empty. ``refused`` has the
+    virtual servers that this node itself may not use. ``routed`` has the refused virtual servers whose address a local route
+    makes local, or will soon make local.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # these rules exist even while their sets are empty; the rules of scopes would see every packet
+    if is_by_connection:  # these rules exist even for empty sets; the rules of scopes do not, because they would see every packet
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:
@@ -137,13 +138,13 @@ def build_skeleton(
     rules[ChainKey("filter", IPVS_OUT_FILTER)] += (
         _drop_own_packets(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
     )
-    if SetKind.DIRECT in occupied:  # these packets keep their client's address, unless their endpoint cannot answer the client
+    if SetKind.DIRECT in occupied:  # direct return keeps the client's address, unless the endpoint cannot answer the client
         chosen = Rule(any_mark=settings.scope_bits, target=Verdict.RETURN if is_by_connection else Verdict.ACCEPT)
-        if is_by_connection:  # a pod that reaches itself needs masquerading all the same, by the first rule
+        if is_by_connection:  # after the first rule, which masquerades a pod that connects to itself
             rules[ChainKey("nat", POSTROUTING)].insert(1, chosen)
         else:
             rules[ChainKey("nat", SERVICES)].insert(0, chosen)
-    if is_by_connection:  # with this method, the text of each rule serves as its comment
+    if is_by_connection:  # a rule by connection needs no comment, because its text explains it
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
     chains, jumps = {key: tuple(value) for key, value in rules.items()}, KUBE_PROXY_JUMPS
     if occupied & SCOPE_KINDS - {SetKind.MARKS, SetKind.NOT_DIRECT} or _guards_tunnels(settings, view):
@@ -164,8 +165,8 @@ _SEGMENT_SIZES: Mapping[Family, int] = {Family.IPV4: 1500 - 20 - 40, Family.IPV6
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
     """The rule that drops this host's own packets to a virtual server.
 
-    As in kube-proxy, these packets have the service address as their source while this address is on our device. If the address
-    is local by a route, the kernel chooses another source for IPv6.
+    As with kube-proxy, the source of these packets is the service address if the service address is on our device. If a local
+    route leads to the service address, the kernel chooses another source for IPv6.
     """
     if by_route:
         return Rule(from_this_host=True, virtual_server=key, to_virtual_server=True, target=Verdict.DROP)
@@ -179,10 +180,10 @@ def _scope_chains(
 
     The number of these rules grows only with the number of pod ranges.
 
-    Pods that may be on another node count as clients from outside. Packets from pods that may be on another node are nevertheless
-    not dropped, because these pods may also be on this node. If the rules cannot distinguish pods from other clients, only this
-    host's own packets get a mark, and no packets are dropped. Packets are marked in the table ``mangle``, where the kernel allows
-    it, and before ``nat`` and IPVS process the packet.
+    A pod that may be on another node counts as a client from outside. Its packets are nevertheless not dropped, because the pod
+    may also be on this node. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark,
+    and no packets are dropped. Packets are marked in the table ``mangle``, because the kernel allows marks in this table, and
+    because ``nat`` and IPVS process packets later.
     """
     arrival = list(_from_tunnels(family, settings, view, occupied))
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
@@ -217,23 +218,24 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
 
 
 def _guards_tunnels(settings: Settings, view: NodeView) -> bool:
-    """Whether the tunnel devices are ours, so that rules drop tunnels of strangers even if no set has an entry."""
+    """Whether the tunnel devices are ours, so that rules drop tunnels of unknown senders even if no set has an entry."""
     return (settings.direct_return or settings.guards_tunnels) and not view.shared_tunnel
 
 
 def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
     """The rules for tunnels of direct return.
 
-    The rules for tunnels come before all other rules, so that a packet from a tunnel is never forwarded. Any sender of an outer
-    packet to this node can put an arbitrary inner packet into it. If another program uses the tunnel device, no rule may drop the
-    packets of this program. Tunnels of pods, tunnels of other hosts, and tunnels of other programs between nodes are let through.
+    The rules for tunnels come before all other rules, so that a packet from a tunnel is never forwarded. Any host that can send
+    an outer packet to this node can put an arbitrary inner packet into the outer packet. If another program uses the tunnel
+    device, no rule may drop the packets of this program. Tunnels of pods, tunnels of other hosts, and tunnels of other programs
+    between nodes are let through.
     """
     occupied = occupied & {SetKind.NODES, SetKind.TUNNEL}
     if view.shared_tunnel or not (occupied or _guards_tunnels(settings, view)):
         return
     if SetKind.NODES in occupied:
         yield Rule(tunnel=True, set=match(SetKind.NODES, family, (Side.SOURCE,)), target=Verdict.RETURN)
-    if occupied or settings.direct_return:  # otherwise the Nodes are not known, and only our device is guarded
+    if occupied or settings.direct_return:  # otherwise the Nodes are unknown, and only rules for our device follow
         yield Rule(tunnel=True, to_this_host=True, target=Verdict.DROP)
     tunnel = InterfaceMatch(TUNNEL_DEVICES[family])
     if SetKind.TUNNEL in occupied:
@@ -245,8 +247,8 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
 def _scope_masquerade(family: Family, settings: Settings, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
     """Rules that masquerade a connection after IPVS has chosen an endpoint whose answers would bypass this node.
 
-    This host's own packets to a service address have the service address as their source. Nodes that have this service address on
-    an interface treat it as their own address.
+    This host's own packets to a service address have the service address as their source. A node that has the service address on
+    an interface treats the service address as its own address.
     """
     if not occupied & {SetKind.SCOPE, SetKind.NOT_DIRECT}:
         return
@@ -258,7 +260,7 @@ def _scope_masquerade(family: Family, settings: Settings, occupied: AbstractSet[
 
 
 def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
-    """The ranges of the cluster's pods, if the mode recognises pods by range."""
+    """The ranges of the cluster's pods, if the local mode recognises pods by range."""
     if settings.detect_local is LocalMode.CLUSTER_CIDR:
         yield from (item for item in settings.cluster_networks if item.family is family)
 
@@ -267,8 +269,8 @@ def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> It
     """The ranges whose pods are all on this node: the pod ranges of the Node object, and the ranges of this node's bridges.
 
     Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. With such a plug-in, a pod of
-    any node may have an address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node has an address of its own in
-    these ranges. A network that contains the Node's own address is the network of the nodes, and its pods may be on any node.
+    any node may have an address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node itself has an address in these
+    ranges. A network that contains the Node's own address is the network of the nodes, and its pods may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]

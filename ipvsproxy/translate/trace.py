@@ -31,7 +31,7 @@ class TracedClient(enum.StrEnum):
 class TracedConnection(NamedTuple):
     """The first packet of a connection to a virtual server.
 
-    ``is_from_pod_interface``: the packet arrives on an interface of pods.
+    ``is_from_pod_interface`` means that the packet arrives on an interface of pods.
     """
 
     source: Address
@@ -49,9 +49,10 @@ class AppliedRule(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The verdict on a connection, and the rules that lead to this verdict, in their order.
+    """The verdict on a connection, and the rules that lead to the verdict, in their order.
 
-    If no rule decides, the connection is not masqueraded. ``is_marked``: the connection reaches the second scope of its address.
+    If no rule decides, the connection is not masqueraded. ``is_marked`` means that the connection reaches the second scope of its
+    address.
     """
 
     is_masqueraded: bool
@@ -63,7 +64,7 @@ class Trace(NamedTuple):
 def connection_of(client: TracedClient, key: VirtualServerKey, settings: Settings, view: NodeView) -> TracedConnection:
     """An example of a client's connection.
 
-    When the host connects to one of its own addresses, this address is also the source; service addresses are such addresses.
+    When the host connects to one of its own addresses, such as a service address, the source is the same address.
     """
     match client:
         case TracedClient.HOST:
@@ -79,7 +80,7 @@ def connection_of(client: TracedClient, key: VirtualServerKey, settings: Setting
 
 
 def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
-    """An address that a pod of this node may have, as far as the ranges of its pods are known."""
+    """An address that a pod of this node may have, as far as the ranges of the node's pods are known."""
     clusters = settings.cluster_networks if settings.detect_local is LocalMode.CLUSTER_CIDR else ()
     for network in (*skeleton.local_pod_networks(family, settings, view), *view.pod_networks, *clusters):
         if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
@@ -104,8 +105,7 @@ def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Ad
 def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: TracedConnection, *, has_scopes: bool) -> Trace:
     """Follow a connection until it is masqueraded or marked for masquerading, or until no further rule can apply to it.
 
-    ``has_scopes``: the virtual server's address has a second scope, so packets of this node's clients are marked because of a
-    set.
+    ``has_scopes`` means that the virtual server's address has a second scope, so a set marks packets of this node's clients.
     """
     applied: list[AppliedRule] = []
     connection = connection._replace(has_mark=has_scopes)
@@ -127,8 +127,7 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: T
 def _deciding_chain(rules: Skeleton) -> ChainKey:
     """The chain that decides about masquerading.
 
-    With masquerading by mark, the deciding chain is the chain before IPVS; with masquerading by connection, it is the chain
-    behind IPVS.
+    With masquerading by mark, the chain before IPVS decides; with masquerading by connection, the chain after IPVS decides.
     """
     postrouting = ChainKey("nat", nat.POSTROUTING)
     by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))
@@ -151,7 +150,8 @@ def _walk(
 ) -> _Verdict | None:
     """Follow one chain.
 
-    None means a return to the calling chain; the rules that led to a verdict or ended a chain are added to ``applied_rules``.
+    A result of None means a return to the calling chain. The rules that led to a verdict, or ended a chain, are added to
+    ``applied_rules``.
     """
     for rule in rules.chains.get(chain, ()):
         if not all(_conditions(rule, is_in_set, connection)):

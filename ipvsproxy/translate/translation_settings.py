@@ -1,4 +1,4 @@
-"""The operator's choices that change desired state, and the kernel settings that are needed because of these choices."""
+"""The operator's choices that change the desired state, and the kernel settings that these choices require."""
 
 import dataclasses
 import enum
@@ -25,10 +25,10 @@ class LocalMode(enum.StrEnum):
 
 
 class TrafficScopes(enum.StrEnum):
-    """Which endpoints the clients of this node reach at external addresses with externalTrafficPolicy Local.
+    """The endpoints that clients of this node reach at external addresses with externalTrafficPolicy Local.
 
-    ``API``: the endpoints of the whole cluster, as in the Service API. ``KUBE_PROXY``: the same endpoints as all other clients,
-    as in kube-proxy's IPVS mode.
+    With ``API``, clients of this node reach the endpoints of the whole cluster, as in the Service API. With ``KUBE_PROXY``, they
+    reach the same endpoints as all other clients, as in kube-proxy's IPVS mode.
     """
 
     API = "api"
@@ -49,8 +49,8 @@ class DirectReturn(enum.StrEnum):
 class Binding(enum.StrEnum):
     """The method by which service addresses become local, so that this node accepts packets to these addresses.
 
-    ``ADDRESSES``: service addresses are on our dummy device, as with kube-proxy. ``ROUTES``: a local route on ``lo`` leads to
-    each service address.
+    With ``ADDRESSES``, service addresses are on the dummy device of ipvsproxy, as with kube-proxy. With ``ROUTES``, a local route
+    on ``lo`` leads to each service address.
     """
 
     ADDRESSES = "addresses"
@@ -59,19 +59,20 @@ class Binding(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The operator's choices that change desired state.
+    """The operator's choices that change the desired state.
 
     Node ports answer on the addresses in ``node_port_networks``, and, with ``node_port_primary``, on the node's primary
-    addresses. If neither of these two settings is given for a family, node ports answer on all addresses of this family.
+    addresses. If a family has neither of these two settings, node ports answer on all addresses of the family.
     ``local_interface`` is the name of the bridge or the name prefix of the interfaces, in the two modes that use interfaces.
     ``bind_address``, unless it is the unspecified address, is the node's primary address, and takes precedence over the Node
     object. ``external_addresses`` is the value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even
-    if ``refusal`` would refuse them. ``refuses_node_addresses``: external addresses that are known to belong to another node are
-    refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``. ``hash_scheduler`` is a
-    scheduler that sends a client to one endpoint for as long as the endpoints do not change. ``annotations`` are the annotations
-    that this node obeys. ``missing_schedulers`` holds, for each scheduler that an annotation names and that cannot be used, the
-    reason. ``direct_return``: this node takes part in direct return. ``guards_tunnels``: it does not, but an earlier process may
-    have left a tunnel device up. ``backend`` (never ``AUTO``) is the backend that holds the rules.
+    if ``refusal`` would refuse them. ``refuses_node_addresses`` means that an external address that is known to belong to another
+    node is refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``.
+    ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
+    ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` maps each scheduler that an annotation names
+    and that is unusable to the reason. ``direct_return`` means that this node takes part in direct return. ``guards_tunnels``
+    means that the node takes no part, but an earlier process may have left a tunnel device up. ``backend`` (never ``AUTO``) is
+    the backend that holds the rules.
     """
 
     scheduler: str = "rr"
@@ -113,7 +114,7 @@ _TUNNEL_UP = "0x81"
 
 
 def device_flags(family: Family) -> str:
-    """The path of the setting that brings the tunnel device of a family up or down."""
+    """The path of the kernel setting that brings the tunnel device of a family up or down."""
     return f"/sys/class/net/{TUNNEL_DEVICES[family]}/flags"
 
 
@@ -121,8 +122,8 @@ def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     """The settings that a node needs in order to take part in direct return.
 
     The route to a client uses an interface other than the tunnel, and the tunnel has no address. Therefore even a loose
-    ``rp_filter`` would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c); the larger of the two
-    ``rp_filter`` values of the interface and of ``all`` applies. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a
+    ``rp_filter`` would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c). The kernel applies
+    the larger ``rp_filter`` value of the interface and of ``all``. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a
     connection whose first packets arrived at another node.
     """
     for family in sorted(families):
@@ -167,11 +168,11 @@ class ConntrackChoices:
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
     """The settings that IPVS needs for masquerading (pkg/proxy/ipvs/proxier.go).
 
-    The setting of IPv4 forwarding applies to both families.
+    The kernel setting of IPv4 forwarding applies to both families.
     """
     yield Sysctl("net/ipv4/vs/conntrack", "1")
     if _REUSE_MODE <= kernel_version < PROMPT_REUSE:
-        # With the value 1, each reused source port would take a second (kubernetes/kubernetes #81775).
+        # With the value 1, each connection from a reused source port would take a second (kubernetes/kubernetes #81775).
         yield Sysctl("net/ipv4/vs/conn_reuse_mode", "0")
     yield Sysctl("net/ipv4/vs/expire_nodest_conn", "1")
     yield Sysctl("net/ipv4/vs/expire_quiescent_template", "1")
@@ -190,7 +191,10 @@ def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
 
 
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
-    """The settings of connection tracking. A maximum that is larger than ours is kept, because an administrator has chosen it."""
+    """The settings of connection tracking.
+
+    A maximum in the kernel that is larger than the desired maximum is kept, because an administrator has chosen that maximum.
+    """
     maximum = conntrack_maximum(choices, processors)
     if maximum:
         yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)

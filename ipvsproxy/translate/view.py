@@ -1,4 +1,4 @@
-"""The properties of this node that matter for Services: name, zone, and addresses.
+"""The properties of this node that affect Services: name, zone, and addresses.
 
 Addresses that the node lost a moment ago are included.
 """
@@ -20,16 +20,16 @@ LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), F
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """The properties of this node that matter for Services.
+    """The properties of this node that affect Services.
 
-    ``primary_addresses`` holds the node's own address for each family, or a loopback address if the node's own address is
-    unknown. ``node_port_addresses`` are the addresses on which node ports answer. ``health_check_addresses`` are the addresses on
-    which health-check ports listen; the unspecified address means all addresses. ``elsewhere`` are the addresses on all
-    interfaces except our dummy device: a service address among these addresses is served, but is not bound a second time.
-    ``api_servers`` are the known API servers, ``former_api_servers`` are all API servers that were known before. ``other_nodes``
-    holds the name of the node for each external or load-balancer address that is known to belong to another node. ``tunnel_ends``
-    holds the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's
-    ``spec.podCIDRs``; ``connected`` are the networks of all interfaces except our device.
+    ``primary_addresses`` has the node's own address for each family, or a loopback address if the node's own address is unknown.
+    ``node_port_addresses`` are the addresses on which node ports answer. ``health_check_addresses`` are the addresses on which
+    health-check ports listen; the unspecified address means all addresses. ``elsewhere`` are the addresses on all interfaces
+    except our dummy device. A service address among these addresses is served, but is not bound a second time. ``api_servers``
+    are the API servers that are known now; ``former_api_servers`` are all API servers that were known before. ``other_nodes``
+    maps each external or load-balancer address that is known to belong to another node to the name of that node. ``tunnel_ends``
+    has the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's ``spec.podCIDRs``.
+    ``connected`` are the networks of all interfaces except our device.
     """
 
     name: str
@@ -87,7 +87,7 @@ def view_node(
 
 
 def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
-    """The tunnel device that has an address and therefore belongs to another program, such as Calico.
+    """The name of a tunnel device that has an address and therefore belongs to another program, such as Calico.
 
     The name is empty if there is no such device.
     """
@@ -98,7 +98,7 @@ def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
 def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
     """The removals that restore what direct return has changed (see ``TUNNEL_RECORD``), beginning with the tunnel devices.
 
-    Nothing is restored while another program has a tunnel device, or may have one.
+    The list is empty while another program has a tunnel device, or may have a tunnel device.
     """
     addresses, record = observed.interface_addresses, parse_record((observed.sysctls or {}).get(TUNNEL_RECORD, ""))
     if addresses is None or shared_tunnel(addresses):
@@ -107,20 +107,20 @@ def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
 
 
 def knows_direct_return(observed: Observation) -> bool:
-    """Whether a reading shows all that ``without_direct_return`` needs, so that none of its removals can be missing."""
+    """Whether a reading has everything that ``without_direct_return`` needs, so that the function misses no removal."""
     if observed.sysctls is None:
         return False
     return observed.interface_addresses is not None or not parse_record(observed.sysctls.get(TUNNEL_RECORD, ""))
 
 
 def are_tunnels_down(restored: Iterable[Outcome]) -> bool:
-    """Whether none of these outcomes of ``without_direct_return`` is the failure to restore a tunnel device."""
+    """Whether the outcomes of ``without_direct_return`` show that every tunnel device has been restored."""
     devices = set(map(device_flags, Family))
     return not any(outcome.error and outcome.operation.item.key in devices for outcome in restored)
 
 
 def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:
-    """The address ranges of both families in which node ports answer; a /0 range if node ports answer on every address."""
+    """The address ranges of both families in which node ports answer; a /0 range means every address."""
     primary = _primary_addresses(settings, node)
     return tuple(
         item
@@ -130,7 +130,7 @@ def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ..
 
 
 def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
-    """The ranges that are known without an API server; no ranges if the ranges depend on the Node object."""
+    """The ranges of node ports that are known without an API server; no ranges if they depend on the Node object."""
     bind_address = settings.bind_address
     if settings.node_port_primary and (bind_address is None or bind_address.is_unspecified):
         return ()
@@ -138,9 +138,9 @@ def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
 
 
 def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family, Address]:
-    """The first InternalIP of each family, or the first ExternalIP if there is none.
+    """The first InternalIP of each family, or the first ExternalIP if the family has no InternalIP.
 
-    A bind address that is not unspecified takes precedence over the addresses of the Node object.
+    A bind address takes precedence over the addresses of the Node object, unless it is the unspecified address.
     """
     addresses = dict(LOOPBACK)
     for address in reversed(node.addresses if node else ()):
@@ -167,11 +167,11 @@ def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> f
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """The family that a node needs.
+    """The primary family, which a node must be able to serve.
 
-    The primary family is the family of the bind address unless that is unspecified, otherwise the family of the Node's first
-    address. None if no address is known. This rule equals ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of
-    kubernetes/kubernetes.
+    The primary family is the family of the bind address or, if that is the unspecified address, the family of the Node's first
+    address. The result is None if no address is known. The rule is the same as in ``detectNodeIPs`` in
+    cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
     """
     if settings.bind_address and not settings.bind_address.is_unspecified:
         return settings.bind_address.family
@@ -181,7 +181,7 @@ def primary_family(settings: Settings, node: Node | None) -> Family | None:
 def _node_port_networks(settings: Settings, family: Family, primary: Mapping[Family, Address]) -> tuple[Network, ...]:
     """The ranges in which node ports answer; if there are no ranges or a /0 range, node ports answer on every address.
 
-    This rule equals pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes.
+    The rule is the same as in pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes.
     """
     networks = tuple(item for item in settings.node_port_networks if item.family is family)
     if settings.node_port_primary and not primary[family].is_loopback:
@@ -203,7 +203,8 @@ def _node_port_addresses(networks: Sequence[Network], ours: Iterable[Address]) -
 def _health_check_addresses(family: Family, networks: Sequence[Network], ours: Iterable[Address]) -> tuple[Address, ...]:
     """The addresses inside the ranges.
 
-    Loopback addresses are included; link-local addresses are left out, because a listener on them would need the interface.
+    Loopback addresses are included; link-local addresses are left out, because a listener on a link-local address would need the
+    interface.
     """
     if not networks:
         return (Address(bytes(family.bits // 8)),)
@@ -217,14 +218,14 @@ GRACE_S = 8.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lingering:
-    """Addresses that this host lost a moment ago, on which node ports are still served.
+    """The addresses that this host lost a moment ago, and on which node ports are still served.
 
-    Rule 1: most lost addresses come back soon: ``netplan apply``, a DHCP client or keepalived remove an address for a moment.
-    Removing the virtual servers of a lost address would end their connections (``expire_nodest_conn``), so these virtual servers
-    stay for a grace period.
+    Rule 1: most lost addresses come back soon, because ``netplan apply``, a DHCP client or keepalived remove an address only for
+    a moment. The removal of a lost address's virtual servers would end their connections (``expire_nodest_conn``), so these
+    virtual servers stay for a grace period.
     Rule 2: only a successful reading without the address ends its grace period.
 
-    ``present`` are the addresses of the last reading; ``until_s`` holds the end of the grace period for each lost address.
+    ``present`` are the addresses of the last reading. ``until_s`` has the end of the grace period for each lost address.
     """
 
     present: frozenset[Address] = frozenset()
@@ -237,7 +238,7 @@ class Lingering:
 
     @property
     def next_s(self) -> float | None:
-        """The end of the first grace period to end; None if there is no grace period."""
+        """The end of the grace period that ends first; None if there is no grace period."""
         return min(self.until_s.values(), default=None)
 
     def is_due(self, now: float) -> bool:
@@ -245,11 +246,11 @@ class Lingering:
         return any(until_s <= now for until_s in self.until_s.values())
 
     def after(self, addresses: Iterable[Address], now: float) -> "Lingering":
-        """The next value of this object, after a reading that has found exactly these addresses."""
+        """The object for the time after a reading that has found exactly the given addresses."""
         present = frozenset(addresses)
         staying = {one: until_s for one, until_s in self.until_s.items() if one not in present and now < until_s}
         return Lingering(present, staying | dict.fromkeys(sorted(self.present - present), now + GRACE_S))
 
     def postponed(self, now: float) -> "Lingering":
-        """The next value of this object, after a reading that failed: each grace period begins again."""
+        """The object for the time after a failed reading, in which each grace period begins again."""
         return Lingering(self.present, dict.fromkeys(self.until_s, now + GRACE_S))

@@ -1,4 +1,4 @@
-"""Decodes the API's bytes to events, by msgspec. An object is rejected only if it breaks the schema of its kind."""
+"""Decodes bytes from the API to events, with msgspec. An object is rejected only if the object breaks the schema of its kind."""
 
 import re
 import sys
@@ -15,11 +15,14 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class UndecodableError(Exception):
-    """A whole body or a whole line is unusable; the message gives the reason. The objects of this kind must be listed again."""
+    """A whole body or a whole line cannot be decoded; the message of the error gives the reason.
+
+    The objects of the kind must be listed again.
+    """
 
 
 class ListPage(NamedTuple):
-    """One page of a list. An empty ``continue_token`` means that this page is the last one."""
+    """One page of a list. An empty ``continue_token`` means that the page is the last page."""
 
     events: tuple[Put | Rejected, ...]
     resource_version: str
@@ -34,7 +37,7 @@ class ServerError(NamedTuple):
 
 
 class WatchLine(NamedTuple):
-    """One line of a watch. ``resource_version`` is empty if the line does not contain one."""
+    """One line of a watch. ``resource_version`` is empty if the line contains no resource version."""
 
     event: Put | Gone | Rejected | ServerError | None
     resource_version: str
@@ -64,14 +67,14 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 class _Reader:
-    """What differs between the kinds: schema, key, and parser."""
+    """The parts of decoding that differ between the kinds: the schema, the key, and the parser."""
 
     def __init__(self, kind: ObjectKind, shape: type, key: type[ObjectKey], read: Callable[[Any, Any], ApiObject]) -> None:
         self.kind, self.shape, self._key, self.read = kind, shape, key, read
         self.one: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
 
     def key(self, metadata: schema.Metadata | None) -> ObjectKey | None:
-        """The key of an object with this metadata; None if the metadata contain no name.
+        """The key of the object that has the given metadata; None if the metadata contain no name.
 
         The parsed object uses this key as its name.
         """
@@ -100,7 +103,7 @@ class _Reader:
 
 
 def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
-    """The metadata of an object that may break the schema of its kind; None if the metadata cannot be read either."""
+    """The metadata of an object that may break the schema of its kind; None if even the metadata cannot be read."""
     try:
         return msgspec.json.decode(raw, type=schema.AnyObject).metadata
     except UNREADABLE:
@@ -108,10 +111,7 @@ def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
 
 
 def _why(error: Exception) -> Skipped:
-    """The field and the problem, taken from msgspec's message.
-
-    Examples are ``spec.ports[0].port`` and ``expected int, got str``.
-    """
+    """The field and the problem in msgspec's message, for example ``spec.ports[0].port`` and ``expected int, got str``."""
     text, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
     text = text.replace("`", "").rstrip(".")
@@ -133,10 +133,10 @@ _READERS: Mapping[ObjectKind, _Reader] = {
 
 
 def read_page(kind: ObjectKind, body: bytes) -> Page:
-    """One page of a list, of which the items have not been parsed yet.
+    """One page of a list whose items have not been parsed yet.
 
     Raises:
-        UndecodableError: the body is not a list at all.
+        UndecodableError: the body is not a list.
     """
     try:
         return _PAGE.decode(body)
@@ -158,7 +158,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
 
 
 def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
-    """One item of a list by itself.
+    """One item of a list, decoded separately.
 
     A result of None means that the bytes are not a complete JSON value, for example because they end in the middle of the value.
     """
@@ -206,10 +206,10 @@ _MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
 
 
 def decode_document(document: object, where: str) -> Put | Rejected | None:
-    """One manifest that has already been read from YAML or JSON; None if its kind is not watched.
+    """One manifest that has already been read from YAML or JSON; None if ipvsproxy does not watch its kind.
 
-    ``where`` names the file and the YAML document in it, so that people can find the Kubernetes object of a ``Rejected``. Fields
-    for which the API server has defaults are filled in: the namespace ``default``, the protocol TCP, the empty name of a single
+    ``where`` names the file and the YAML document in it, so that people can find the Kubernetes object of a ``Rejected``. Absent
+    fields get the default values of the API server: the namespace ``default``, the protocol TCP, the empty name of a single
     endpoint port, the session affinity timeout.
     """
     try:
@@ -247,14 +247,15 @@ _BEGINNING = re.compile(rb'\{"[^"\\]{1,64}":')
 
 
 class ListReader:
-    """Decodes a list while it arrives, item by item. The memory needed depends on the size of an item and not of the list.
+    """Decodes a list while it arrives, item by item.
 
-    Call ``feed`` with each fragment of the answer, in their order, and then call ``finish``.
+    The needed memory depends on the size of an item and not on the size of the list. Call ``feed`` with each fragment of the
+    answer, in the order of the fragments, and then call ``finish``.
 
-    An API server writes a list without spaces, and all items begin with the same bytes (``{"metadata":`` in k8s.io/api). The end
-    of such an item and the beginning of the next item, ``},{"metadata":``, cannot occur inside a JSON string, because quotation
-    marks are escaped in strings. Objects nested in an item may look like items: then the bytes before such a sequence are not a
-    complete JSON value. A list that cannot be split in this way is stored and parsed as a whole at the end, with the same result.
+    An API server writes a list without spaces, and all items begin with the same bytes (``{"metadata":`` in k8s.io/api). The
+    bytes between two items, ``},{"metadata":``, cannot occur inside a JSON string, because quotation marks are escaped in
+    strings. Objects nested in an item may also have these bytes between them, but the bytes before are then not a complete JSON
+    value. A list that cannot be split at these bytes is stored, and parsed as a whole at the end, with the same result.
     """
 
     def __init__(self, kind: ObjectKind) -> None:
@@ -264,11 +265,11 @@ class ListReader:
         self._buffer = bytearray()
         self._before_items = b""
         self._end_of_item = b""  # empty until the first item has begun
-        self._searched = 0  # no end of an item is in the buffer before this place
+        self._searched = 0  # no item ends in the buffer before this position
         self._is_in_one_piece = False
 
     def feed(self, piece: bytes) -> list[Put | Rejected]:
-        """The items that are complete once this fragment has arrived.
+        """The items that are complete after the arrival of a fragment.
 
         An item that breaks the schema of its kind is returned as a ``Rejected``.
         """
@@ -295,13 +296,14 @@ class ListReader:
         """The remaining items, with the resource version and the continue token of the list.
 
         Raises:
-            UndecodableError: the answer was not a list, or it ended before the list was complete. After an error, the items that
+            UndecodableError: the answer was not a list, or the answer ended before the list was complete. After an error, the
+                items that
             ``feed`` has returned remain valid.
         """
         return decode_list(self._kind, self._before_items + self._buffer)
 
     def _begin(self) -> bool:
-        """Take the bytes before the first item out of the buffer; False if the first item has not begun yet."""
+        """Take the bytes before the first item out of the buffer; returns False if the first item has not begun yet."""
         before_items = _BEFORE_ITEMS.search(self._buffer, 0, MOST_BYTES_BEFORE_ITEMS)
         item = _BEGINNING.match(self._buffer, before_items.end()) if before_items else None
         if before_items is None or item is None:
@@ -310,7 +312,7 @@ class ListReader:
         before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode_list(self._kind, before + b"]}").resource_version
-        # other brackets are open: these items do not belong to the list, or the bytes that follow the items belong to the list
+        # Other brackets are open, so the items are not the items of the list, or the list has more fields after its items.
         except UndecodableError:
             self._is_in_one_piece = True
             return False

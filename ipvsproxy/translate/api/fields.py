@@ -1,9 +1,8 @@
-"""Parses the texts of fields and annotations to values. The module ``treatment`` decides what annotations mean on this node.
+"""Parses the texts of fields and annotations to values. The module ``treatment`` decides how annotations affect a Service.
 
-A parser of a list takes the name of the field, and appends a ``Skipped`` for each invalid value. All valid values of the list are
-used.
+A parser of a list appends a ``Skipped`` with the name of the field for each invalid value, and uses all valid values of the list.
 
-Rule 1: an invalid annotation affects only its own setting, which keeps the node's default. The ``Skipped`` contains the reason.
+Rule 1: an invalid annotation affects only one setting, which keeps the node's default. A ``Skipped`` contains the reason.
 Rule 2: every number has a lower and an upper bound, because anybody who may write a Service chooses the number.
 """
 
@@ -39,7 +38,7 @@ T = TypeVar("T")
 
 
 def addresses(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Address, ...]:
-    """The addresses in their order, without duplicates. Blank texts are ignored, because the API allows them."""
+    """The addresses in their order, without duplicates. Blank texts are ignored, because the API allows blank texts."""
     return _parsed(field, texts, parse_address, skipped)
 
 
@@ -61,7 +60,7 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
 
 
 def shown(text: str | None) -> str:
-    """An invalid value in the form in which a reason repeats it: in quotation marks, and shortened to ``_SHOWN`` characters."""
+    """An invalid value as text for a reason: in quotation marks, and shortened to ``_SHOWN`` characters."""
     return repr(str(text)[:_SHOWN])
 
 
@@ -95,7 +94,7 @@ _FAMILIES: Mapping[str, Family] = {family.label.lower(): family for family in Fa
 
 
 class _Given(NamedTuple):
-    """An annotation of a Service, with the name that the Service uses for it."""
+    """An annotation of a Service, with the name that the Service uses for the annotation."""
 
     annotation: Annotation
     text: str
@@ -108,7 +107,7 @@ def parse_service_annotations(raw: Mapping[str, str | None], skipped: list[Skipp
     for name, annotation in () if raw.keys().isdisjoint(_NAMES) else _NAMES.items():
         text = raw.get(name)
         if text is not None:
-            # in kube-router, the presence of this annotation counts and its value does not
+            # kube-router obeys this annotation with any value
             given[annotation] = _Given(annotation, "true" if name == _SKIP_LOAD_BALANCER_IPS else text, name)
     if not given:
         return NO_ANNOTATIONS
@@ -124,10 +123,10 @@ def parse_service_annotations(raw: Mapping[str, str | None], skipped: list[Skipp
 
 
 def parse_slice_weight(raw: Mapping[str, str | None], skipped: list[Skipped]) -> int | None:
-    """The weight of all endpoints of an EndpointSlice, by its annotations; None without a valid weight.
+    """The weight that annotations give to all endpoints of an EndpointSlice; None if there is no valid weight.
 
     An invalid weight adds a ``Skipped``. Cilium's annotation (cilium/cilium #46061) counts only if our annotation is absent. Only
-    the weight 0 means the same in both annotations: Cilium gives the weight 100 to each EndpointSlice without a weight.
+    the weight 0 means the same in both annotations, because Cilium gives the weight 100 to each EndpointSlice without a weight.
     """
     text, alias = raw.get(Annotation.WEIGHT.whole), raw.get("service.cilium.io/weight")
     if text is None:
@@ -219,7 +218,7 @@ def _switch(text: str) -> bool:
 
 
 def _thresholds(given: Mapping[Annotation, _Given], skipped: list[Skipped]) -> Thresholds:
-    """The thresholds; no thresholds if the upper threshold is invalid or absent."""
+    """The connection thresholds; no thresholds if the upper threshold is invalid or absent."""
     numbers = dict.fromkeys((Annotation.MAX_CONNECTIONS, Annotation.RESUME_CONNECTIONS), 0)
     for annotation in numbers:
         if one := given.get(annotation):

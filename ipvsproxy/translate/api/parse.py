@@ -1,8 +1,8 @@
-"""Converts objects from the API schema to the model: Services, Nodes and EndpointSlices.
+"""Converts Services, Nodes and EndpointSlices from the API schema to the model.
 
 The smallest invalid part of an object, such as a port, an address or an endpoint, is left out, and a ``Skipped(field, reason)``
 is recorded. The rules for fields come from the Kubernetes API reference (Service v1, Node v1, EndpointSlice discovery/v1).
-EndpointSlices with equal ports or equal conditions share one object for them.
+EndpointSlices with equal ports, or with equal conditions, share one object for the ports or conditions.
 """
 
 import functools
@@ -51,7 +51,7 @@ _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     """A Service.
 
-    Parts of the Service that cannot be used are in ``skipped``; if the Service cannot be served at all, ``not_served`` gives the
+    Parts of the Service that cannot be used are in ``skipped``. If the whole Service cannot be served, ``not_served`` gives the
     reason.
     """
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
@@ -61,7 +61,7 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     if not_served:
         options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
         return Service(name=name, uid=metadata.uid or "", options=options)
-    # Nearly all Services have none of the following fields, so no time is spent on an absent field.
+    # Nearly all Services lack the following fields, so an absent field must take no time.
     external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
         kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
@@ -138,7 +138,7 @@ def _cluster_addresses(spec: schema.ServiceSpec, skipped: list[Skipped]) -> tupl
 
 
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
-    """Addresses of families in which the Service has no cluster IP.
+    """Skips addresses of families in which the Service has no cluster IP.
 
     Like kube-proxy, ipvsproxy serves a Service family by family.
     """
@@ -150,7 +150,7 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
 
 @functools.lru_cache(maxsize=1024)
 def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """The usable ports, and the reason why each of the other ports is unusable; Services with equal ports share one object."""
+    """The usable ports, and the reason for each unusable port; Services with equal ports share one object."""
     usable: list[ServicePort] = []
     skipped: list[Skipped] = []
     names: set[tuple[str, Protocol]] = set()
@@ -179,14 +179,14 @@ def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[Ser
 def _bounded_ports(
     ports: tuple[ServicePort, ...], addresses: Sequence[Sequence[Address]], ranges: Sequence[Network], skipped: list[Skipped]
 ) -> tuple[ServicePort, ...]:
-    """The first ports of the list, at most as many as ``MOST_ENTRIES`` allows.
+    """The first ports of the list, as many as ``MOST_ENTRIES`` allows.
 
-    ``addresses`` holds the external addresses, and the addresses to which source ranges apply.
+    ``addresses`` has the external addresses, and the addresses to which source ranges apply.
     """
     external, balanced = addresses
     if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
         return ports
-    # A set has the entries of one family, and a range applies to the addresses of its family.
+    # Each set has entries of one family only, and a range applies only to addresses of its own family.
     counts = [[sum(item.family is family for item in items) for items in (external, balanced, ranges)] for family in Family]
     most = MOST_ENTRIES // max(1, *(max(outside, inside * max(1, many)) for outside, inside, many in counts))
     if len(ports) > most:
@@ -203,7 +203,7 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
-    """The source ranges, and whether they admit no client at all: a typing error must not open a Service to all clients."""
+    """The source ranges, and whether they shut out every client: a typing error must not open a Service to all clients."""
     field = "spec.loadBalancerSourceRanges"
     ranges = fields.networks(field, texts, skipped)
     admits_nobody = not ranges and any(text.strip() for text in texts)
@@ -258,7 +258,7 @@ def parse_endpoint_slice(
 ) -> EndpointSlice:
     """An EndpointSlice.
 
-    ``default_port_names``: an absent port name is replaced by the empty name, as the API server would do.
+    With ``default_port_names``, an absent port name becomes the empty name, as at the API server.
     """
     metadata = raw.metadata or _NO_METADATA
     skipped: list[Skipped] = []
@@ -301,10 +301,7 @@ def parse_endpoint_slice(
 
 @functools.lru_cache(maxsize=1024)
 def _endpoint_ports(ports: tuple[schema.EndpointPortJson, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """The usable ports, and the reason why each of the other ports is unusable.
-
-    EndpointSlices with equal ports share one object.
-    """
+    """The usable ports, and the reason for each unusable port. EndpointSlices with equal ports share one object."""
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
@@ -352,7 +349,7 @@ def _shared_conditions(
     hints: schema.EndpointHints | None,
     zone: str | None,
 ) -> Conditions:
-    """Equal endpoints of a node share one object.
+    """All equal endpoints of one node share one object.
 
     Absent conditions count as ready, serving and not terminating (discovery/v1).
     """

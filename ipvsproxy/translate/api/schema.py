@@ -1,21 +1,21 @@
-"""The schema of the API's JSON, limited to the fields that are read. Unknown fields are ignored; a null value counts as absent.
+"""The schema of the API's JSON, limited to the fields that ipvsproxy reads.
 
-Only the modules of this package use these types.
+Unknown fields are ignored; a null value counts as absent. Only the modules of this package use the types of the schema.
 """
 
 import msgspec
 
 
 class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because there are no cycles.
+    """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because no cycles exist.
 
-    A value that contains no lists can be the key of a dictionary, so equal values are parsed only once. Therefore fields that
-    many objects share are tuples where the API has lists.
+    A value that contains no lists can be the key of a dictionary, so equal values are parsed only once. Therefore, if many
+    objects have the same value in a field, the field is a tuple where the API has a list.
     """
 
 
 class Metadata(Schema, frozen=True):
-    """``metadata`` of an object that may break the schema of its kind, of a list, or of a bookmark."""
+    """``metadata`` of a list, of a bookmark, or of an object that may break the schema of its kind."""
 
     name: str | None = None
     namespace: str | None = None
@@ -33,7 +33,7 @@ class ObjectMetadata(Metadata, frozen=True):
 
 
 class AnyObject(Schema, frozen=True):
-    """An object that breaks the schema of its kind: only its name is read."""
+    """An object that breaks the schema of its kind, so that only its name is read."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -188,7 +188,7 @@ class NodeJson(Schema, frozen=True):
 
 
 class StatusJson(Schema, frozen=True):
-    """A ``Status`` object, which is contained in an ERROR event or in the answer to a refused request."""
+    """A ``Status`` object; an ERROR event, or the answer to a refused request, contains such an object."""
 
     code: int | None = None
     message: str | None = None

@@ -1,6 +1,6 @@
 """Finds the pods behind the endpoints of EndpointSlices, for messages to people.
 
-Serving does not need the pods: ``parse`` omits them.
+The proxy itself does not need the pods: ``parse`` omits them.
 """
 
 import contextlib
@@ -20,9 +20,8 @@ from ipvsproxy.translate.api.parse import SERVICE_NAME_LABEL
 class Target(NamedTuple):
     """The pod or other object that an endpoint represents.
 
-    ``name`` is ``namespace/name`` of a pod; for an object of another kind, the kind precedes the name.
-
-    A text is empty if the EndpointSlice does not contain it.
+    ``name`` is ``namespace/name`` of a pod; for an object of another kind, the kind precedes the name. A field is empty if the
+    EndpointSlice does not have the field.
     """
 
     name: str
@@ -55,7 +54,7 @@ def of_list(body: bytes) -> Targets:
     """The targets of the endpoints in a list of EndpointSlices. An item that breaks the schema gets no targets.
 
     Raises:
-        UndecodableError: the body is not a list at all.
+        UndecodableError: the body is not a list.
     """
     items = read_page(ObjectKind.ENDPOINT_SLICE, body).items
     return _targets(lambda item: msgspec.json.decode(item, type=_Slice), items or ())
@@ -101,7 +100,7 @@ def _name(reference: _Reference | None, namespace: str) -> str:
 
 
 def _key(endpoint: _Endpoint, port: schema.EndpointPortJson) -> RealServerKey | None:
-    """None if the address or the port is absent or invalid."""
+    """The result is None if the address or the port is absent or invalid."""
     if not endpoint.addresses or port.port is None or not 0 < port.port <= fields.HIGHEST_PORT:
         return None
     try:

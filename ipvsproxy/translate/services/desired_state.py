@@ -1,12 +1,13 @@
 """Derives the desired state of this node's kernel from one Service and its endpoints.
 
 Rule 1: the result depends only on the arguments, and never on another Service.
-Rule 2: a family is served if the Service has a cluster IP of this family; then all addresses of the Service in this family are
+Rule 2: a family is served if the Service has a cluster IP of the family. In a served family, all addresses of the Service are
 served.
 Rule 3: every virtual server exists, with or without real servers. If a virtual server has no real servers, IPVS itself refuses
 the client.
 Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. The virtual server of
-the address is the same with and without a second scope, so a packet without the scope's mark is treated as by kube-proxy.
+the address is the same with and without a second scope, so kube-proxy and ipvsproxy treat a packet without the scope's mark in
+the same way.
 Rule 5: each address and port has only one role for its Service (see ``_is_taken``).
 Rule 6: an external address with direct return has two further scopes. Clients outside the cluster reach the endpoints of this
 node, and, by tunnel, other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is forwarded
@@ -39,7 +40,7 @@ _GATED = Skipped("spec.externalIPs", "the feature gate AllowServiceExternalIPs o
 
 
 class ServedPort(msgspec.Struct, frozen=True):
-    """One Service port in one family: its endpoints, which of them are used, and its virtual servers."""
+    """One Service port in one family: its endpoints, the endpoints that are used, and the virtual servers."""
 
     port: ServicePort
     family: Family
@@ -53,8 +54,8 @@ def translate(
 ) -> ServiceState:
     """The desired state of a Service on this node.
 
-    ``slices`` are the EndpointSlices that are labelled with the Service's name, in any order. ``remembered`` means that
-    the newest list of Services does not contain this Service, so the Services of that list have precedence over it.
+    ``slices`` are the EndpointSlices that are labelled with the Service's name, in any order. ``remembered`` means that the
+    newest list of Services does not contain this Service, so each Service in the list has precedence over this Service.
     """
     return at_once(translating(service, slices, view, settings, remembered=remembered))
 
@@ -62,7 +63,7 @@ def translate(
 def translating(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
 ) -> Generator[None, None, ServiceState]:
-    """Like ``translate``, but in steps."""
+    """Like ``translate``, but as a generator of steps."""
     translation = Translation(service, view, settings, remembered=remembered)
     yield from translation.adding(sorted(slices, key=lambda item: item.name))
     return translation.state()
@@ -100,7 +101,7 @@ class Translation:
             return ServiceState(owner=self.owner, rare=Rarities(skipped=(not_served, *self.service.skipped)))
         addresses = tuple(self.addresses)
         if addresses == self.service.cluster_addresses:
-            addresses = self.service.cluster_addresses  # so most Services share this tuple with the parsed Service
+            addresses = self.service.cluster_addresses  # shares the tuple of the parsed Service
         by_routes, chosen = self.settings.binding is Binding.ROUTES, self.how.chosen
         rare = Rarities(
             refused=tuple(self.refused),
@@ -123,7 +124,7 @@ class Translation:
         )
 
     def adding(self, slices: Sequence[EndpointSlice]) -> Iterator[None]:
-        """Add the ports of the Service in each family, and its health check, in steps.
+        """Add the ports of the Service in each family, and the health check of the Service; a generator of steps.
 
         The EndpointSlices are processed in the order of their names.
         """
@@ -157,12 +158,13 @@ class Translation:
     def _adding_port(
         self, port: ServicePort, endpoints: Endpoints, local: Iterable[RealServerKey], by_key: Mapping[bytes, int] | None
     ) -> Iterator[None]:
-        # A pod that reaches itself through a service address must not see its own address as the address of the client.
+        # If a pod connects to itself through a service address, the pod must not see its own address as the address of the
+        # client.
         for key in local:
             address = key.address
             self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
-        # Local matters only if clients outside the cluster can reach the port. Addresses in spec.externalIPs count even if the
-        # feature gate keeps them from being programmed.
+        # The traffic policy Local matters only if clients outside the cluster can reach the port. Addresses in spec.externalIPs
+        # count even if the feature gate keeps ipvsproxy from programming these addresses.
         options = self.options
         external_local = options.external_traffic_local and bool(
             port.node_port or _of(self.family, options.external_addresses + options.load_balancer_addresses)
@@ -199,12 +201,12 @@ class Translation:
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
-    # If a Service uses an address and port twice, the role that comes first counts. The cluster IP precedes a node port, and both
-    # precede other addresses; the same order applies between Services (see ``rank``). Source ranges of a load balancer restrict
-    # the load balancer's address in any role, as with kube-proxy.
+    # If a Service uses an address and port twice, only the first role counts. The order of roles is: the cluster IP, node ports,
+    # all other addresses; the same order applies between Services (see ``rank``). Source ranges of a load balancer restrict the
+    # load balancer's address in any role, as with kube-proxy.
 
     def _is_taken(self, port: ServicePort, address: Address, number: int) -> bool:
-        """Whether an external address or node port of this port already has a role for another port, or is the cluster IP."""
+        """Whether an external address or node port of a port already has a role for another port, or is the cluster IP."""
         if address == self.cluster_address:
             return (port.protocol, number) in self._cluster_ports
         return number != port.node_port and address in self.node_addresses and (port.protocol, number) in self._node_ports
@@ -259,7 +261,7 @@ class Translation:
                 self._enter(kind, port=port.node_port)
 
     def _add_scope(self, port: ServicePort, choice: topology.EndpointChoice, weights: Weights) -> None:
-        """Add the scope for clients of this node, with these real servers, to the external addresses of a port."""
+        """Add a scope for clients of this node, with the given real servers, to the external addresses of a port."""
         keys = self._external_keys(port)
         if not keys:
             return
@@ -298,7 +300,7 @@ class Translation:
                     self._enter(SetKind.NOT_DIRECT, one.address, port.protocol, one.port)
         outside = UnevenWeights(dict(sorted(direct.items())))
         route = topology.tunnel_route(endpoints, self.view.name)
-        # If all weights here are 0, another node that sends a new connection has not learnt of these weights yet.
+        # If another node sends a new connection although all weights here are 0, the other node does not know these weights yet.
         here = self.how.weighed(route, by_key if by_key and any(by_key[key] for key in route.plain()) else None)
         hashing, timeout_s, limits = self.settings.hash_scheduler, self.options.affinity_timeout_s, self.how.chosen.thresholds
         for clients, weights, thresholds in (
@@ -335,9 +337,9 @@ class Translation:
             self.refused.append(key)
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
-        """Clean the tracked flows of the port only if the port has an endpoint that serves.
+        """Desire that the tracked flows of a port be cleaned, because flows outlive their endpoint.
 
-        Tracked flows outlive their endpoint.
+        Without a serving endpoint, the flows are left alone.
         """
         serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:

@@ -1,4 +1,4 @@
-"""Explains why a Service is served as it is: each endpoint is listed with the reason why it is used or not used.
+"""Explains how a Service is served: lists each endpoint with the reason why the endpoint is used or not used.
 
 Rule: this module decides nothing. ``state.Translation`` determines the desired state and the endpoints that are used.
 """
@@ -21,7 +21,7 @@ ENDPOINTS_AT_ONCE = 50
 
 
 class NotUsed(NamedTuple):
-    """Why an endpoint is not used: a code for programs, and a text for people."""
+    """The reason why an endpoint is not used: a code for programs, and a text for people."""
 
     code: str
     reason: str
@@ -31,10 +31,10 @@ class NotUsed(NamedTuple):
 class EndpointUse:
     """One endpoint at one service port.
 
-    ``internal`` and ``external`` give the reasons why the endpoint gets no traffic to the cluster IP, and no traffic to all other
-    addresses; None means that it gets this traffic. ``cluster`` is the reason for traffic from clients of this node to all other
-    addresses, if these addresses have a second scope. ``port`` is 0 if the endpoint's EndpointSlice has no port for the service
-    port.
+    ``internal`` is the reason why the endpoint gets no traffic to the cluster IP, and ``external`` is the reason for traffic to
+    all other addresses. None means that the endpoint gets the traffic. ``cluster`` is the reason for traffic from clients of this
+    node to all other addresses, if the addresses have a second scope. ``port`` is 0 if the endpoint's EndpointSlice has no port
+    for the service port.
     """
 
     slice: EndpointSliceName
@@ -71,7 +71,7 @@ class Explanation:
 def explaining(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings
 ) -> Generator[None, None, Explanation]:
-    """Explains a Service in steps, because the Service may have thousands of endpoints.
+    """Explains a Service; a generator of steps, because the Service may have thousands of endpoints.
 
     ``slices`` are the EndpointSlices that are labelled with the name of the Service.
     """
@@ -118,7 +118,7 @@ def _uses(
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
-            counts = served.endpoints[key] == conditions and key not in explained  # of two equal entries, the first entry counts
+            counts = served.endpoints[key] == conditions and key not in explained  # the first of two equal entries counts
             if counts:
                 explained.add(key)
             internal, external, cluster = (
@@ -140,7 +140,7 @@ def _reason(why_not: topology.WhyNot | None) -> NotUsed | None:
 def unserved_slices(
     service: Service, slices: Iterable[EndpointSlice], settings: Settings
 ) -> Iterator[tuple[EndpointSlice, NotUsed]]:
-    """The EndpointSlices of families in which the Service is not served, with the reason."""
+    """The EndpointSlices of each family in which the Service is not served, with the reason."""
     families = {address.family for address in service.cluster_addresses}
     for item in sorted(slices, key=lambda one: one.name):
         if item.family and item.family not in families:

@@ -1,20 +1,20 @@
-"""Decides which Service addresses are refused: serving these addresses would disconnect the node or a part of the cluster.
+"""Decides which Service addresses are refused because serving them would disconnect the node or a part of the cluster.
 
-Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. (Loopback addresses are served, as by kube-proxy,
-because they affect only the node's own clients.) Rule 2: addresses in this node's pod ranges are refused. In the range of the
+Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. Loopback addresses are served, as by kube-proxy, because
+these addresses affect only the node's own clients. Rule 2: addresses in this node's pod ranges are refused. In the range of the
 whole cluster, only external addresses are refused, because a ``--cluster-cidr`` often includes the range of the cluster IPs. An
 address that this node itself has on an interface, such as the address of the bridge of its pods, does not count as the address of
 a pod.
-Rule 3: a cluster IP that equals the node's own address is refused. (Any other address may be on an interface on purpose, such as
-the address of a DNS cache on each node.) An external address that this node has on an interface is served, as by kube-proxy,
-except on the ports of the API server and the kubelet.
-Rule 4: an API server's address is refused as an external address, because binding it on this node would hide the API server. API
-servers are the endpoints of the Service of the API server, and the addresses to which this process connects as its API server. An
-address stays refused after its API server has disappeared, because a restarted API server would otherwise find its address taken.
-On addresses of this node, including loopback addresses, only the port of the API server is refused. A cluster IP that is an API
-server's address is not refused, because the API servers may be reachable only by this cluster IP.
-Rule 5: serving another node's address as an external address would make that node unreachable from this node. Therefore an
-address of another node is refused, but only if the operator wants that; kube-proxy serves such an address.
+Rule 3: a cluster IP that equals the node's own address is refused. Any other address may be on an interface on purpose, such as
+the address of a DNS cache on each node. Like kube-proxy, ipvsproxy serves an external address that this node has on an interface,
+but not on the ports of the API server and the kubelet.
+Rule 4: an API server's address is refused as an external address, because binding it on this node would hide the API server. The
+known API servers are the endpoints of the API server's Service, and the addresses at which this process connects to its API
+server. An address stays refused after its API server has disappeared, because the API server may come back at that address. On
+addresses of this node, including loopback addresses, only the port of the API server is refused. A cluster IP is not refused for
+being an API server's address, because the API servers may be reachable only by this cluster IP.
+Rule 5: serving another node's address as an external address would make that node unreachable from this node. Such an address is
+refused only if the operator has configured this, because kube-proxy serves the address.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ _OWN_POD = "lies in the range of this node's pods"
 
 
 def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service, tuple[Skipped, ...]]:
-    """The Service without its refused addresses, and the reasons, of a bounded number."""
+    """The Service without its refused addresses, and a limited number of reasons."""
     if service.name == KUBERNETES:
         return service, ()
     options, allowed = service.options, settings.allowed_addresses
@@ -74,7 +74,7 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
 
 
 def ways_out(service: Service, address: Address) -> str:
-    """Like ``WAYS_OUT``, but only for the fields in which this Service contains the address."""
+    """The advice of ``WAYS_OUT`` for only those fields in which a Service has the address."""
     ways = {
         _WITH_BALANCER: address in service.options.load_balancer_addresses,
         _WITH_EXTERNAL: address in service.options.external_addresses,
@@ -83,7 +83,7 @@ def ways_out(service: Service, address: Address) -> str:
 
 
 def _why_not_cluster(address: Address, view: NodeView) -> str:
-    """The reason why a cluster IP is refused; empty if it is served."""
+    """The reason why a cluster IP is refused; empty if the cluster IP is served."""
     if _is_special(address):
         return _SPECIAL
     if _is_in(address, view.pod_networks):
@@ -92,7 +92,7 @@ def _why_not_cluster(address: Address, view: NodeView) -> str:
 
 
 def _why_not_external(service: Service, address: Address, view: NodeView, settings: Settings) -> str:
-    """The reason why an external or load-balancer address is refused; empty if it is served."""
+    """The reason why an external or load-balancer address is refused; empty if the address is served."""
     if _is_special(address):
         return _SPECIAL
     ports = {server.port for server in view.api_servers if server.address == address}

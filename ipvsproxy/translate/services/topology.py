@@ -2,8 +2,8 @@
 
 Hints and traffic policies restrict the choice. Terminating endpoints that still serve are used only as the last resort.
 
-Rule: a ``Scope`` defines which endpoints certain traffic may use, and whether only terminating endpoints remain for this traffic.
-``Scope.why_not`` applies a scope to one endpoint, and returns the reason if the endpoint is not used.
+Rule: a ``Scope`` defines which endpoints a kind of traffic may use, and whether only terminating endpoints remain for that
+traffic. ``Scope.why_not`` applies a scope to one endpoint; if the endpoint is not used, the method returns the reason.
 """
 
 import enum
@@ -23,7 +23,7 @@ SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]
 
 
 def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
-    """The EndpointSlices that have a port of a given name and protocol, each with the number of this port."""
+    """The EndpointSlices that have a port with a given name and protocol, each with the number of the port."""
     by_port: dict[tuple[str, Protocol], list[tuple[EndpointSlice, int]]] = {}
     for item in slices:
         for one in item.ports:
@@ -35,8 +35,8 @@ def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
     """The endpoints of a service port, with their port numbers.
 
     The endpoints come from the EndpointSlices that have a port of the service port's name and protocol. All EndpointSlices must
-    be of one family. Each address counts once: a later entry replaces an earlier entry, unless the later entry is terminating. A
-    new pod may have the address of a pod that is terminating.
+    be of one family. Each address counts once: a later entry replaces an earlier entry, unless the later entry is terminating.
+    Two entries are possible because a new pod may get the address of a terminating pod.
     """
     endpoints: dict[bytes, Conditions] = {}
     for item, number in by_port.get((port.name, port.protocol), ()):
@@ -49,7 +49,7 @@ def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
 
 
 class WhyNot(enum.StrEnum):
-    """Why an endpoint is not used."""
+    """The reason why an endpoint is not used."""
 
     NOT_READY = "it is not ready"
     TERMINATING = "it is terminating, and other endpoints are ready"
@@ -65,11 +65,11 @@ class WhyNot(enum.StrEnum):
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a service port that certain traffic may use.
+    """The endpoints of a service port that a kind of traffic may use.
 
-    ``last_resort``: this scope contains no ready endpoint, so terminating endpoints that still serve are used.
-    If ``node`` is not empty, only endpoints on this node are used. If ``node_hint`` or ``zone_hint`` is not empty, only endpoints
-    with this hint are used.
+    ``last_resort`` means that the scope contains no ready endpoint, so terminating endpoints that still serve are used. If
+    ``node`` is not empty, only endpoints on this node are used. If ``node_hint`` or ``zone_hint`` is not empty, only endpoints
+    with that hint are used.
     """
 
     last_resort: bool
@@ -77,8 +77,8 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     node_hint: str = ""
     zone_hint: str = ""
 
-    def why_not(self, endpoint: Conditions) -> WhyNot | None:  # noqa: PLR0911 - one for each reason
-        """The reason why an endpoint is not used; None if it is used."""
+    def why_not(self, endpoint: Conditions) -> WhyNot | None:  # noqa: PLR0911 - one return for each reason
+        """The reason why an endpoint is not used; None if the endpoint is used."""
         if self.node and endpoint.node_name != self.node:
             return WhyNot.OTHER_NODE
         if self.last_resort or not endpoint.ready:
@@ -94,7 +94,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def used(self, endpoints: Endpoints) -> Sequence[bytes]:
-        """The keys of the endpoints that are used."""
+        """The keys of the endpoints that the scope uses."""
         return [key for key, conditions in endpoints.items() if self.why_not(conditions) is None]
 
 
@@ -109,7 +109,7 @@ class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
     """The routes of one service port: one for traffic to the cluster IP, and one for traffic to all other addresses.
 
     ``cluster`` is the route that ignores the traffic policy; clients of this node take it to all other addresses.
-    ``lacks_local``: a traffic policy requires endpoints on this node, but only other nodes have usable endpoints.
+    ``lacks_local`` means that a traffic policy requires endpoints on this node, but only other nodes have usable endpoints.
     """
 
     internal: Route
@@ -122,8 +122,8 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     """The routes of one service port, as determined by its traffic policies.
 
     With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no endpoint
-    on this node, all endpoints serve. A virtual server cannot distinguish clients in the cluster, which may use any endpoint,
-    from clients outside, which the load balancer's health check directs to other nodes.
+    on this node, all endpoints serve. The reason: clients in the cluster may use each endpoint, the load balancer's health check
+    directs clients outside to other nodes, and a virtual server cannot distinguish these two groups.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)
@@ -151,8 +151,8 @@ def local_route(endpoints: Endpoints, node: str) -> Route:
 def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
     """The real servers for packets that another node has sent to this node by tunnel.
 
-    Without an endpoint that may be used, these are the endpoints of this node that have just started or are not ready any more:
-    the other node may have learnt earlier that an endpoint is ready, or may not have learnt yet that no endpoint is ready.
+    If no endpoint may be used, the result has the endpoints of this node that have just started or are not ready any more. The
+    other node may already know that an endpoint is ready, or may not know yet that no endpoint is ready.
     """
     starting = [key for key, one in endpoints.items() if one.node_name == node and not one.terminating]
     return local_route(endpoints, node).weights or in_order(starting, node)
@@ -161,11 +161,11 @@ def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
 def in_order(keys: Iterable[bytes], node: str) -> EvenWeights:
     """Real servers in the order that this node uses, given the bytes of their keys.
 
-    The order depends only on the node's name and on the set of real servers, so it is the same at every start. If all nodes used
-    one order, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591).
+    The order depends only on the node's name and on the set of real servers, so the order is the same at every start. If all
+    nodes used one order, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591).
     """
-    # Python's hash of two numbers is not linear, unlike a checksum, and is the same in each process; applied twice, its results
-    # are evenly distributed.
+    # Python's hash of two numbers is the same in each process and, unlike a checksum, not linear. If the hash is applied twice,
+    # the results are evenly distributed.
     seed = zlib.crc32(node.encode())
     return EvenWeights.of(sorted(keys, key=lambda key: hash((hash((seed, int.from_bytes(key, "big"))), seed))))
 
@@ -173,8 +173,8 @@ def in_order(keys: Iterable[bytes], node: str) -> EvenWeights:
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
     """The node hint and the zone hint that a ready endpoint must have.
 
-    Each of the two hints is empty if no such hint is required. Hints count only if every ready endpoint has a hint (the control
-    plane rewrites a list in which some hints are missing) and at least one hint is for this node or its zone. Hints for nodes
+    A hint is empty if the endpoint needs no such hint. Hints count only if every ready endpoint has a hint and at least one hint
+    is for this node or its zone. If some hints are missing, the control plane is about to write all hints again. Hints for nodes
     (PreferSameNode) take precedence over hints for zones (PreferSameZone, PreferClose, topology-mode).
     """
     if not ready or not (ready[0].node_hints or ready[0].zone_hints):  # nearly always

@@ -1,4 +1,4 @@
-"""Decides what the annotations of a Service mean on this node.
+"""Decides how the annotations of a Service affect the Service on this node.
 
 The operator may forbid some annotations, and the kernel may have no module for a scheduler. Rule: a setting that is not possible
 is replaced by the node's default, and a ``Skipped`` gives the reason. The Service is served in every case.
@@ -31,10 +31,10 @@ SLOW_START_WEIGHT = 100
 
 
 class Treatment(msgspec.Struct, frozen=True, gc=False):
-    """How a Service is served, as far as annotations may determine this.
+    """The properties of serving a Service that annotations may determine.
 
-    ``flags`` are the flags of the Service's scheduler. ``chosen`` holds the settings that the annotations request and that are
-    possible on this node. ``knows_slices``: weights of EndpointSlices are used.
+    ``flags`` are the flags of the Service's scheduler. ``chosen`` has the settings that the annotations request and that are
+    possible on this node. ``knows_slices`` means that weights of EndpointSlices are used.
     """
 
     scheduler: str
@@ -49,9 +49,9 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
         """The settings of virtual servers that belong to second scopes.
 
-        ``by_hash``: use a hash scheduler unless the Service has chosen a scheduler. If affinity and a mark are combined, the
-        kernel ignores the port of a real server (net/netfilter/ipvs/ip_vs_core.c, ``ip_vs_sched_persist``), so a scheduler by the
-        client's address is used instead of affinity.
+        With ``by_hash``, the scheduler is a hash scheduler, unless the Service has chosen a scheduler. If a virtual server by
+        mark has session affinity, the kernel ignores the port of a real server (net/netfilter/ipvs/ip_vs_core.c,
+        ``ip_vs_sched_persist``), so a scheduler by the client's address is used instead of affinity.
         """
         if affinity_timeout_s:
             if self.scheduler in HASH_SCHEDULERS:
@@ -92,8 +92,8 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     def weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
         """The real servers of a route with their weights; None means that each weight is 1.
 
-        If the order of the real servers decides which real server a client gets, they are ordered by address, which gives the
-        same order on all nodes.
+        If the order of the real servers decides which real server a client gets, the real servers are ordered by address, so that
+        all nodes have the same order.
         """
         if self.scheduler in ORDERED_SCHEDULERS:
             weights = EvenWeights.of(sorted(weights.plain()))
@@ -104,7 +104,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
 
 
 def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tuple[Skipped, ...]]:
-    """The treatment of a Service with annotations, the Service as it must be served, and the annotations that are not used."""
+    """The treatment of a Service with annotations, the Service as annotations change it, and the unused annotations."""
     options = service.options
     skipped: list[Skipped] = []
     chosen = _allowed(options.annotations, settings, skipped)
@@ -130,7 +130,7 @@ def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tup
 
 
 def _why_no_direct_return(service: Service, settings: Settings) -> Skipped | None:
-    """The reason why a Service that requests direct return does not get it on this node."""
+    """The reason why a Service that requests direct return has no direct return on this node."""
     if not settings.direct_return:
         reason = "--ipvs-direct-return (ipvsproxy.directReturn) of this node is off"
         return Skipped(Annotation.DIRECT_RETURN.field, reason, invalid=False)
@@ -158,10 +158,10 @@ def _allowed(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipp
 def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipped]) -> tuple[str, int]:
     """Scheduler and flags.
 
-    Without an annotation for flags, ``mh`` gets the fall-back flag: the kernel keeps a real server in its lookup table when the
-    real server's weight becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c), and without the flag refuses clients that
-    are mapped to it (kubernetes/kubernetes #139497). If the node's scheduler is ``mh``, virtual servers also get the flag
-    ``mh-port``, as with kube-proxy.
+    Without an annotation for flags, ``mh`` gets the fall-back flag. The kernel keeps a real server in the lookup table of ``mh``
+    when the real server's weight becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c). Without the flag, the kernel
+    refuses clients that are mapped to such a real server (kubernetes/kubernetes #139497). If the node's scheduler is ``mh``,
+    virtual servers also get the flag ``mh-port``, as with kube-proxy.
     """
     why_missing = settings.missing_schedulers.get(chosen.scheduler, "")
     if why_missing:
