@@ -35,7 +35,7 @@ SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq"
 class Annotation(enum.StrEnum):
     """The project's own annotations, without their prefix.
 
-    ``WEIGHT`` is an annotation of EndpointSlices; all other names are annotations of Services.
+    ``WEIGHT`` is an annotation of EndpointSlices; all other members are annotations of Services.
     """
 
     SCHEDULER = "scheduler"
@@ -57,7 +57,7 @@ class Annotation(enum.StrEnum):
 
     @property
     def field(self) -> str:
-        """The path of this annotation in an object, as a ``Skipped`` gives it in its ``field``."""
+        """The path of this annotation in an object, for the attribute ``field`` of a ``Skipped``."""
         return field(self.whole)
 
 
@@ -65,12 +65,12 @@ ALL_ANNOTATIONS = frozenset(Annotation)
 
 
 def field(name: str) -> str:
-    """The path of the annotation with this name in an object, as a ``Skipped`` gives it in its ``field``."""
+    """The path in an object of the annotation with this name, for the attribute ``field`` of a ``Skipped``."""
     return f"metadata.annotations[{name}]"
 
 
 class WeightRules(msgspec.Struct, frozen=True, gc=False):
-    """Weights by the node and zone of an endpoint: a rule for the node takes precedence over a rule for the zone."""
+    """The weight of an endpoint by its node and zone; a rule for the endpoint's node has precedence over a rule for the zone."""
 
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
@@ -89,9 +89,9 @@ class WeightRules(msgspec.Struct, frozen=True, gc=False):
 class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The values of a Service's annotations; if an annotation is absent or invalid, its value is the default.
 
-    ``given`` holds all of the project's annotations that the Service has. ``scheduler_flags`` are bits of a virtual server's
-    flags; None means that the Service has no such annotation. ``prefix_lengths`` are the prefix lengths of session affinity for
-    IPv4 and IPv6; 0 means single addresses. Times are in seconds; 0 means that the annotation is absent.
+    ``given`` names every annotation of this project that the Service has. ``scheduler_flags`` are bits of a virtual server's
+    flags; None means that the Service has no annotation for scheduler flags. ``prefix_lengths`` are the prefix lengths of session
+    affinity for IPv4 and IPv6; 0 means single addresses. Times are in seconds; a time of 0 means that its annotation is absent.
     """
 
     given: frozenset[Annotation] = frozenset()

@@ -1,4 +1,4 @@
-"""Addresses, local routes, sysctls, tracked flows and health-check ports as values, and the union type of all kernel objects."""
+"""Addresses, local routes, sysctls, tracked flows and health-check ports as values, and a union type for all kernel objects."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Self
@@ -33,17 +33,17 @@ class Device(NamedTuple):
 
 
 class _ServiceAddresses(NamedTuple):
-    """One or more kernel objects, each with one service address, which is its key."""
+    """One or more kernel objects, each of which has one service address as its key."""
 
     keys: tuple[Address, ...]
 
     @classmethod
     def of(cls, *addresses: Address) -> Self:
-        """Makes an item of the objects that have these addresses."""
+        """Makes an item of all objects with these addresses."""
         return cls(addresses)
 
     def only(self, key: Address) -> Self:
-        """Makes an item of the single object that has this address."""
+        """Makes an item of the one object with this address."""
         return type(self)((key,))
 
     @property
@@ -75,8 +75,8 @@ ROUTE_PROTOCOL = 251
 class LocalRoutes(_ServiceAddresses):
     """One or more local routes. Each route makes one service address local although no interface has that address.
 
-    Our routes are recognised by their combination of table (``local``), protocol number, device (``lo``) and metric. The kernel's
-    own route to an address has another metric.
+    A route is recognised as ours by the combination of its table (``local``), protocol number, device (``lo``) and metric. The
+    kernel's own route to an address has another metric.
     """
 
     __slots__ = ()
@@ -91,12 +91,12 @@ _RECORD_HEAD = "ipvsproxy found"
 
 
 def render_record(former: Mapping[str, str]) -> str:
-    """The alias that records these former values by path; empty if there are none."""
+    """The alias that records former values of sysctls by path; empty if ``former`` is empty."""
     return " ".join([_RECORD_HEAD, *(f"{path}={value}" for path, value in former.items())]) if former else ""
 
 
 def parse_record(alias: str) -> dict[str, str]:
-    """The former values by path that an alias records; none if the alias is empty or of another program."""
+    """The former values of sysctls by path that an alias records; empty if the alias is empty or belongs to another program."""
     values = alias.removeprefix(_RECORD_HEAD).split() if alias.startswith(_RECORD_HEAD) else []
     return {path: value for path, _, value in (one.partition("=") for one in values)}
 
@@ -105,9 +105,10 @@ def parse_record(alias: str) -> dict[str, str]:
 class Sysctl(NamedTuple):
     """A sysctl: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
-    ``at_least``: an observed number that is larger than this value counts as equal to it. A larger number was chosen by an
-    administrator, or is our value rounded up by the kernel. ``for_tunnels``: the sysctl lets in packets that arrive by tunnel, so
-    it is written only after the rules that drop the tunnels of strangers, and its former value is recorded in ``TUNNEL_RECORD``.
+    ``at_least``: a larger observed number counts as equal to ``value``. Either an administrator has chosen the larger number, or
+    the kernel has rounded our value up. ``for_tunnels``: the sysctl lets in packets that arrive by tunnel. Therefore it is
+    written only after the rules that drop packets in tunnels from unknown hosts, and its former value is recorded in
+    ``TUNNEL_RECORD``.
     """
 
     path: str
@@ -149,7 +150,7 @@ TIMEOUTS = "timeouts"
 
 @KernelKind("timeouts", DriverName.IPVS, one="group of IPVS timeouts", several="groups of IPVS timeouts")
 class Timeouts(NamedTuple):
-    """The IPVS connection timeouts of the network namespace, in seconds. A value of 0 leaves the timeout unchanged."""
+    """The IPVS connection timeouts of the network namespace, in seconds. A value of 0 leaves the kernel's timeout unchanged."""
 
     tcp_s: int
     tcp_fin_s: int
@@ -177,7 +178,7 @@ class HealthCheckPort(NamedTuple):
 
 
 class HealthCheck(NamedTuple):
-    """The answer of a health-check node port: its Service, and the number of the Service's endpoints on this node."""
+    """The answer of a health-check node port: the port's Service, and the number of the Service's endpoints on this node."""
 
     owner: Owner
     local_endpoints: int
@@ -209,7 +210,7 @@ class FlowCleaning(NamedTuple):
 
     @property
     def in_force(self) -> frozenset[RealServerKey]:
-        """The observed state after the flows have been deleted: the real servers that may still reply."""
+        """The observed state after the flows have been deleted, which is the set of real servers that may still reply."""
         return self.keep
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""The kinds of kernel objects: their names and their drivers.
+"""The kinds of kernel objects, with their names and drivers.
 
-Each class of kernel objects declares its kind with a decorator in the line above the class. ``reconcile/kinds`` contains every
-decision about each kind.
+Each class of kernel objects declares its kind by a decorator in the line above the class. The package ``reconcile/kinds`` makes
+all decisions about each kind.
 """
 
 import enum
@@ -9,15 +9,15 @@ from typing import TypeVar
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """A number with its noun in the singular or plural: ``1 node``, ``2 nodes``.
+    """A number with its noun in the singular or plural, such as ``1 node`` or ``2 nodes``.
 
-    The default of ``several`` is ``one`` with an s appended.
+    The default of ``several`` is the word ``one`` with an s appended.
     """
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
 class DriverName(enum.StrEnum):
-    """The drivers, by their names in metrics. ``kernel/node_kernel.py`` has one object for each driver."""
+    """The names of the drivers in metrics. ``kernel/node_kernel.py`` has one object for each driver."""
 
     IPVS = "ipvs"
     IPSET = "ipset"
@@ -38,14 +38,14 @@ class KernelKind:
     """
 
     def __init__(self, name: str, driver: DriverName, *, one: str = "", several: str = "") -> None:
-        """The default of ``one`` is the name, and the default of ``several`` is ``one`` with an s appended."""
+        """The default of ``one`` is the kind's name, and the default of ``several`` is the word ``one`` with an s appended."""
         self.name = name
         self.driver = driver
         self.one = one or name
         self.several = several or f"{self.one}s"
 
     def __call__(self, object_class: type[T]) -> type[T]:
-        """Declare, as a decorator, that the objects of a class are of this kind."""
+        """As a decorator of a class, declare that the class's objects are of this kind."""
         KINDS[object_class] = self
         return object_class
 

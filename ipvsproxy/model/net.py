@@ -1,7 +1,8 @@
-"""IP families, protocols, addresses and networks, as every other module uses them.
+"""IP families, protocols, addresses and address ranges, in the form that every other module uses.
 
-An address is stored as its packed bytes, as in netlink messages. Bytes are hashed and compared in C, whereas an ``ipaddress``
-object does both in Python and takes 5 µs to create. An IPv4 address (4 bytes) never equals an IPv6 address (16 bytes).
+An address is stored as its packed bytes, as in netlink messages. Bytes are hashed and compared in C, whereas an object of the
+module ``ipaddress`` is hashed and compared in Python, and takes 5 µs to create. An IPv4 address (4 bytes) never equals an IPv6
+address (16 bytes).
 """
 
 import enum
@@ -10,14 +11,14 @@ from typing import NamedTuple
 
 
 class Family(enum.IntEnum):
-    """An IP family. The value of a member is the kernel's number of the address family."""
+    """An IP family. The value of each family is the kernel's number of the address family."""
 
     IPV4 = socket.AF_INET
     IPV6 = socket.AF_INET6
 
     @property
     def label(self) -> str:
-        """The family's name in the API, in metrics and in the answers of health checks: ``IPv4`` or ``IPv6``."""
+        """The family's name in the API, in metrics and in the answers of health checks, which is ``IPv4`` or ``IPv6``."""
         return "IPv4" if self is Family.IPV4 else "IPv6"
 
     @property
@@ -30,7 +31,7 @@ _FAMILIES = {4: Family.IPV4, 16: Family.IPV6}
 
 
 class Protocol(enum.IntEnum):
-    """A transport protocol of Service ports. The value of a member is the IP protocol number."""
+    """A transport protocol of Service ports. The value of each protocol is the IP protocol number."""
 
     TCP = socket.IPPROTO_TCP
     UDP = socket.IPPROTO_UDP
@@ -38,7 +39,7 @@ class Protocol(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The protocol's name as ipset and iptables print it: ``tcp``, ``udp``, ``sctp``."""
+        """The protocol's name in the output of ipset and iptables, which is ``tcp``, ``udp`` or ``sctp``."""
         return self.name.lower()
 
 
@@ -49,7 +50,7 @@ class Address(bytes):
 
     @property
     def family(self) -> Family:
-        """The address's IP family, which follows from the number of bytes."""
+        """The address's IP family, which the number of bytes determines."""
         return _FAMILIES[len(self)]
 
     @property
@@ -94,7 +95,7 @@ class Network(NamedTuple):
         if len(address) != len(self.address):
             return False
         whole, rest = divmod(self.prefix_length, 8)
-        if not rest:  # This test is true of nearly all ranges and takes 0.7 µs; the general method takes 1.4 µs
+        if not rest:  # as for nearly all ranges: 0.7 µs, whereas the general method takes 1.4 µs
             return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift
@@ -106,7 +107,8 @@ class Network(NamedTuple):
 def parse_address(text: str) -> Address:
     """Parse an IP address as Kubernetes does (k8s.io/utils/net, ``ParseIPSloppy``).
 
-    IPv4 octets are read as decimal numbers even if they have leading zeros. An IPv4-mapped IPv6 address is an IPv4 address.
+    An IPv4 octet is read as a decimal number even if the octet has leading zeros. The result for an IPv4-mapped IPv6 address is
+    the IPv4 address.
 
     Raises:
         ValueError: the text is not an IP address.
@@ -115,9 +117,9 @@ def parse_address(text: str) -> Address:
 
 
 def pack_address(text: str) -> bytes:
-    """Parses an address as ``parse_address`` does, but returns 4 or 16 plain bytes.
+    """Parses an address as ``parse_address`` does, but returns plain bytes, 4 or 16.
 
-    Returning plain bytes is faster for many addresses that are only stored.
+    Plain bytes are made faster than ``Address`` objects, which matters for many addresses that are only stored.
     """
     try:
         if ":" not in text:
@@ -132,19 +134,19 @@ def _pack_sloppy(text: str) -> bytes:
     octets = text.split(".")
     if len(octets) == 4 and all(octet.isascii() and octet.isdecimal() for octet in octets):  # noqa: PLR2004 - IPv4
         numbers = [int(octet[-4:]) if octet[:-4].strip("0") == "" else 256 for octet in octets]
-        if max(numbers) <= 255:  # noqa: PLR2004 - one octet
+        if max(numbers) <= 255:  # noqa: PLR2004 - the largest octet
             return bytes(numbers)
     raise ValueError(f"{text[:64]!r} is not an IP address")
 
 
 def parse_network(text: str) -> Network:
-    """Parse a CIDR range as Kubernetes does (``ParseCIDRSloppy``): host bits are allowed, and are set to zero.
+    """Parse a CIDR range as Kubernetes does (``ParseCIDRSloppy``): host bits may be set in the text, and are zero in the result.
 
     Raises:
         ValueError: the text is not a CIDR range.
     """
     head, slash, tail = text.partition("/")
-    if not slash or not (tail.isascii() and tail.isdecimal()) or len(tail) > 3:  # noqa: PLR2004 - at most "128"
+    if not slash or not (tail.isascii() and tail.isdecimal()) or len(tail) > 3:  # noqa: PLR2004 - the longest prefix length is "128"
         raise ValueError(f"{text[:64]!r} is not a CIDR range such as 10.0.0.0/8")
     try:
         address = parse_address(head)
@@ -166,5 +168,5 @@ def network(address: Address, prefix_length: int) -> Network:
 
 
 def host_port(address: Address, port: int) -> str:
-    """An address and a port as text: ``10.0.0.1:80`` or ``[fd00::1]:80``."""
+    """An address and a port as text, such as ``10.0.0.1:80`` or ``[fd00::1]:80``."""
     return f"{address}:{port}" if address.family is Family.IPV4 else f"[{address}]:{port}"

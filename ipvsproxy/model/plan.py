@@ -14,10 +14,10 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 
 
 class Verb(enum.StrEnum):
-    """What an operation does to its object. Repeating an operation is not an error.
+    """What an operation does to its object. It is not an error to repeat an operation.
 
-    The members are strings, because the hash of a plain enum member is computed in Python code, which would take 0.1 µs more for
-    each of a hundred thousand operations.
+    Each verb is a string, because the hash of a plain enum member is computed in Python code. Hashing plain members would take
+    0.1 µs more for each of a hundred thousand operations.
     """
 
     ADD = "add"
@@ -49,17 +49,17 @@ _SEVERAL = frozenset(typing.get_args(Several))
 
 
 def kind_of(item: Item) -> str:
-    """The name of an item's kind, as used in log lines and metrics: ``virtual_server``, ``set_entry``."""
+    """The name of an item's kind in log lines and metrics, such as ``virtual_server`` or ``set_entry``."""
     return KINDS[type(item)].name
 
 
 def counted_kinds(numbers: Mapping[str, int]) -> str:
-    """Numbers of kernel objects, given by the names of their kinds, as text: ``2 real servers, 1 virtual server``."""
+    """A text with the number of kernel objects of each kind, such as ``2 real servers, 1 virtual server``."""
     return ", ".join(counted(number, _BY_NAME[name].one, _BY_NAME[name].several) for name, number in numbers.items())
 
 
 def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Splits operations into operations on one kernel object each."""
+    """Splits each operation into operations on single kernel objects."""
     for operation in operations:
         verb, item = operation
         if isinstance(item, Several):
@@ -87,14 +87,14 @@ def count_objects(item: Item) -> int:
 class Outcome(NamedTuple):
     """The outcome of an operation.
 
-    ``error`` is empty if the change has been applied; otherwise it is one line of text for the operator. If an operation on
-    several objects had another result than plain success for some of the objects, each of these objects has a separate outcome,
-    whose operation contains only this object. One more outcome covers all remaining objects of the operation, and its operation
-    contains only these objects.
+    ``error`` is empty if the change has been applied; otherwise it is one line of text for the operator. An operation on several
+    objects may fail, or be a surprise, for some of the objects. Each of these objects then has a separate outcome, whose
+    operation contains only this object. One more outcome covers the remaining objects of the operation, and its operation
+    contains only the remaining objects.
 
-    ``errno`` is the kernel's error number, or 0 if the kernel reported none. ``surprise``: the object already existed before an
-    addition, or was already absent before a removal. After a surprise, the change has been applied, but the observed state was
-    out of date. ``removed`` is the number of kernel entries that a ``FlowCleaning`` removed.
+    ``errno`` is the kernel's error number, or 0 if the kernel reported no error. ``surprise``: the object already existed before
+    an addition, or was already absent before a removal. After a surprise, the change has been applied, but the observed state was
+    out of date. ``removed`` is the number of conntrack entries that a ``FlowCleaning`` removed.
     """
 
     operation: Operation
@@ -105,10 +105,10 @@ class Outcome(NamedTuple):
 
 
 def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outcome]) -> list[Outcome]:
-    """The outcomes of all operations; an operation that has no outcome in ``reported`` has been applied.
+    """The outcomes of all operations; every operation without an outcome in ``reported`` has been applied.
 
-    The keys of ``reported`` are operations on single objects. If an operation on several objects has an outcome in ``reported``
-    for one of its objects, each of its objects gets a separate outcome.
+    The keys of ``reported`` are operations on single objects. If ``reported`` has an outcome for one object of an operation, each
+    object of this operation gets a separate outcome.
     """
     if not reported:
         return list(map(Outcome, operations))
@@ -123,7 +123,7 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outco
 
 
 class WeightChange(NamedTuple):
-    """The weight of a real server before and after an operation; None means that the real server does not exist at that time."""
+    """The weight of a real server before and after an operation; None means that there is no such real server at that time."""
 
     virtual_server: VirtualServerKey
     key: RealServerKey
@@ -135,10 +135,10 @@ class WeightChange(NamedTuple):
 class Report:
     """The results of one sync.
 
-    ``done`` and ``failed`` count the changed objects by (verb, kind). ``errors`` are the first few failures in full, and
-    ``weights`` are the first weight changes of real servers, up to ``WEIGHTS_SHOWN``. ``pending`` is the number of keys whose
-    desired and observed state still differ. ``surprises`` counts the outcomes with a surprise; if there is at least one, the
-    kernel is read again.
+    ``done`` and ``failed`` map a verb and a kind to the number of objects whose change succeeded or failed. ``errors`` are the
+    first few failures in full, and ``weights`` are the first weight changes of real servers, up to ``WEIGHTS_SHOWN``. ``pending``
+    is the number of keys whose desired and observed state still differ. ``surprises`` counts the outcomes with a surprise; after
+    a surprise, the kernel is read again.
     """
 
     done: Mapping[tuple[str, str], int]

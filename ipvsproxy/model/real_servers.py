@@ -1,4 +1,4 @@
-"""Real servers by address and port, and the weights of all real servers of one virtual server, both stored as packed bytes."""
+"""The keys of real servers, and the weights of all real servers of one virtual server, stored as packed bytes."""
 
 import abc
 import functools
@@ -27,26 +27,26 @@ One change needs the weights several times, and unpacking 1,000 keys takes 0.1 m
 
 
 def without_method(weight: int) -> int:
-    """The weight of a real server without the bit that says that the real server gets its packets by tunnel."""
+    """The weight of a real server without the bit ``TUNNELLED``, which means that the real server gets its packets by tunnel."""
     return weight - TUNNELLED if weight >= TUNNELLED else weight
 
 
 def in_words(weight: int) -> str:
-    """The weight of a real server as text, with its forwarding method unless that method is masquerading."""
+    """The weight of a real server as text, with the forwarding method unless the method is masquerading."""
     return f"weight {without_method(weight)}" + (" by tunnel" if weight >= TUNNELLED else "")
 
 
 def pieces(packed: bytes, size: int) -> list[bytes]:
-    """Split ``packed``, a concatenation of values that have ``size`` bytes each, into a list of these values."""
+    """Split the bytes ``packed`` into a list of values of ``size`` bytes each."""
     return [piece for (piece,) in struct.iter_unpack(f"{size}s", packed)]
 
 
 class RealServerKey(bytes):
     """The key of a real server within its virtual server: the packed address, then the port in network byte order.
 
-    The key has the same bytes as messages to the kernel, and a node of a large cluster has hundreds of thousands of keys. A key
-    has 6 bytes for IPv4 and 18 for IPv6, so keys of different IP families are never equal, and a key never equals an address.
-    Keys are ordered by address, then by port.
+    Messages to the kernel contain the same bytes. A node of a large cluster has hundreds of thousands of keys. A key has 6 bytes
+    for IPv4 and 18 for IPv6, so keys of different IP families are never equal, and a key never equals an address. Keys are
+    ordered by address, then by port.
     """
 
     __slots__ = ()
@@ -79,14 +79,14 @@ class RealServerKey(bytes):
 
 @functools.lru_cache(maxsize=PORTS_KEPT)
 def _port(packed: bytes) -> int:
-    """The port number, as one object that is shared by all equal ports: a hundred thousand endpoints have few different ports."""
+    """The port number. Equal ports share one object, because a hundred thousand endpoints have only few different ports."""
     return int.from_bytes(packed, "big")
 
 
 class Weights(Mapping[RealServerKey, int]):
     """The desired real servers of one virtual server in a fixed order, each with its weight.
 
-    As with other mappings, the order does not affect equality.
+    The order of real servers does not affect equality, as with other mappings.
     """
 
     __slots__ = ()
@@ -95,8 +95,7 @@ class Weights(Mapping[RealServerKey, int]):
     def plain(self) -> Mapping[bytes, int]:
         """The weights by the plain bytes of each key.
 
-        The plain bytes of a key are equal to the key, and creating the bytes takes a third of the time. Callers must not change
-        the result.
+        The plain bytes of a key are equal to the key, and take a third of the time to create. Callers must not change the result.
         """
 
     def unpacked(self) -> dict[RealServerKey, int]:
@@ -122,9 +121,9 @@ class Weights(Mapping[RealServerKey, int]):
 
 
 class EvenWeights(Weights):
-    """The real servers of one virtual server if all their weights are 1, as is nearly always the case.
+    """The real servers of a virtual server whose real servers all have weight 1, as in nearly all virtual servers.
 
-    Keys are packed: each takes 6 bytes for IPv4 or 18 bytes for IPv6, whereas a dictionary takes 100 bytes per key.
+    The keys are packed: a key takes 6 bytes for IPv4 or 18 bytes for IPv6, whereas a dictionary takes 100 bytes per key.
     """
 
     __slots__ = ("_size", "packed")
@@ -136,7 +135,7 @@ class EvenWeights(Weights):
 
     @classmethod
     def of(cls, keys: Collection[bytes]) -> "EvenWeights":
-        """The weights of these real servers, which are all of one IP family and have no duplicates."""
+        """The weights of these real servers, which must be of one IP family and must have no duplicates."""
         return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
 
     def plain(self) -> Mapping[bytes, int]:
@@ -144,11 +143,11 @@ class EvenWeights(Weights):
         return _plain(self.packed, self._size)
 
     def keys(self) -> KeysView[RealServerKey]:
-        """The keys, in a view like that of a dictionary; each call makes new objects."""
+        """The keys, in a view like the view of a dictionary; each call makes new objects."""
         return self.unpacked().keys()
 
     def items(self) -> ItemsView[RealServerKey, int]:
-        """The items, in a view like that of a dictionary; each call makes new objects."""
+        """The items, in a view like the view of a dictionary; each call makes new objects."""
         return self.unpacked().items()
 
     def __len__(self) -> int:
@@ -161,7 +160,7 @@ class EvenWeights(Weights):
 
 
 class UnevenWeights(Weights):
-    """The real servers of one virtual server, each with its own weight, for Services that request weights."""
+    """The real servers of a virtual server whose real servers may have different weights, for Services that request weights."""
 
     __slots__ = ("_weights",)
 
@@ -177,10 +176,10 @@ class UnevenWeights(Weights):
 class Thresholds(NamedTuple):
     """The connection thresholds of a real server.
 
-    When it has ``upper`` connections, the real server gets no new connections until it has fewer than ``lower``. The kernel
+    A real server with ``upper`` connections gets no new connections until it has fewer than ``lower`` connections. The kernel
     counts established and recently ended connections. An ``upper`` of 0 means that there is no threshold. If ``lower`` is 0, the
-    kernel resumes when the number of connections is below three quarters of ``upper`` (``ip_vs_dest_conn_overhead`` and
-    ``ip_vs_unbind_dest`` in net/netfilter/ipvs/ip_vs_conn.c).
+    real server gets new connections again when it has fewer than three quarters of ``upper`` connections
+    (``ip_vs_dest_conn_overhead`` and ``ip_vs_unbind_dest`` in net/netfilter/ipvs/ip_vs_conn.c).
     """
 
     upper: int = 0
@@ -188,7 +187,7 @@ class Thresholds(NamedTuple):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Thresholds":
-        """The thresholds that a document describes; a threshold of None in the document means 0."""
+        """The thresholds that a document describes; a field that is None in the document means a threshold of 0."""
         return cls(document["maxConnections"] or 0, document["resumeConnections"] or 0)
 
     @property
@@ -211,5 +210,5 @@ def _plain(packed: bytes, size: int) -> Mapping[bytes, int]:
 
 
 def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
-    """The weights by the plain bytes of each key; faster than ``weights`` if more than one key is looked up."""
+    """The weights by the plain bytes of each key; looking up several keys is faster in this result than in ``weights``."""
     return weights.plain() if isinstance(weights, EvenWeights | UnevenWeights) else cast("Mapping[bytes, int]", weights)

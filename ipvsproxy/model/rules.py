@@ -1,8 +1,8 @@
 """Packet-filter rules as data: the matches and the target of each rule.
 
-A backend in ``kernel/`` writes and reads rules. An observed rule is a text: the one that ``iptables-save`` prints and that our
-rules in nf_tables carry. Two rules are equal if their texts are equal. Rules that another proxy has left behind, and the tables
-of other programs, are represented as data as well.
+A backend in ``kernel/`` writes and reads rules. An observed rule is the text that ``iptables-save`` prints, or that our rule in
+nf_tables carries. Two rules are equal if their texts are equal. Rules that another proxy has left behind, and the tables of other
+programs, are represented as data as well.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 class Backend(enum.StrEnum):
     """The part of the kernel that holds rules and sets: either iptables with ipset, or nftables alone.
 
-    ``AUTO`` is not a backend; it means that ipvsproxy chooses one.
+    ``AUTO`` is not a backend; ``AUTO`` means that ipvsproxy chooses a backend.
     """
 
     IPTABLES = "iptables"
@@ -27,9 +27,10 @@ class Backend(enum.StrEnum):
 
 
 class Side(enum.Enum):
-    """The address or port of a packet that a set match looks up.
+    """The address or port of a packet that a ``SetMatch`` looks up in the set.
 
-    ``ORIGINAL_DESTINATION`` is the destination that the connection's first packet had on arrival; iptables cannot look it up.
+    ``ORIGINAL_DESTINATION`` is the destination that the connection's first packet had on arrival; iptables cannot look up this
+    address.
     """
 
     SOURCE = "src"
@@ -38,7 +39,7 @@ class Side(enum.Enum):
 
 
 class SetMatch(NamedTuple):
-    """A match on the set that has this name.
+    """A match on the set with this name.
 
     ``sides`` has one side for each dimension of the set, in the order of the set's dimensions.
     """
@@ -59,7 +60,7 @@ class InterfaceMatch:
 
 
 class ConnectionState(enum.Enum):
-    """The class of a packet in connection tracking (ctstate in iptables-extensions(8))."""
+    """The state of a packet in connection tracking (ctstate in iptables-extensions(8))."""
 
     NEW = "NEW"
     RELATED = "RELATED"
@@ -77,7 +78,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JumpTo:
-    """Continues in another of our chains in the same table, and then returns to this chain."""
+    """Continues in another chain of ours in the same table, and afterwards returns to the chain of the rule."""
 
     chain: str
 
@@ -100,7 +101,7 @@ class SetMark:
 class InvertMark:
     """Inverts these bits of the packet's mark.
 
-    Placed after a rule that returns if the bits are not set, this target clears the bits.
+    After a rule that returns if the bits are not set, this target clears the bits.
     """
 
     bits: int
@@ -108,7 +109,7 @@ class InvertMark:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeMark:
-    """Gives the packet the mark of its entry in a set of marks; if the set has no entry for the packet, the mark is unchanged."""
+    """Gives the packet the mark of its entry in a set of marks; without an entry for the packet, the mark is unchanged."""
 
     match: SetMatch
 
@@ -130,14 +131,14 @@ Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark | TakeMark | Limit
 class Rule:
     """One rule of a chain.
 
-    A rule applies to packets that meet every match. A field that has its default value matches every packet. ``not_source``,
+    A rule applies to packets that meet every match. A field with its default value matches every packet. ``not_source``,
     ``not_interface`` and ``not_mark`` match the packets that do not have the given value. ``mark`` and ``not_mark`` are bit
-    masks; a packet has the value if all of these bits are set. At least one bit of ``any_mark`` must be set, and no bit of
-    ``no_mark`` may be set. A packet matches if its connection-tracking state is among ``connection_states``. ``virtual_server``
-    matches all packets of the virtual server's connections; with ``to_virtual_server``, it matches only packets from clients.
-    ``original_destination`` is the destination that the connection's first packet had on arrival. ``tunnel`` matches the outer
-    packet of a tunnel of the rule's IP family: IP in IP, or IPv6 in IPv6. ``syn`` matches the first packet of a TCP connection in
-    each direction.
+    masks; a packet has this value if all bits of the mask are set in the packet's mark. At least one bit of ``any_mark`` must be
+    set, and no bit of ``no_mark`` may be set. A packet matches if its connection-tracking state is among ``connection_states``.
+    ``virtual_server`` matches all packets of connections to the virtual server; with ``to_virtual_server``, only packets from
+    clients match. ``original_destination`` is the destination that the connection's first packet had on arrival. ``tunnel``
+    matches the outer packet of a tunnel of the rule's IP family, which is IP in IP or IPv6 in IPv6. ``syn`` matches the first
+    packet in each direction of a TCP connection.
     """
 
     target: Target
@@ -170,7 +171,7 @@ _TUNNELS: Mapping[Family, str] = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}
 
 
 def render(rule: Rule, family: Family) -> str:
-    """The rule without ``-A CHAIN``, as ``iptables-save`` 1.8 prints it in both variants, and ``iptables-restore`` accepts it."""
+    """The text of a rule without ``-A CHAIN``, as both variants of ``iptables-save`` 1.8 print it."""
     comment = rule.comment.replace("'", "\\'")
     parts = (
         rule.source and f"-s {rule.source}",
@@ -234,7 +235,7 @@ def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for e
 
 
 class ChainKey(NamedTuple):
-    """The key of a chain: its table (``nat``, ``filter`` or ``mangle``), and its name in that table."""
+    """The key of a chain: the chain's table (``nat``, ``filter`` or ``mangle``), and the chain's name in the table."""
 
     table: str
     chain: str
@@ -246,7 +247,7 @@ class ChainKey(NamedTuple):
 class Jump(NamedTuple):
     """A rule in a built-in chain that jumps to one of our chains.
 
-    If the jump is absent, it is inserted at the top of the built-in chain.
+    A jump that is absent is inserted at the top of the built-in chain.
     """
 
     table: str
@@ -259,7 +260,7 @@ class Jump(NamedTuple):
 
 
 def render_jump(jump: Jump) -> str:
-    """The jump without ``-A CHAIN``, in the form that ``render`` writes."""
+    """The text of a jump without ``-A CHAIN``, in the form that ``render`` writes."""
     return f'-m comment --comment "{jump.comment}" -j {jump.target}'
 
 
@@ -272,7 +273,7 @@ MARKING_TABLE = "mangle"
 class Skeleton:
     """The desired rules of one IP family: the whole content of each of our chains, and the jumps to these chains.
 
-    Chains and jumps are written in the order given.
+    Chains and jumps are written in the given order.
     """
 
     family: Family
@@ -281,7 +282,7 @@ class Skeleton:
 
     @property
     def key(self) -> Family:
-        """The key of this skeleton in the table of its kind, which is the IP family."""
+        """The key of this skeleton among the skeletons, which is the IP family."""
         return self.family
 
     @property
@@ -298,13 +299,13 @@ class Skeleton:
 class ObservedSkeleton:
     """The observed rules of one IP family: our existing chains with their rules, and the existing jumps.
 
-    Chains and jumps of other programs are not included. The rules of a chain that only drops packets are sorted, because their
-    order has no effect, and kube-proxy writes them in random order.
+    Chains and jumps of other programs are not included. If all rules of a chain drop packets, the rules are sorted, because their
+    order has no effect, and kube-proxy writes such rules in random order.
 
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are as we last wrote them.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
     programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
-    in ``strange_rules``. ``idle_jumps`` are existing jumps that no packet reaches, each with the reason.
+    in ``strange_rules``. ``idle_jumps`` maps each existing jump that no packet reaches to the reason.
     """
 
     family: Family
@@ -319,7 +320,7 @@ class ObservedSkeleton:
         object.__setattr__(self, "chains", chains)
 
     def without(self, table: str) -> "ObservedSkeleton":
-        """The same observed rules, except for the chains and jumps of the given table."""
+        """The same observed rules without the chains and jumps of the given table."""
         return dataclasses.replace(
             self,
             chains={key: rules for key, rules in self.chains.items() if key.table != table},
@@ -335,7 +336,7 @@ def _only_drops(rules: Sequence[str]) -> bool:
 class Reference(NamedTuple):
     """A rule that jumps to another chain.
 
-    The fields are the chain that contains the rule, the rule as the backend prints it, and the chain that it jumps to.
+    The fields are the chain that contains the rule, the rule as the backend prints it, and the chain to which the rule jumps.
     """
 
     source: ChainKey
@@ -351,8 +352,8 @@ class LeftRules:
     """The leftover chains in the tables of one IP family, and the rules that jump to these chains.
 
     ``chains`` has the number of rules in each requested chain. ``references`` are the rules in all other chains that jump to one
-    of the requested chains. ``hidden`` are the tables that iptables cannot show, because these tables contain rules that only nft
-    can read.
+    of the requested chains. ``hidden`` are the tables that iptables cannot show, because each of these tables contains rules that
+    only nft can read.
     """
 
     chains: Mapping[ChainKey, int] = dataclasses.field(default_factory=dict)
@@ -366,8 +367,8 @@ class Removal:
 
     First the rules in ``references`` are deleted, then all rules of the chains in ``emptied``, and then the chains in
     ``deleted``. Every chain in ``deleted`` is also in ``emptied``. ``staying`` are rules of other programs that jump to leftover
-    chains; the leftover chains with such rules are not removed. ``held_back`` is the reason why nothing can be removed now; it is
-    empty if removal is possible.
+    chains; these leftover chains are not removed. ``held_back`` is the reason why nothing can be removed now; it is empty if
+    removal is possible.
     """
 
     references: tuple[Reference, ...] = ()
@@ -378,16 +379,16 @@ class Removal:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything has to be removed, either now or later."""
+        """Whether there is anything to remove, now or later."""
         return bool(self.references or self.emptied or self.held_back)
 
 
 class BaseChain(NamedTuple):
-    """The hook of a base chain, at which packets enter the chain without a jump.
+    """The place where a base chain is attached to a hook, at which packets enter the chain without a jump.
 
     ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``. An empty ``hook`` means
-    that this program does not know the hook. If a hook has two chains, packets pass through the chain with the lower ``priority``
-    first. ``drops``: the chain's policy is to drop packets.
+    that ipvsproxy does not know the hook. If two chains are attached to a hook, packets first pass through the chain with the
+    lower ``priority``. ``drops``: the chain's policy is to drop packets.
     """
 
     kind: str
@@ -398,12 +399,12 @@ class BaseChain(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NftTable:
-    """A table of nf_tables without set elements. Its rules are reduced to their effect on packets of Services.
+    """The content of a table of nf_tables, without set elements. The rules are reduced to their effect on packets of Services.
 
-    ``family`` is the family's name in nft: ``ip``, ``ip6``, ``inet``, ... For a table of iptables-legacy, ``family`` is the name
-    of the program. ``comment`` is empty if the table has none. ``chains`` maps each base chain to its hook and priority, and each
-    other chain to None. ``maps`` are the names of the sets that are maps. ``closed`` are the base chains of type ``filter``
-    that refuse every packet that no earlier rule has accepted, either by the chain's policy or by its last rule.
+    ``family`` is the family's name in nft, such as ``ip``, ``ip6`` or ``inet``. For a table of iptables-legacy, ``family`` is the
+    name of the program. ``comment`` is empty if the table has no comment. ``chains`` maps each base chain to its hook and
+    priority, and each other chain to None. ``maps`` are the names of all sets that are maps. ``closed`` are the base chains of
+    type ``filter`` whose policy or last rule refuses every packet that no rule before has accepted.
     """
 
     family: str

@@ -1,6 +1,6 @@
 """API objects and the owners of kernel objects, as values.
 
-Services, EndpointSlices and the Node have only the fields that a node's proxy needs.
+The values of Services, EndpointSlices and Nodes have only the fields that a node's proxy needs.
 """
 
 import enum
@@ -21,7 +21,7 @@ MOST_SKIPPED = 20
 class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
     """The key of an API object among the objects of its kind.
 
-    The namespace of a Node is empty. Keys of different kinds are never equal.
+    The namespace of a Node is empty. The keys of objects of different kinds are never equal.
     """
 
     namespace: str
@@ -36,7 +36,7 @@ class ServiceName(ObjectKey, frozen=True, order=True, gc=False):
 
 
 class Skipped(NamedTuple):
-    """The reason why a field of an object is not used. An empty ``field`` means the whole object.
+    """The reason why a field of an object is not used. An empty ``field`` means that the whole object is not used.
 
     ``invalid``: the field breaks the API's rules, so a warning is logged. If ``invalid`` is false, the object or field is not
     meant for a proxy (for example, a headless Service).
@@ -51,9 +51,9 @@ class Skipped(NamedTuple):
 
 
 def bounded(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
-    """The first ``MOST_SKIPPED`` skipped parts, and one more that gives the number of all further parts.
+    """The first ``MOST_SKIPPED`` skipped parts and, if there are more, one summary with the number of the further parts.
 
-    This additional part counts as invalid if any of the further parts is invalid.
+    The summary counts as invalid if any further part is invalid.
     """
     rest = skipped[MOST_SKIPPED:]
     if not rest:
@@ -72,7 +72,7 @@ class ServiceType(enum.StrEnum):
 
 
 class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One entry of ``spec.ports``. A ``node_port`` of 0 means that the port has no node port."""
+    """One entry of a Service's ``spec.ports``. A ``node_port`` of 0 means that the Service port has no node port."""
 
     name: str
     protocol: Protocol
@@ -81,12 +81,12 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The fields that have their default values in nearly all Services of a cluster.
+    """The fields of a Service that have their default values in nearly all Services of a cluster.
 
-    All Services that have only the defaults share one object. An ``affinity_timeout_s`` of 0 means that there is no session
+    All Services that have only default values share one object. An ``affinity_timeout_s`` of 0 means that there is no session
     affinity. ``load_balancer_addresses`` are the addresses of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent.
-    ``admits_nobody``: the Service specifies source ranges, but every range is invalid. The clients to admit are then unknown, so
-    no client is admitted.
+    ``admits_nobody``: the Service specifies source ranges, but every range is invalid. It is then unknown which clients to admit,
+    so no client is admitted.
     """
 
     type: ServiceType = ServiceType.CLUSTER_IP
@@ -107,11 +107,11 @@ USUAL_OPTIONS = ServiceOptions()
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A Service. Nothing is programmed for a Service that has ``not_served`` (headless, ExternalName).
+    """A Service. ``not_served`` is the reason why nothing is programmed for the Service (headless, ExternalName).
 
-    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, or 0 if it is unknown. If two Services desire the
-    same address and port, the older Service gets it. ``uid`` is ``metadata.uid``, which
-    differs from the UID of an earlier Service that had the same name.
+    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, or 0 if the time is unknown. If two Services
+    desire the same address and port, the older Service gets the address and port. ``uid`` is ``metadata.uid``, which differs from
+    the UID of an earlier Service that had the same name.
     """
 
     name: ServiceName
@@ -123,7 +123,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def not_served(self) -> Skipped | None:
-        """The reason why nothing is programmed for the Service; None if it is served."""
+        """The reason why nothing is programmed for the Service; None for a Service that is served."""
         return self.options.not_served
 
     @property
@@ -154,14 +154,14 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoint(NamedTuple):
-    """One entry of ``endpoints`` of an EndpointSlice; only its first address is used."""
+    """One entry of ``endpoints`` of an EndpointSlice, of which only the first address is used."""
 
     address: Address
     conditions: Conditions = Conditions()
 
 
 class EndpointPort(NamedTuple):
-    """One entry of ``ports`` of an EndpointSlice. Named target ports have already been resolved by the API server."""
+    """One entry of ``ports`` of an EndpointSlice. The API server has already replaced the name of a target port by its number."""
 
     name: str
     protocol: Protocol
@@ -180,12 +180,12 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     (FQDN).
 
     ``addresses`` holds the packed addresses of all endpoints, one after the other, and ``conditions`` holds their conditions in
-    the same order. One object per endpoint would take most of the memory in a large cluster, whereas the endpoints have few
+    the same order. In a large cluster, one object per endpoint would take most of the memory, and the endpoints have only few
     different conditions.
 
     ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch; 0 means that
-    the annotation is absent. The annotation gives the time at which the change began; slices that differ only in this time count
-    as equal.
+    the annotation is absent. The annotation gives the time at which a change of endpoints began; slices that differ only in
+    ``trigger_s`` count as equal.
     """
 
     name: EndpointSliceName
@@ -219,12 +219,12 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """The Node on which this process runs, or another Node.
+    """A Node, either the Node on which this process runs or another Node.
 
     ``addresses`` are the Node's InternalIPs, followed by its ExternalIPs, in the API's order. ``zone`` is the value of the label
-    ``topology.kubernetes.io/zone``; empty if the Node has no such label. ``leaving``: the Node is being deleted or has the
-    cluster autoscaler's taint for deletion, so load balancers should send no more traffic to it. ``takes_direct_return``: other
-    nodes may send packets to this Node by tunnel.
+    ``topology.kubernetes.io/zone``, and is empty if the Node does not have the label. ``leaving``: the Node is being deleted or
+    has the cluster autoscaler's taint for deletion, so load balancers should send no more traffic to it. ``takes_direct_return``:
+    other nodes may send packets to this Node by tunnel.
     """
 
     name: str
@@ -238,7 +238,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectKind(enum.StrEnum):
-    """The kinds of API objects that are watched."""
+    """The kinds of API objects that ipvsproxy watches."""
 
     SERVICE = "Service"
     ENDPOINT_SLICE = "EndpointSlice"
@@ -249,7 +249,7 @@ ApiObject = Service | EndpointSlice | Node
 
 
 class Put(NamedTuple):
-    """An object is new, or has changed."""
+    """An event: an object is new, or has changed."""
 
     kind: ObjectKind
     key: ObjectKey
@@ -257,30 +257,30 @@ class Put(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """An object was deleted."""
+    """An event: an object was deleted."""
 
     kind: ObjectKind
     key: ObjectKey
 
 
 class ListStarted(NamedTuple):
-    """The list of all objects of one kind begins.
+    """An event: the list of all objects of one kind begins.
 
-    Until a ``Listed`` or another ``ListStarted`` follows, all events of this kind come from the list.
+    Until a ``Listed`` or another ``ListStarted`` follows, all events of the same kind come from the list.
     """
 
     kind: ObjectKind
 
 
 class Listed(NamedTuple):
-    """The list of one kind is complete: objects whose keys are not in ``keys`` do not exist any more."""
+    """An event: the list of all objects of one kind is complete. Objects whose keys are not in ``keys`` do not exist any more."""
 
     kind: ObjectKind
     keys: AbstractSet[ObjectKey]
 
 
 class Rejected(NamedTuple):
-    """An object could not be parsed.
+    """An event: an object could not be parsed.
 
     The last valid version of the object remains in use, so that a typing error does not interrupt a Service. ``field`` is empty
     if the reason does not concern one particular field.
@@ -294,9 +294,9 @@ class Rejected(NamedTuple):
 
 
 class ApiServersFound(NamedTuple):
-    """The addresses and ports through which this process reaches its API servers, or tries to reach them.
+    """An event: this process reaches its API servers, or tries to reach its API servers, at these addresses and ports.
 
-    Addresses from earlier events remain valid.
+    The addresses and ports from earlier events remain valid.
     """
 
     servers: frozenset[RealServerKey]
@@ -315,9 +315,9 @@ A float of this size still resolves less than 1 ms.
 class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
     """The Service, or the node, that desires a kernel object. Owners are sorted by the creation time of their Services.
 
-    If several owners of the same rank desire the same key, the owner that sorts first gets the key. A remembered Service is one
-    that is absent from the newest list, while that list is not confirmed yet. A remembered Service sorts after all listed
-    Services, because its ``created_s`` is larger by ``REMEMBERED_S``. A separate field for this would take more memory.
+    If several owners of the same rank desire the same key, the owner that sorts first gets the key. A Service that is absent from
+    the newest list is *remembered* until the list is confirmed. A remembered Service sorts after all listed Services, because its
+    ``created_s`` is larger by ``REMEMBERED_S``; a separate field would take more memory.
     """
 
     created_s: float
@@ -325,12 +325,12 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def is_remembered(self) -> bool:
-        """Whether the Service is only remembered because it is absent from the newest list."""
+        """Whether the Service is only remembered, because it is absent from the newest list."""
         return self.created_s >= REMEMBERED_S
 
     @property
     def remembered(self) -> "Owner":
-        """The same owner, marked as remembered because its Service is absent from the newest list."""
+        """A copy of the owner, marked as remembered, because its Service is absent from the newest list."""
         return Owner(self.created_s + REMEMBERED_S, self.service)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Sets and their entries: the kinds, names and types of sets."""
+"""Sets and their entries, with the kinds, names and types of sets."""
 
 import enum
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ipvsproxy.model.virtual_servers import FirewallMark
 
 
 class SetType(enum.StrEnum):
-    """The ipset types that our sets have."""
+    """The ipset types of our sets."""
 
     ADDRESS = "hash:ip"
     ADDRESS_PORT = "hash:ip,port"
@@ -22,7 +22,7 @@ class SetType(enum.StrEnum):
 
 
 class SetKind(enum.StrEnum):
-    """The kinds of sets, by their IPv4 names.
+    """The kinds of sets; the value of each kind is the name of its IPv4 set.
 
     The kinds are kube-proxy's 17 sets (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes) and the sets in ``SCOPE_KINDS``. Each
     entry of ``SCOPE`` gives a mark to the packets that are sent to the entry's address and port. ``NO_LOCAL`` holds the addresses
@@ -95,14 +95,14 @@ SET_CAPACITY = 65536
 
 @KernelKind("set", DriverName.IPSET)
 class IpSet(NamedTuple):
-    """One of our sets: a kind of set in one IP family."""
+    """One of our sets, identified by its kind and its IP family."""
 
     kind: SetKind
     family: Family
 
     @property
     def name(self) -> str:
-        """The set's name in the kernel: ``KUBE-CLUSTER-IP``, ``KUBE-6-CLUSTER-IP``."""
+        """The set's name in the kernel, such as ``KUBE-CLUSTER-IP`` or ``KUBE-6-CLUSTER-IP``."""
         if self.family is Family.IPV4:
             return self.kind.value
         return self.kind.value.replace("KUBE-", "KUBE-6-", 1)[:SET_NAME_LIMIT]
@@ -132,7 +132,7 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 
 @KernelKind("set", DriverName.IPSET)
 class SetCopy(NamedTuple):
-    """The larger copy of a set, which exists under a separate name while the set is being enlarged.
+    """The larger copy of a set, which exists under another name while the set is being enlarged.
 
     No rule refers to the copy.
     """
@@ -153,11 +153,12 @@ SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
 
 
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One entry of the set with this name (one of ``IP_SETS``). The type of the set determines which fields are used.
+    """One entry of the set with this name (one of ``IP_SETS``).
 
-    ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: address, protocol, port, ``other``.
-    ``hash:ip,port,net``: address, protocol, port, ``other``, ``prefix_length``. ``bitmap:port``: port. Fields that the type does
-    not use have their default values.
+    The type of the set determines which fields of the entry are used. A set of type ``hash:ip`` uses ``address``.
+    ``hash:ip,port`` uses ``address``, ``protocol`` and ``port``. ``hash:ip,port,ip`` also uses ``other``, and
+    ``hash:ip,port,net`` also uses ``other`` and ``prefix_length``. ``bitmap:port`` uses ``port``. Fields that the type does not
+    use have their default values.
     """
 
     set: str
@@ -168,7 +169,7 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     prefix_length: int = 0
 
     def __str__(self) -> str:
-        """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``.
+        """The entry as ``ipset save`` prints it, such as ``10.96.0.1,tcp:443``.
 
         A range that contains only one address is printed without its prefix length.
         """
@@ -187,7 +188,8 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
 class MarkedEntry(SetEntry, frozen=True, gc=False):
     """An entry that gives packets a mark: the bits in ``mask`` are set as in ``mark``, and all other bits are unchanged.
 
-    A set holds at most one such entry for each address, protocol and port: an entry with another mark replaces the earlier entry.
+    A set holds at most one ``MarkedEntry`` for each address, protocol and port: an entry with another mark replaces the earlier
+    entry.
     """
 
     mark: int = 0
@@ -195,7 +197,7 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
 
     @property
     def skbmark(self) -> int:
-        """The mark and the mask in one number, as in the kernel's attribute."""
+        """The mark and the mask in one number, as in the attribute of a message to the kernel."""
         return self.mark << 32 | self.mask
 
     def __str__(self) -> str:
@@ -213,12 +215,12 @@ class ForeignElement(SetEntry, frozen=True, gc=False):
     raw: bytes = b""
 
     def __str__(self) -> str:
-        """The element without a key as ``nft`` prints it; any other element in hexadecimal."""
+        """The text of the element: ``*`` for an element without a key, as ``nft`` prints it; otherwise the key in hexadecimal."""
         return f"element {self.raw.hex()}" if self.raw else "*"
 
 
 def mark_entry(key: FirewallMark) -> SetEntry:
-    """The entry which shows that the virtual server for a mark is ours."""
+    """The set entry which shows that the virtual server for a firewall mark is ours."""
     return SetEntry(IpSet(SetKind.MARKS, key.family).name, Address(key.mark.to_bytes(key.family.bits // 8, "big")))
 
 

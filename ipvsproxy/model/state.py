@@ -17,11 +17,12 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 
 
 class Clients(enum.Enum):
-    """The clients of a second scope. A set of this kind gives the scope's mark to their packets.
+    """The clients of a second scope.
 
-    ``OF_NODE``: processes and pods on this node, for addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of
-    the cluster, for addresses with direct return. ``BY_TUNNEL``: clients outside of the cluster whose packets another node has
-    sent to this node by tunnel.
+    The value of each member is the kind of the set that gives the scope's mark to the packets of these clients. ``OF_NODE``:
+    processes and pods on this node, for addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of the cluster,
+    for addresses with direct return. ``BY_TUNNEL``: clients outside of the cluster whose packets another node has sent to this
+    node by tunnel.
     """
 
     OF_NODE = SetKind.SCOPE
@@ -30,11 +31,11 @@ class Clients(enum.Enum):
 
 
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a Service port in one IP family that serve some of the clients at its external addresses.
+    """The endpoints of a Service port in one IP family that serve only some of the clients of the port's external addresses.
 
     ``virtual_servers`` are the virtual servers of the port's external addresses, with the endpoints for all other clients.
     ``protocol`` and ``port`` are the protocol and port of the Service port. ``settings``, ``weights`` and ``thresholds`` belong
-    to the virtual server by mark that handles the packets of these clients.
+    to the virtual server by mark for the packets of ``clients``.
     """
 
     family: Family
@@ -50,11 +51,11 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fields of the desired state that only few Services of a cluster have.
 
-    All Services without such fields share ``NO_RARITIES``. ``refused`` are the virtual servers that this node itself may not use,
-    because their source ranges do not include the node. ``flows`` maps each UDP and SCTP frontend to the real servers that may
-    still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on this node.
-    ``without_local_internal`` and ``without_local_external`` are the IP families in which a Local traffic policy finds no
-    endpoint on this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
+    All Services that have only the default values share ``NO_RARITIES``. ``refused`` are the virtual servers that this node
+    itself may not use, because their source ranges do not include the node. ``flows`` maps each UDP and SCTP frontend to the real
+    servers that may still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on
+    this node. ``without_local_internal`` and ``without_local_external`` are the IP families in which a Local traffic policy finds
+    no endpoint on this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
     ``scopes`` are the second scopes of external addresses. The weight of a new endpoint reaches its final value after
     ``slow_start_s``; 0 means immediately. ``drain_deadline_s`` replaces the node's drain deadline; 0 means that the node's
     deadline applies.
@@ -89,7 +90,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rare: Rarities = NO_RARITIES
 
     def with_objects(self, served: tuple[VirtualServer, ...], entries: tuple[SetEntry, ...]) -> "ServiceState":
-        """The same desired state with these virtual servers and set entries."""
+        """A copy of the desired state with these virtual servers and set entries."""
         return msgspec.structs.replace(self, served=served, entries=entries)
 
     @property
@@ -102,17 +103,17 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Observation:
     """A complete reading of the kernel, or a part of a reading.
 
-    A field is None if it was not read, could not be read, or has not changed since the last reading. For a field that is None,
-    the previous observed state is kept.
+    A field is None if its objects were not read, could not be read, or have not changed since the last reading. For a field that
+    is None, the previous observed state is kept.
 
     ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
-    the objects that they name, and leave open the state of all other objects. A value of None means that the object is absent.
-    ``has_shown_virtual_servers``: after this part of an audit, all virtual servers have been read. ``set_copy``: whether a
-    ``SetCopy`` exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls`` does not
-    include paths that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the
-    addresses of our local routes, and ``interface_addresses`` are the addresses on all other interfaces.
-    ``foreign_virtual_servers`` is the number of virtual servers whose protocol a Service cannot have. ``errors`` has one line for
-    each field that could not be read. ``is_of_rules``: this part contains only rules.
+    some objects, and do not say anything about other objects; a value of None means that an object is absent.
+    ``has_shown_virtual_servers``: with this part, an audit has read all virtual servers. ``set_copy``: whether a ``SetCopy``
+    exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls`` does not include paths
+    that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the addresses of our local
+    routes, and ``interface_addresses`` are the addresses on all other interfaces. ``foreign_virtual_servers`` is the number of
+    virtual servers whose protocol a Service cannot have. ``errors`` has one line for each field that could not be read.
+    ``is_of_rules``: the part contains only rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
@@ -133,5 +134,5 @@ class Observation:
 
     @property
     def local(self) -> frozenset[Address]:
-        """The service addresses on our device and in our local routes, as far as both have been read."""
+        """The service addresses on our device and in our local routes, as far as these were read."""
         return frozenset().union(self.addresses or (), self.routes or ())

@@ -1,4 +1,4 @@
-"""Long work in steps: a generator yields after each step, so that its caller can do other work between two steps."""
+"""Long computations in steps: a generator yields after each step, so that its caller can do other work between two steps."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar

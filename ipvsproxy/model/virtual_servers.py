@@ -13,7 +13,7 @@ from ipvsproxy.model.service import NODE_OWNER, Owner
 
 
 class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a virtual server, which also identifies the virtual server in the kernel."""
+    """The key of a virtual server, by which the kernel identifies the virtual server as well."""
 
     protocol: Protocol
     address: Address
@@ -24,16 +24,16 @@ class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class FirewallMark(VirtualServerKey, frozen=True, gc=False):
-    """The key of a virtual server that takes packets by their mark, whatever their destination is. Use ``of`` to create it.
+    """The key of a virtual server that takes packets by their mark, whatever the packets' destination is.
 
-    ``protocol`` is TCP, because the kernel stores TCP for each virtual server by mark (``ip_vs_genl_parse_service`` in
-    net/netfilter/ipvs/ip_vs_ctl.c). ``address`` is the unspecified address of the IP family, and ``port`` is the mark, from 1 to
-    2**32 - 1.
+    Use ``FirewallMark.of`` to create the key. ``protocol`` is TCP, because the kernel stores TCP for each virtual server by mark
+    (``ip_vs_genl_parse_service`` in net/netfilter/ipvs/ip_vs_ctl.c). ``address`` is the unspecified address of the IP family, and
+    ``port`` is the mark, from 1 to 2**32 - 1.
     """
 
     @classmethod
     def of(cls, family: Family, mark: int) -> "FirewallMark":
-        """The key of the virtual server of an IP family for packets with this mark."""
+        """The key of the virtual server that takes packets of an IP family with this mark."""
         return cls(Protocol.TCP, Address(bytes(family.bits // 8)), mark)
 
     @property
@@ -43,7 +43,7 @@ class FirewallMark(VirtualServerKey, frozen=True, gc=False):
 
     @property
     def mark(self) -> int:
-        """The mark of the packets; all 32 bits are compared."""
+        """The mark of the packets; the kernel compares all 32 bits."""
         return self.port
 
     def __str__(self) -> str:
@@ -71,8 +71,8 @@ _FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT
 class VirtualServerSettings(NamedTuple):
     """The settings of a virtual server.
 
-    ``timeout_s`` is the timeout of session affinity; 0 means that there is no session affinity. ``flags`` never include
-    ``HASHED``. Clients in one network of ``prefix_length`` share their session affinity; 0 means single addresses, as in
+    ``timeout_s`` is the timeout of session affinity, or 0 without session affinity. ``flags`` never include ``HASHED``. All
+    clients in one network of ``prefix_length`` share one session affinity. A ``prefix_length`` of 0 means single addresses, as in
     kube-proxy, or no session affinity.
     """
 
@@ -83,7 +83,7 @@ class VirtualServerSettings(NamedTuple):
 
     @property
     def flag_names(self) -> list[str]:
-        """The names of the scheduler flags. Any other flags, except the flag of session affinity, follow as one number."""
+        """The names of the scheduler flags, then one number for all other flags except the flag of session affinity."""
         names = [name for flag, name in _FLAG_NAMES.items() if self.flags & flag]
         rest = self.flags & ~(PERSISTENT | SCHEDULER_FLAGS)
         return names + ([f"{rest:#x}"] if rest else [])
@@ -96,7 +96,7 @@ class VirtualServerSettings(NamedTuple):
 
 
 class Role(enum.StrEnum):
-    """What the address of a virtual server is for its Service, such as its cluster IP."""
+    """The role of a virtual server's address for its Service, such as the Service's cluster IP."""
 
     CLUSTER_IP = "cluster IP"
     EXTERNAL_IP = "external IP"
@@ -110,8 +110,8 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
     ``weights`` are in the order in which the real servers are added to the kernel. Several virtual servers, desired or observed,
     may share one ``weights`` object. ``marked`` is the protocol of the packets if the virtual server's key is a ``FirewallMark``.
-    All real servers of the virtual server have the same ``thresholds``. ``role`` decides between Services that desire one virtual
-    server.
+    All real servers of the virtual server have the same ``thresholds``. If several Services desire the same virtual server,
+    ``role`` decides which Service gets it.
     """
 
     key: VirtualServerKey
@@ -128,12 +128,12 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
         return self.marked or self.key.protocol
 
     def with_weights(self, weights: Weights) -> "VirtualServer":
-        """The same virtual server, but with these real servers."""
+        """A copy of the virtual server with these real servers."""
         return msgspec.structs.replace(self, weights=weights)
 
     @property
     def real_servers(self) -> KeysView[RealServerKey]:
-        """The desired real servers."""
+        """The desired real servers of the virtual server."""
         return self.weights.keys()
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObservedVirtualServer(msgspec.Struct, gc=False):
-    """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED`` in place of a weight.
+    """An observed virtual server, with its settings and the weight of each real server (or ``NOT_MASQUERADED`` for a weight).
 
     ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has thresholds. Do
     not change an object that another module made: the module that reads the kernel may return the object again, and a
@@ -153,7 +153,7 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
     thresholds: Mapping[RealServerKey, Thresholds] | None = None
 
     def has(self, real_servers: Mapping[RealServerKey, int]) -> "ObservedVirtualServer":
-        """The same virtual server, but with these real servers."""
+        """A copy of the virtual server with these real servers."""
         return ObservedVirtualServer(self.settings, real_servers, self.thresholds)
 
 
@@ -161,8 +161,8 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
 class RealServers(NamedTuple):
     """One or more real servers of one virtual server that have the same observed or desired weight (0: no new connections).
 
-    For a new virtual server whose real servers all have weight 1 and no thresholds, ``keys`` is the virtual server's
-    ``EvenWeights`` object. This saves time at a start, which adds very many real servers. ``stays``: a Service still desires the
+    If all real servers of a new virtual server have weight 1 and no thresholds, ``keys`` is the virtual server's ``EvenWeights``
+    object. Sharing this object saves time at a start, which adds very many real servers. ``stays``: a Service still desires the
     real servers, so a weight of 0 does not drain them. The bit ``TUNNELLED`` in the weight gives the forwarding method of the
     real servers.
     """
@@ -204,14 +204,14 @@ class RealServers(NamedTuple):
 class ConnectionCounts(NamedTuple):
     """The connections of a real server as IPVS counts them.
 
-    ``active`` connections are established, ``inactive`` connections are all other connections.
+    ``active`` counts established connections, and ``inactive`` counts all other connections.
     """
 
     active: int = 0
     inactive: int = 0
 
     def plus(self, other: "ConnectionCounts") -> "ConnectionCounts":
-        """The sum of these and other connection counts."""
+        """The sum of these connection counts and of ``other``."""
         return ConnectionCounts(self.active + other.active, self.inactive + other.inactive)
 
 

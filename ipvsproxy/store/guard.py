@@ -1,4 +1,4 @@
-"""The guard against lists that lack too many objects: such a list counts only after another list has confirmed it."""
+"""The guard against lists that lack too many objects: after such a list, objects are removed only if another list confirms it."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ CONFIRMED_AFTER_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """A doubted list: the time when it arrived (by the caller's clock), and the numbers of missing and of known objects.
+    """A doubted list: the time when the list arrived (by the caller's clock), and the numbers of missing and of known objects.
 
     ``is_first``: the list is an empty first list, so the number of missing objects is unknown.
     """
@@ -23,7 +23,7 @@ class Doubt:
 
     @property
     def due_s(self) -> float:
-        """The time from which another list confirms this doubted list."""
+        """The earliest time at which another list can confirm this doubted list."""
         return self.since_s + CONFIRMED_AFTER_S
 
 
@@ -31,7 +31,7 @@ class Guard:
     """Judges lists.
 
     ``percent`` is the largest share of the objects that one list may remove, 0..100; 0 means that every list is accepted.
-    ``all_nodes``: all Nodes are watched, so lists of Nodes are judged too.
+    ``all_nodes``: all Nodes are watched, so lists of Nodes are judged, too.
     """
 
     def __init__(self, percent: int, *, all_nodes: bool = False) -> None:
@@ -42,9 +42,9 @@ class Guard:
     def accepts(
         self, kind: ObjectKind, *, missing: int, known: int, now: float, is_first: bool = False, is_empty: bool = False
     ) -> bool:
-        """Whether the objects that are missing from a complete list may be removed.
+        """Whether objects that a complete list does not contain may be removed.
 
-        ``is_first``: no list has been accepted before, so the list is doubted only if it is empty.
+        ``is_first``: no list was accepted before, so only an empty list is doubted.
         """
         before = self.doubts.pop(kind, None)
         is_first |= before is not None and before.is_first

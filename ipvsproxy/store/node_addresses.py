@@ -1,7 +1,7 @@
-"""Which external and load-balancer addresses of Services are addresses of nodes, according to EndpointSlices and Nodes.
+"""Finds out which external and load-balancer addresses of Services are addresses of nodes, from EndpointSlices and Nodes.
 
-An endpoint in the host network has the address and the name of its node. Therefore no watch of all Nodes is needed; the address
-of a node that has no endpoint in the host network stays unknown.
+An endpoint in the host network has the address and the name of its node, so no watch of all Nodes is needed. The address of a
+node without an endpoint in the host network stays unknown.
 """
 
 from collections import Counter
@@ -16,16 +16,16 @@ FEW = 8
 
 
 class NodeAddresses:
-    """Follows Services, EndpointSlices and Nodes. Only addresses that Services request take memory.
+    """Follows changes of Services, EndpointSlices and Nodes. Memory is needed only for addresses that Services request.
 
-    The cost of a change depends only on the size of the changed object. A look-up searches all EndpointSlices for addresses that
-    no Service had requested before.
+    The cost of a change depends only on the size of the changed object. A look-up searches all EndpointSlices only for addresses
+    that no Service requested at the last look-up.
     """
 
     def __init__(self) -> None:
-        self._services: dict[Address, dict[ServiceName, None]] = {}  # a dictionary, because it keeps the order, unlike a set
+        self._services: dict[Address, dict[ServiceName, None]] = {}  # a dictionary keeps the order, unlike a set
         self._new: set[Address] = set()
-        # the number of endpoints and Nodes that show that the address belongs to the node
+        # for each address and node, the number of endpoints and Nodes which show that the address belongs to the node
         self._nodes: dict[Address, Counter[str]] = {}
 
     def services_with(self, addresses: Iterable[Address]) -> Iterator[ServiceName]:
@@ -34,7 +34,7 @@ class NodeAddresses:
             yield from self._services.get(address, ())
 
     def note_service(self, before: Service | None, after: Service | None) -> None:
-        """Take in a change of a Service; None means that the Service does not exist."""
+        """Record a change of a Service; None means that the Service does not exist before or after the change."""
         former, present = _addresses(before), _addresses(after)
         self._new |= present - self._services.keys()
         if after:
@@ -48,18 +48,18 @@ class NodeAddresses:
                     self._nodes.pop(address, None)
 
     def note_slice(self, before: EndpointSlice | None, after: EndpointSlice | None) -> None:
-        """Take in a change of an EndpointSlice; None means that the slice did not exist before, or does not exist afterwards."""
+        """Record a change of an EndpointSlice; None means that the slice does not exist before or after the change."""
         for item, step in ((before, -1), (after, 1)):
             if item and not self._services.keys().isdisjoint(item.each_address):
                 self._count(_of_slice(item), step)
 
     def note_node(self, before: Node | None, after: Node | None) -> None:
-        """Take in a change of a Node; None means that the Node did not exist before, or does not exist any more."""
+        """Record a change of a Node; None means that the Node does not exist before or after the change."""
         for node, step in ((before, -1), (after, 1)):
             self._count(((address, node.name) for address in node.addresses) if node else (), step)
 
     def of_others(self, here: str, slices: Collection[EndpointSlice], nodes: Iterable[Node]) -> Mapping[Address, str]:
-        """Map each given address that belongs to another node to the name of that node, and leave out all other addresses."""
+        """Map each requested address that belongs to another node to the name of that node; leave out all other addresses."""
         asked = self._new & self._services.keys()
         self._new = set()
         for address in asked:

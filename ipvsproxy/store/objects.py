@@ -1,19 +1,19 @@
 """The known API objects, and the names of the Services that must be translated again.
 
-Rule 1: an object that equals the known one changes nothing.
+Rule 1: an object that equals the known object changes nothing.
 Rule 2: a complete list replaces all objects of its kind.
-Rule 3: if an object cannot be parsed, the last version that could be parsed stays valid.
+Rule 3: if an object cannot be parsed, the last valid version of the object stays in use.
 
-A list that is suddenly much shorter is doubted, because an API server that has just started may return an empty list (``Guard``):
+A list that lacks many known objects is doubted, because an API server that has just started may return an empty list (``Guard``).
 
 Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed.
-Rule 5: a second complete list confirms the first if it arrives at least ``CONFIRMED_AFTER_S`` later and also lacks more than this
-share.
-Rule 6: an empty first list is doubted, since every API server has at least the Service of its own address. Until a doubted list
-is confirmed, kernel objects of the missing objects stay.
-Rule 7: deletions that a watch reports one at a time are always accepted.
+Rule 5: a second complete list confirms a doubted list if it arrives at least ``CONFIRMED_AFTER_S`` later and also lacks more than
+the given share.
+Rule 6: an empty first list is doubted, because every API server has at least the Service ``kubernetes``. Until a doubted list is
+confirmed, the kernel objects of missing API objects stay.
+Rule 7: a deletion that a watch reports for a single object is always accepted.
 Rule 8: lists of Nodes are doubted only if all Nodes are watched. If only the Node of this process is watched, an empty list means
-that the Node has not been registered yet, or has been deleted.
+that this Node has not been registered yet, or has been deleted.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ from ipvsproxy.store.node_addresses import NodeAddresses
 
 
 class Complaint(NamedTuple):
-    """An object and the parts of it that are not used, reported once for each change.
+    """An object and its parts that are not used; each change of an object causes at most one ``Complaint``.
 
     ``where`` is the name of a file, or empty.
     """
@@ -65,10 +65,10 @@ class Complaint(NamedTuple):
 class Changes:
     """The changes since the last call of ``take``.
 
-    ``services``: Services that must be translated again, each with the time at which the first change that has not been applied
-    arrived. ``triggers`` holds the IP family of each endpoint change of these Services, and the time at which the change began,
-    in seconds since the epoch; an annotation of the EndpointSlice gives this time. ``counts`` holds the number of changed objects
-    by kind.
+    ``services`` maps each Service that must be translated again to the time at which its first untranslated change arrived.
+    ``triggers`` holds, for each change of these Services' endpoints, the IP family and the time at which the change began, in
+    seconds since the epoch; the time comes from an annotation of the EndpointSlice. ``counts`` holds the number of changed
+    objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
@@ -80,9 +80,9 @@ class Changes:
 class Store:
     """The known objects.
 
-    ``started_s`` (since the epoch): trigger times before this time do not count for this process. ``guard`` judges complete
-    lists; without a guard, every list is accepted. ``here`` is the name of the Node of this process, which is kept when it is
-    deleted.
+    ``started_s`` is a time in seconds since the epoch; trigger times before ``started_s`` are ignored. ``guard`` judges complete
+    lists; without a guard, every list is accepted. ``here`` is the name of the Node of this process; the store keeps this Node
+    when it is deleted.
     """
 
     def __init__(self, started_s: float, guard: Guard | None = None, *, here: str = "") -> None:
@@ -110,7 +110,7 @@ class Store:
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._node_addresses = NodeAddresses()
         self._listed: set[ObjectKind] = set()
-        # objects of a list that has not been read completely yet
+        # EndpointSlices with fewer endpoints than before, from a list that is not complete yet
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None
         self._remembered: set[ServiceName] = set()
         self._dirty: dict[ServiceName, float] = {}
@@ -120,30 +120,30 @@ class Store:
         """The number of changes that ``take`` has not returned yet, by kind of object."""
 
     def is_only_remembered(self, name: ServiceName) -> bool:
-        """Whether a known Service is missing from the newest list, which is doubted.
-
-        Services on the newest list have precedence.
-        """
+        """Whether a known Service is missing from the newest list, a doubted one. A Service in the newest list has precedence."""
         return name in self._remembered
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
-        """The EndpointSlices of a Service, in no order."""
+        """The EndpointSlices of a Service, in no particular order."""
         return self._slices_of.get(name, ())
 
     def node(self, name: str) -> Node | None:
-        """The Node of this name, if it is known."""
+        """The Node with this name, if the Node is known."""
         return self._nodes.get(ObjectKey("", name))
 
     def other_nodes(self, here: str) -> Mapping[Address, str]:
-        """The external and load-balancer addresses that are known to belong to other nodes, each with its node."""
+        """The external and load-balancer addresses that are known to belong to other nodes, each with the name of its node."""
         return self._node_addresses.of_others(here, self._slices.values(), self._nodes.values())
 
     def tunnel_ends(self, here: str) -> Mapping[str, tuple[Address, ...]]:
-        """The addresses of each other node that accepts packets of direct return."""
+        """The addresses of each node, except ``here``, that accepts packets of direct return."""
         return self._tunnels_of(here)[0]
 
     def tunnel_sources(self, here: str) -> frozenset[Address]:
-        """The addresses of all other nodes. A leaving node counts as long as it takes packets of direct return."""
+        """The addresses of all nodes except ``here``.
+
+        A node that is leaving is included as long as it takes packets of direct return.
+        """
         return self._tunnels_of(here)[1]
 
     def _tunnels_of(self, here: str) -> tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]:
@@ -155,7 +155,7 @@ class Store:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every kind has been listed. Before all kinds are listed, nothing may be programmed."""
+        """Whether all kinds of objects have been listed. Before all kinds have been listed, nothing may be programmed."""
         return len(self._listed) == len(ObjectKind)
 
     @property
@@ -164,7 +164,7 @@ class Store:
         return [kind for kind in ObjectKind if kind not in self._listed]
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
-        """Apply events in their order; ``now`` is a time of any monotonic clock."""
+        """Apply events in their order; ``now`` is the time on a monotonic clock, which the caller chooses."""
         for event in events:
             match event:
                 case Put():
@@ -189,20 +189,20 @@ class Store:
 
     @property
     def doubts(self) -> Mapping[ObjectKind, Doubt]:
-        """The doubted lists; the objects that are missing from them are still in the store."""
+        """The doubted lists by kind; objects that are missing from a doubted list are still in the store."""
         return self._guard.doubts
 
     @property
     def may_lack_all(self) -> bool:
         """Whether a first list is doubted at present.
 
-        While a first list is doubted, observed kernel objects may be desired although they belong to no known Service.
+        While a first list is doubted, an observed kernel object may be desired although no known Service desires it.
         """
         return any(doubt.is_first for doubt in self.doubts.values())
 
     def _take_list(self, event: Listed, now: float) -> None:
         kind = event.kind
-        # Set operations are not used, because their results reserve memory for all keys: 4 MB for each result with 100,000 keys.
+        # This is not a set operation, because the result of a set operation reserves memory for all keys: 4 MB for 100,000 keys.
         missing = {key for key in itertools.chain(self._known[kind], self._rejected[kind]) if key not in event.keys}
         shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
         if kind is ObjectKind.ENDPOINT_SLICE:
@@ -234,7 +234,7 @@ class Store:
         return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
 
     def take(self) -> Changes:
-        """Returns all changes since the last call."""
+        """Returns all changes since the last call of ``take``."""
         changes = Changes(
             services=self._dirty,
             triggers=tuple((family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
@@ -247,14 +247,14 @@ class Store:
         return changes
 
     def touch_external(self, addresses: Collection[Address], now: float) -> None:
-        """Mark the Services that have one of these external or load-balancer addresses for translation."""
+        """Request the translation of all Services that have one of these external or load-balancer addresses."""
         for name in self._node_addresses.services_with(addresses):
             self._dirty.setdefault(name, now)
 
     def touching_direct_return(self, nodes: Collection[str], now: float) -> Generator[None, None, None]:
         """In steps, requests the translation of all Services that ask for direct return and have endpoints on one of these nodes.
 
-        A Service that changes between two steps is marked by its own change.
+        If a Service changes between two steps, the change itself requests the translation.
         """
 
         def touch(item: EndpointSlice) -> None:
@@ -264,7 +264,7 @@ class Store:
         yield from each(touch, itertools.chain.from_iterable(map(self.slices_of, tuple(self._with_direct_return))))
 
     def touch_all(self, now: float) -> None:
-        """Mark every Service for translation."""
+        """Request the translation of every Service."""
         for name in self.services:
             self._dirty.setdefault(name, now)
 
@@ -304,7 +304,7 @@ class Store:
         before = self._slices.get(item.name)
         if before is not None:
             if self._shrunk is not None and len(item.conditions) < len(before.conditions):
-                # The slice is in the list, but with fewer endpoints than before: the list is judged by the sum of these losses.
+                # The list has the slice with fewer endpoints than before; the list is judged by the sum of such losses.
                 self._shrunk[item.name] = item
                 return
             if before == item:
@@ -329,7 +329,7 @@ class Store:
 
     def _reject(self, event: Rejected) -> None:
         if event.key and not event.where:
-            # An API server repeats an invalid object with each list; a directory reports each change of a file once.
+            # An API server sends an invalid object again with each list, whereas a directory reports each change of a file once.
             if self._rejected[event.kind].get(event.key) == event:
                 return
             self._rejected[event.kind][event.key] = event
@@ -348,7 +348,8 @@ class Store:
         if gone is None:
             return
         if kind is ObjectKind.NODE and gone.name == self._here:
-            # The last known addresses and zone of the Node still apply. Load balancers must learn that the Node is leaving.
+            # The last known addresses and zone of the deleted Node still apply, but load balancers must learn that the Node is
+            # leaving.
             if not gone.leaving:
                 self._nodes[key] = msgspec.structs.replace(gone, leaving=True, takes_direct_return=False)
                 self._note_change(kind, None, now)
@@ -365,7 +366,8 @@ class Store:
                 if gone.service:
                     self._forget_slice(gone.service, gone.name)
                     if gone.family:
-                        # As in EndpointsChangeTracker, the annotation belongs to an earlier change, which is never programmed.
+                        # As in kube-proxy's EndpointsChangeTracker, the trigger time belongs to an earlier change, which will
+                        # never be programmed.
                         self._triggers.pop((gone.service, gone.family), None)
                 self._note_change(kind, gone.service, now)
             case _:  # a Node
