@@ -286,7 +286,8 @@ def render_completion(shell: str) -> str:
     """The completion script for one of ``SHELLS``.
 
     The library shtab generates the script from a parser that has all commands, flags and values of the catalogue. Only shtab uses
-    this parser. Command lines are parsed by ``config/load.py`` instead, because argparse's rules differ from kube-proxy's.
+    the parser that this function builds. Command lines are parsed by ``config/load.py`` instead, because argparse's rules differ
+    from kube-proxy's.
     """
     shtab = importlib.import_module("shtab")  # only the command ``completion`` needs shtab
     parser = argparse.ArgumentParser("ipvsproxy", add_help=False)

@@ -2,9 +2,9 @@
 
 Parsing is exactly as strict as in kube-proxy. A file is refused if its YAML is invalid, if it is an object of another kind, or if
 a value has the wrong type. An unknown field is ignored with a notice. If a file has two fields with the same name, the earlier
-field is ignored with a notice. kube-proxy therefore accepts a file with ipvsproxy's additional fields, which are in the section
-``ipvsproxy:``, and logs one line about them. An unknown field in the section ``ipvsproxy:`` is refused, because no other program
-reads that section.
+field is ignored with a notice. Therefore kube-proxy accepts a file with ipvsproxy's additional fields, which are in the section
+``ipvsproxy:``, and logs one line about these fields. An unknown field in the section ``ipvsproxy:`` is refused, because no other
+program reads that section.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class _File(Values):
                 self.problems.append(Problem(self._source(path, node), f"{_shown(node)} must be a mapping"))
 
     def _fields(self, section: yaml.MappingNode, prefix: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The fields of the mapping. If several fields have the same name, the last one is used."""
+        """The fields of the mapping. If several fields have the same name, the last of these fields is used."""
         fields: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
         for key, node in section.value:
             if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
@@ -113,8 +113,8 @@ class _File(Values):
             self.given[option.key] = Given(value, source)
 
     def _source(self, name: str, node: yaml.Node) -> ValuePlace:
-        # A key of the file may hold any text; the place is shown in one line.
-        is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - as in quoted
+        # A key may hold any text, and the place is shown in one line.
+        is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - the same limit as in ``quoted``
         return ValuePlace(name if is_plain else quoted(name), self.config_file, node.start_mark.line + 1)
 
 

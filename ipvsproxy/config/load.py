@@ -100,11 +100,11 @@ def load(
 ) -> Config:
     """The configuration that a command line gives; ``arguments`` does not include the program and the command.
 
-    As in kube-proxy, a configuration file replaces all flags except ``--hostname-override``, the logging flags and the flags that
-    select a task. A flag that only ipvsproxy has is used even with a file, because kube-proxy may share the file; such a flag
-    replaces the field in the file. If there is a file, the defaults for files apply. The only different default is
-    ``ipvs.minSyncPeriod``, which is 0 in a file and 1s among flags. ``read_file`` may raise OSError. ``subject`` names the single
-    word that the command needs, and is empty for a command without a word.
+    A configuration file replaces all flags, as in kube-proxy, except ``--hostname-override``, the logging flags and the flags
+    that select a task. A flag that only ipvsproxy has replaces the field in the file, because kube-proxy may share the file. If
+    there is a file, the defaults for files apply. The only different default is ``ipvs.minSyncPeriod``, which is 0 in a file and
+    1s among flags. ``read_file`` may raise OSError. ``subject`` names the single word that the command needs, and is empty for a
+    command without a word.
 
     Raises:
         ConfigError: the configuration has problems; the error contains all problems.

@@ -202,11 +202,11 @@ AT_START = frozenset(("source", "servers", "drivers", "node_name", "translation.
 class Option(NamedTuple):
     """A flag, a field of the file, or both.
 
-    ``flag`` is the name without leading dashes, ``field`` is a dotted path; either of them may be empty. ``to`` is the attribute
-    of ``Config`` that stores the value. ``default`` is written as the value of a flag; if a file is given, ``file_default`` is
-    used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. The three bounds of a
-    duration are in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that only some commands
-    take.
+    ``flag`` is the flag's name without leading dashes, or empty; ``field`` is the dotted path of the field, or empty. ``to`` is
+    the attribute of ``Config`` that stores the value. ``default`` is written as the value of a flag; if a file is given,
+    ``file_default`` is used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. The
+    three bounds of a duration are in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that
+    only some commands take.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes), and an empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even
@@ -299,7 +299,7 @@ class Option(NamedTuple):
         return f"{number / _HOUR_S:g}h" if number >= _HOUR_S else f"{number:g}s"
 
     def allows(self, number: float) -> bool:
-        """Whether the number lies within the bounds."""
+        """Whether the number lies within the option's bounds."""
         return self.minimum <= number <= self.maximum and number > self.above
 
 

@@ -124,9 +124,9 @@ class Choices(NamedTuple):
 class ServiceSource:
     """Where Services come from: the directory ``manifests`` if it is not empty, otherwise an API server.
 
-    ``kubeconfig`` is the path of a file, and ``api_server`` is a URL that replaces the URL in the kubeconfig. If both are empty,
-    the pod's service account is used. ``mass_deletion_percent``: if more than this share of all objects is absent from a list, a
-    second list must confirm the first; 0 means that every list is accepted.
+    ``kubeconfig`` is the path of a file, and ``api_server`` is a URL that replaces the URL in the kubeconfig. If ``kubeconfig``
+    and ``api_server`` are empty, the pod's service account is used. ``mass_deletion_percent``: if more than this share of all
+    objects is absent from a list, a second list must confirm the first; 0 means that every list is accepted.
     """
 
     manifests: str = ""

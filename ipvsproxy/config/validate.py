@@ -30,12 +30,12 @@ _ALL = "all"
 _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
 """The ranges that a word of ``nodePortAddresses`` stands for (cmd/kube-proxy/app/server.go since 1.37)."""
 _HOST_PORT = re.compile(r"(?:\[(.+)\]|([^:]+)):([0-9]{1,5})", re.ASCII)
-_SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # the kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
-_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # the excluded characters are not allowed in a rule or in a name
-_MARK_DROP = 0x8000  # the mark bit of the kubelet's chain KUBE-MARK-DROP
+_SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # The kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL.
+_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # The excluded characters are not allowed in a rule or in a name.
+_MARK_DROP = 0x8000  # The mark bit of the kubelet's chain KUBE-MARK-DROP.
 _MOST_SCOPE_BITS = 16
 _INTERFACE_NAMES: Mapping[LocalMode, tuple[str, int]] = {
-    LocalMode.BRIDGE_INTERFACE: ("detectLocal.bridgeInterface", 15),  # the kernel's limit IFNAMSIZ is 16 with the NUL
+    LocalMode.BRIDGE_INTERFACE: ("detectLocal.bridgeInterface", 15),  # The kernel's limit IFNAMSIZ is 16 with the NUL.
     # A rule appends a plus sign to the prefix, and the plus sign counts towards iptables' limit.
     LocalMode.INTERFACE_NAME_PREFIX: ("detectLocal.interfaceNamePrefix", 14),
 }
@@ -103,7 +103,7 @@ def resolve(values: Values, hostname: str) -> Config:
     _check_mode(values)
     bind_address = _bind_address(values)
     fields["servers"] |= {
-        "health": _listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - kube-proxy has the same default
+        "health": _listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - the same default as in kube-proxy
         "metrics": _listen(values, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
     }
     _check_writable(values, fields["servers"])

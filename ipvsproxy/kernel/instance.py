@@ -1,8 +1,8 @@
 """Ensures that only one ipvsproxy runs in each network namespace.
 
-Two ipvsproxy processes in one namespace would program the same kernel tables. The lock is an abstract socket. Its name is visible
-to exactly the processes of one network namespace. The socket needs no file, and the kernel removes the socket when its process
-ends for any reason.
+Two ipvsproxy processes in one namespace would program the same kernel tables. The lock is an abstract socket. Exactly the
+processes of one network namespace see the socket's name. The socket needs no file, and the kernel removes the socket when its
+process ends for any reason.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Instance:
     """The right to program this network namespace, from the creation of this object until ``close`` or the end of the process.
 
     ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; it is empty if no other program has
-    bound the name. Such a process must not stop ipvsproxy, because any process can bind the socket's name.
+    bound the name. The squatter must not stop ipvsproxy, because any process can bind the socket's name.
 
     Raises:
         KernelError: another ipvsproxy has the right to program this network namespace.

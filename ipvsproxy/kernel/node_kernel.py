@@ -67,7 +67,7 @@ class NodeKernel:
         on_late_rules: Callable[[], None] = lambda: None,
         listen: bool = False,
     ) -> None:
-        """Open all sockets. Only the chains in ``chains`` and the jumps in ``jumps`` count as ours.
+        """Open all sockets. Only the chains in ``chains`` and the jumps in ``jumps`` belong to ipvsproxy.
 
         ``chosen`` is the backend that holds rules and sets. If ``ipvs`` is given, it is used instead of a new IPVS driver, which
         would require a kernel with IPVS. ``rules_patience_s`` is the longest time that a call waits for a program of iptables;
@@ -124,7 +124,7 @@ class NodeKernel:
             self._former_sets.close()
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """Reads all objects that may be ours.
+        """Reads all objects that may belong to ipvsproxy.
 
         The reading contains the named sets and sysctls, the rules and virtual servers of the given IP families, and all objects
         of other kinds.
@@ -158,9 +158,9 @@ class NodeKernel:
         changed rules take longer.
 
         If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out rules
-        that have not changed. It also leaves out addresses, routes, sets and virtual servers for which the kernel's answer is the
-        same as before. If ``whole`` is true, the poll reads virtual servers in full; otherwise it reads only data that shows most
-        changes at little cost (see ``IpvsDriver.observe_changed``).
+        that have not changed, and addresses, routes, sets and virtual servers for which the kernel gives the same answer as
+        before. If ``whole`` is true, the poll reads virtual servers in full; otherwise it reads only data that shows most changes
+        at little cost (see ``IpvsDriver.observe_changed``).
         """
         if thorough:
             self._backend.sets.forget()
@@ -366,7 +366,7 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # It is unknown which of the operations the driver has applied. All of these operations are repeated; repeating
+                # Nothing shows which of the operations the driver has applied. All of these operations are repeated; repeating
                 # them causes no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_fingerprints(run)
@@ -409,7 +409,8 @@ def _without_absent(sets: Mapping[str, AbstractSet[SetEntry] | None]) -> Mapping
 def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
     """The entries of each set.
 
-    None means that the set is absent or differs from ours; when our set is created, the difference is reported.
+    None means that the set is absent or has other parameters than ipvsproxy's set; the attempt to create the set reports the
+    difference.
     """
     return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in observed.items()}
 

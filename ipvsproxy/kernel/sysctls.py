@@ -89,8 +89,8 @@ class SysctlDriver:
         if device := _FLAGS_OF_DEVICE.fullmatch(path):
             _set_flags(device[1], int(value, 16))
             return
-        # ``write_text`` is not used, because it would create a file if the kernel has no such setting and the directory is an
-        # ordinary directory.
+        # ``write_text`` is not used, because it would create a file in an ordinary directory if the kernel does not have the
+        # setting.
         descriptor = os.open(self._root / path, os.O_WRONLY)
         try:
             os.write(descriptor, f"{value}\n".encode())

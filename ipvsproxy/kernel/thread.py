@@ -77,7 +77,7 @@ class KernelThread(Generic[T_co]):
     def _watch(self, ended: int) -> None:
         """Call ``on_slow`` if a call is running and no call has ended since ``ended`` was counted.
 
-        Otherwise, check again later as long as a call is running or awaited.
+        If ``on_slow`` was not called, check again later as long as a call is running or awaited.
         """
         self._timer = None
         is_running = self._begun != self._ended

@@ -75,7 +75,7 @@ ROUTE_PROTOCOL = 251
 class LocalRoutes(_ServiceAddresses):
     """One or more local routes. Each route makes one service address local although no interface has that address.
 
-    A route is recognised as ours by the combination of its table (``local``), protocol number, device (``lo``) and metric. The
+    The combination of table (``local``), protocol number, device (``lo``) and metric shows that a route belongs to ipvsproxy. The
     kernel's own route to an address has another metric.
     """
 

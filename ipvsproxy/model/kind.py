@@ -45,7 +45,7 @@ class KernelKind:
         self.several = several or f"{self.one}s"
 
     def __call__(self, object_class: type[T]) -> type[T]:
-        """As a decorator of a class, declare that the class's objects are of this kind."""
+        """Decorate a class whose objects are of this kind."""
         KINDS[object_class] = self
         return object_class
 

@@ -14,7 +14,7 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 
 
 class Verb(enum.StrEnum):
-    """What an operation does to its object. It is not an error to repeat an operation.
+    """What an operation does to its object. Repeating an operation causes no error.
 
     Each verb is a string, because the hash of a plain enum member is computed in Python code. Hashing plain members would take
     0.1 µs more for each of a hundred thousand operations.
@@ -87,10 +87,10 @@ def count_objects(item: Item) -> int:
 class Outcome(NamedTuple):
     """The outcome of an operation.
 
-    ``error`` is empty if the change has been applied; otherwise it is one line of text for the operator. An operation on several
-    objects may fail, or be a surprise, for some of the objects. Each of these objects then has a separate outcome, whose
-    operation contains only this object. One more outcome covers the remaining objects of the operation, and its operation
-    contains only the remaining objects.
+    ``error`` is empty if the change has been applied; otherwise it is one line of text for the operator. If an operation on
+    several objects fails, or is a surprise, for some of the objects, each affected object has a separate outcome, whose operation
+    contains only the affected object. One more outcome covers the remaining objects of the operation, and its operation contains
+    only the remaining objects.
 
     ``errno`` is the kernel's error number, or 0 if the kernel reported no error. ``surprise``: the object already existed before
     an addition, or was already absent before a removal. After a surprise, the change has been applied, but the observed state was

@@ -1,8 +1,8 @@
 """Packet-filter rules as data: the matches and the target of each rule.
 
 A backend in ``kernel/`` writes and reads rules. An observed rule is the text that ``iptables-save`` prints, or that our rule in
-nf_tables carries. Two rules are equal if their texts are equal. Rules that another proxy has left behind, and the tables of other
-programs, are represented as data as well.
+nf_tables carries. Two rules are equal if their texts are equal. This module also has values for rules that another proxy has left
+behind, and for tables of other programs.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JumpTo:
-    """Continues in another chain of ours in the same table, and afterwards returns to the chain of the rule."""
+    """Continues in another of our chains in the same table, and then returns to the chain of the rule."""
 
     chain: str
 
@@ -300,7 +300,7 @@ class ObservedSkeleton:
     """The observed rules of one IP family: our existing chains with their rules, and the existing jumps.
 
     Chains and jumps of other programs are not included. If all rules of a chain drop packets, the rules are sorted, because their
-    order has no effect, and kube-proxy writes such rules in random order.
+    order has no effect, and kube-proxy writes the rules in random order.
 
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are as we last wrote them.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other

@@ -114,7 +114,7 @@ class IpSet(NamedTuple):
 
     @property
     def gives_marks(self) -> bool:
-        """Whether the entries of this set carry a mark (the extension ``skbinfo``); such entries are ``MarkedEntry`` objects."""
+        """Whether the entries of this set are ``MarkedEntry`` objects, which carry a mark (the extension ``skbinfo``)."""
         return self.kind in (SetKind.SCOPE, SetKind.DIRECT, SetKind.TUNNEL)
 
     @property
@@ -215,12 +215,12 @@ class ForeignElement(SetEntry, frozen=True, gc=False):
     raw: bytes = b""
 
     def __str__(self) -> str:
-        """The text of the element: ``*`` for an element without a key, as ``nft`` prints it; otherwise the key in hexadecimal."""
+        """The key of the element in hexadecimal; ``*`` for an element without a key, which ``nft`` prints in the same way."""
         return f"element {self.raw.hex()}" if self.raw else "*"
 
 
 def mark_entry(key: FirewallMark) -> SetEntry:
-    """The set entry which shows that the virtual server for a firewall mark is ours."""
+    """The set entry which shows that the virtual server for a firewall mark belongs to ipvsproxy."""
     return SetEntry(IpSet(SetKind.MARKS, key.family).name, Address(key.mark.to_bytes(key.family.bits // 8, "big")))
 
 

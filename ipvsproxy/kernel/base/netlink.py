@@ -398,7 +398,7 @@ def explain(number: int) -> str:
 
 
 def outcome(operation: Operation, number: int, expected: Collection[int] = (), reason: str = "") -> Outcome:
-    """The outcome of an operation: ``number`` is 0 for success, an error number, or ``UNANSWERED``.
+    """The outcome of an operation; ``number`` is 0 for success, an error number, or ``UNANSWERED``.
 
     A number in ``expected`` means that the object was unexpectedly present or absent. ``reason`` explains any other error number.
     """
@@ -413,7 +413,7 @@ def resolve_family(channel: Channel, name: str, module: str) -> int:
     Since Linux 5.16, a request for the family of IPVS makes the kernel load the module of IPVS.
 
     Raises:
-        KernelError: the kernel has no such family.
+        KernelError: the kernel does not have the generic netlink family.
     """
     request = ctrlmsg()
     request["cmd"] = _GET_FAMILY

@@ -1,7 +1,7 @@
 """Imports single modules of a package; the package itself is not executed, because its code would import all of its modules.
 
-A package can be in ``sys.modules`` although its code has not been executed. Each of its modules can then be imported in the usual
-manner.
+A package can be in ``sys.modules`` although its code has not been executed. Single modules of the package can then be imported in
+the usual manner.
 """
 
 import importlib

@@ -114,7 +114,7 @@ class SetsDriver(abc.ABC):
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Create and destroy sets, destroy a ``SetCopy``, and add and remove entries, in the given order.
 
-        It is not an error to repeat an operation. Consecutive operations with the same set and verb share messages. If the kernel
+        Repeating an operation causes no error. Consecutive operations with the same set and verb share messages. If the kernel
         refuses an entry, all other entries are applied nevertheless. The outcomes have the same order as the operations. An
         operation on several entries has a single outcome if all entries succeeded; otherwise each entry has a separate outcome.
         """
@@ -160,11 +160,11 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _create(self, ip_set: IpSet) -> int:
-        """Create a set. Returns 0, or an error number: EEXIST if a set with the same name exists. Raises KernelError."""
+        """Create a set. Returns 0 or an error number, such as EEXIST if a set with the same name exists. Raises KernelError."""
 
     @abc.abstractmethod
     def _destroy(self, name: str) -> int:
-        """Destroy a set. Returns 0, or an error number: ENOENT if the set does not exist. Raises KernelError."""
+        """Destroy a set. Returns 0 or an error number, such as ENOENT if the set does not exist. Raises KernelError."""
 
     @abc.abstractmethod
     def _explain(self, number: int, set_type: SetType | None) -> str:

@@ -107,7 +107,7 @@ _FILES: Mapping[str, Program] = {
 class IptablesDriver:
     """Reads and writes the fixed rules of both IP families.
 
-    Only the rules in ``chains`` and the rules in ``jumps`` count as ours: the driver never returns or removes other rules.
+    Only the rules in ``chains`` and the rules in ``jumps`` belong to ipvsproxy: the driver never returns or removes other rules.
     ``commands`` are the names of the programs in PATH. ``proc`` is the mount point of the proc file system.
     """
 
@@ -226,7 +226,7 @@ class IptablesDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Program skeletons, or remove them.
 
-        It is not an error to repeat an operation. Each table is changed either completely or not at all.
+        Repeating an operation causes no error. Each table is changed either completely or not at all.
         """
         return [self._apply(operation, operation.item) for operation in operations if isinstance(operation.item, Skeleton)]
 
@@ -262,8 +262,8 @@ class IptablesDriver:
     def _list_or_remember(self, family: Family) -> Listing:
         """The listed rules. If jumps cannot be listed, the jumps of the driver's last write are used instead.
 
-        If a jump of an earlier process cannot be listed, the jump is written a second time, which changes nothing for packets. As
-        soon as both copies of a jump can be listed, the next write removes one copy.
+        If a jump of an earlier process cannot be listed, the jump is written a second time, which changes nothing for packets.
+        Once both copies of a jump can be listed, the next write removes one copy.
         """
         put = self._last_skeletons.get(family)
         try:

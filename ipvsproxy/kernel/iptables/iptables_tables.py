@@ -34,8 +34,8 @@ OPTIONAL_TABLES = ("mangle",)
 TRIED_TABLE = "nat"
 """The table that serves for trials, as every iptables program writes rules there."""
 
-_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; the numbers for IPv6 are the same
-_INFO = struct.Struct("=80xI")  # the field of ipt_getinfo that holds the size of the entries in bytes
+_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; the numbers for IPv6 are the same.
+_INFO = struct.Struct("=80xI")  # The field of ipt_getinfo that holds the size of the entries in bytes.
 _ENTRIES_OFFSET = 40
 _COUNTERS = bytes(16)
 _CHAIN_HEAD = re.compile(re.escape(struct.pack("=H30s", 64, b"ERROR")) + rb"([^\0]+)")

@@ -1,8 +1,9 @@
 """Runs each family's iptables driver in its own thread, so that a program that hangs or waits for a lock blocks nothing else.
 
 Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer, the call waits only
-``SHORT_PATIENCE_S``. As an exception, the first call for a reading always waits ``patience_s``. A reading needs no lock, and the
-late answer of a reading would be lost as soon as a write is attempted again, so the rules would never be known while writes fail.
+``SHORT_PATIENCE_S``. The first call for a reading is an exception, and always waits ``patience_s``. A reading needs no lock, and
+the late answer of a reading would be lost as soon as a write is attempted again, so the rules would never be known while writes
+fail.
 Rule 2: a program that takes longer than its call waits continues to run, and its operation counts as failed (EINPROGRESS) until
 the program ends. The next attempt at the same operation returns the outcome of this program.
 Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
@@ -72,16 +73,16 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: as in ``IptablesDriver``; or the program takes too long.
+            KernelError: the method of ``IptablesDriver`` failed, or its program takes too long.
         """
         return self.known_program(family) or self._ask(family, "program", self._drivers[family].program, family)
 
     def usable(self, family: Family) -> Refusal | None:
-        """As in ``IptablesDriver``. A program that takes too long does not count as a certain refusal."""
+        """As in ``IptablesDriver``. If the program takes too long, the refusal is not certain."""
         return self._try(family, self._drivers[family].usable)
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """As in ``IptablesDriver``. A program that takes too long does not count as a certain refusal."""
+        """As in ``IptablesDriver``. If the program takes too long, the refusal is not certain."""
         return self._try(family, self._drivers[family].try_writing)
 
     def _try(self, family: Family, method: Callable[[Family], Refusal | None]) -> Refusal | None:
@@ -102,7 +103,7 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: as in ``IptablesDriver``; or the program takes too long.
+            KernelError: the method of ``IptablesDriver`` failed, or its program takes too long.
         """
         return self._ask(family, _READING, self._drivers[family].observe, family)
 

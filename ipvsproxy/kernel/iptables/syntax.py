@@ -30,8 +30,8 @@ class Listing:
     ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump: two copies
     are as wrong as no copy. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if
     there is one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain.
-    ``hidden`` are those of our tables whose content is unknown, because iptables does not show a table with rules that only nft
-    understands.
+    ``hidden`` are the tables of our chains whose content is unknown, because iptables does not show a table with rules that only
+    nft understands.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -140,10 +140,10 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
     """The input of ``iptables-restore --noflush`` that programs a skeleton.
 
     The input declares every chain, which empties the chain, and then appends all rules of the chain. Listed chains and jumps that
-    are not in the skeleton are removed. Another program's rule may jump to a chain; such a chain is emptied instead of removed.
-    Absent jumps are inserted at the top of their chain in the skeleton's order, so the last inserted jump is on top, as with
-    kube-proxy's jumps. A jump that is present keeps its position. If a jump exists more than once, the last copy is kept: each
-    copy was inserted at the top, so the last copy is the oldest. Jumps in ``moved`` are inserted at the top again.
+    are not in the skeleton are removed. A chain to which another program's rule jumps is emptied instead of removed. Absent jumps
+    are inserted at the top of their chain in the skeleton's order, so the last inserted jump is on top, as with kube-proxy's
+    jumps. A jump that is present keeps its position. If a jump exists more than once, the last copy is kept: each copy was
+    inserted at the top, so the last copy is the oldest. Jumps in ``moved`` are inserted at the top again.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]

@@ -38,7 +38,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """The content of a variant in both families: a chain of ``HINTS``, if there is one, and how many rules are ours or not."""
+    """The content of a variant in both families: a chain of ``HINTS``, if any, and the numbers of ipvsproxy's and other rules."""
 
     hint: str = ""
     ours: int = 0
@@ -75,7 +75,7 @@ def installed() -> tuple[Variant, ...]:
 
 
 def choose(chains: Collection[ChainKey]) -> VariantChoice:
-    """Choose a variant of iptables by the rules in this network namespace. ``chains`` are the chains that count as ours.
+    """Choose a variant of iptables by the rules in this network namespace. ``chains`` are the chains that belong to ipvsproxy.
 
     This function starts a few programs, and changes nothing.
 
@@ -121,9 +121,9 @@ def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> VariantCho
 
 
 def count(text: str, chains: Collection[ChainKey]) -> Evidence:
-    """Count our rules and other rules in the output of an iptables-save program.
+    """Count ipvsproxy's rules and other rules in the output of an iptables-save program.
 
-    A rule is ours if the rule is in one of our ``chains``, or jumps to one of our ``chains``.
+    A rule belongs to ipvsproxy if the rule is in one of ``chains``, or jumps to one of ``chains``.
     """
     hint, ours, others = "", 0, 0
     for key, rule in rules(text, may_be_cut=True):
@@ -137,7 +137,7 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
 
 
 def _save(command: str) -> str:
-    """The output of iptables-save; empty if every attempt failed, or if the kernel has no such tables.
+    """The output of iptables-save; empty if every attempt failed, or if the kernel does not have the tables.
 
     The function makes several attempts, because one failure during a restart must not move the rules to the other variant.
     """

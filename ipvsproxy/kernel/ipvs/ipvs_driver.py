@@ -196,8 +196,8 @@ class IpvsDriver:
 
         Two operations must not be about the same object.
 
-        Operations take effect in their order, with one exception: if an object to add is present, or an object to set is absent,
-        the operation is repeated with the other verb after all other operations. A virtual server with a firewall mark that is
+        Operations take effect in their order, with one exception. If an object to add is present, or an object to set is absent,
+        the operation is repeated after all other operations, with the other verb. A virtual server with a firewall mark that is
         already present is not changed (EEXIST). The outcomes have the same order as the operations. If some real servers of an
         operation could not be added, or were already present, each of these real servers has a separate outcome.
         """

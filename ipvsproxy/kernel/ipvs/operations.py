@@ -94,7 +94,7 @@ def is_absent(operation: Operation, number: int) -> bool:
 
     For a virtual server, only ESRCH means that the object is absent (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c).
     ENOENT does not mean that a virtual server is absent. If a present virtual server counted as absent, its witnesses would be
-    removed, and nothing would show any longer that the virtual server is ours.
+    removed, and nothing would show any longer that the virtual server belongs to ipvsproxy.
     """
     return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
 

@@ -53,7 +53,7 @@ _NAME = struct.Struct("=H2x4s2s2xI")  # Protocol, address, port and mark, at the
 _ROW = struct.Struct("=16s16sII4sI")  # Name, scheduler, flags, timeout in seconds, netmask, number of real servers.
 _REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # An entry of a real server, without connections and counters.
 _COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # Address and port, then active and inactive connections.
-_CONNECTIONS = struct.Struct("=24xII64x")  # active and inactive connections
+_CONNECTIONS = struct.Struct("=24xII64x")  # The numbers of active and inactive connections.
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # Address and port, forwarding method in flags, weight, both thresholds.
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
@@ -232,8 +232,7 @@ class SockoptReader(FamilyReader[bytes]):
     def is_there(self) -> bool:
         """Whether the kernel supports this ``getsockopt`` interface.
 
-        An error that is not in ``_NOT_THERE`` does not prove that the interface is missing; the next reading reports such an
-        error.
+        An error that is not in ``_NOT_THERE`` does not prove that the interface is missing, and is reported by the next reading.
         """
         try:
             self._answer(_GET_INFO, bytearray(_INFO.size))
@@ -246,8 +245,8 @@ class SockoptReader(FamilyReader[bytes]):
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """As in ``FamilyReader``.
 
-        IPv6 real servers are left out, because an IPv4 virtual server can have an IPv6 real server only by tunnel, and ours have
-        none.
+        IPv6 real servers are left out. An IPv4 virtual server can have an IPv6 real server only by tunnel, which ipvsproxy never
+        uses.
         """
         room = FIRST_ROOM
         while (entries := self._destinations(self._name_of(key), room)) is not None:

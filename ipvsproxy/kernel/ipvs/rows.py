@@ -255,7 +255,7 @@ class TrafficReader:
         """Read the counters of virtual servers, in parts.
 
         Virtual servers whose counters are all 0 are left out, except the virtual servers in ``always``. If virtual servers are
-        added or removed during the reading, the result may lack other virtual servers as well.
+        added or removed during the reading, the result may also lack other virtual servers.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are

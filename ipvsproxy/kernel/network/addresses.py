@@ -136,7 +136,7 @@ class AddressDriver:
         return ObservedAddresses(own is not None, ours.keys(), tuple(others))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add and remove the dummy device and its addresses, in the given order. It is not an error to repeat an operation.
+        """Add and remove the dummy device and its addresses, in the given order. Repeating an operation causes no error.
 
         The outcomes have the same order as the operations.
         """
@@ -256,7 +256,7 @@ def _link_message(command: int, name: str, flags: int) -> bytes:
 def _address_template(verb: Verb, size: int) -> message.Template:
     """The template of a message about an address of ``size`` bytes.
 
-    As in kube-proxy, both address attributes of the message contain the address, and the message has no flags, label or scope.
+    Both address attributes of the message contain the address, and the message has no flags, label or scope, as in kube-proxy.
     """
     family = next(family for family in Family if _SIZES[family] == size)
 

@@ -52,7 +52,7 @@ class ConntrackDriver:
     """Deletes flows in the network namespace of the thread that creates this object. Only the creating thread may use the object.
 
     The kernel lists flows in parts. The stale flows of each part are deleted through a second socket before the kernel produces
-    the next part, so the use of memory does not depend on the number of flows or of stale flows.
+    the next part. Therefore the use of memory depends neither on the number of flows nor on the number of stale flows.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -195,8 +195,8 @@ def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
 
     The message contains a byte-for-byte copy of the flow's original tuple and, if the flow has a zone, of its zone.
 
-    With such a copy, the same message works for every protocol. A deletion without a tuple would delete all flows, so the layout
-    accepts only flows with a tuple.
+    With a copy of the tuple, the same message works for every protocol. A deletion without a tuple would delete all flows, so the
+    layout accepts only flows with a tuple.
     """
     attributes = message.attributes(data, start, end)
     whole = bytearray(head)

@@ -1,8 +1,9 @@
 """The route driver: manages local routes on ``lo`` to service addresses.
 
-A route is ours if it is in the table ``local``, has the type ``local``, is on ``lo``, and has our protocol number and our metric.
-The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the kernel's route can exist
-side by side. A removal names the protocol number and the metric, because it would otherwise remove the kernel's route.
+A route belongs to ipvsproxy if it is in the table ``local``, has the type ``local``, is on ``lo``, and has ipvsproxy's protocol
+number and metric. The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the kernel's
+route can exist side by side. A removal names the protocol number and the metric, because it would otherwise remove the kernel's
+route.
 
 The routes are on ``lo``, because any other device loses its routes, without a notification, when the device goes down or loses
 its last IPv4 address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
@@ -129,7 +130,7 @@ class RouteDriver:
         return bytes((family, family.bits, 0, 0, TABLE, self._protocol, _SCOPES[family], _LOCAL))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add and remove local routes, in the given order. It is not an error to repeat an operation.
+        """Add and remove local routes, in the given order. Repeating an operation causes no error.
 
         The outcomes have the same order as the operations.
         """

@@ -88,8 +88,8 @@ class TableListing(NamedTuple):
 class NftRulesDriver:
     """Reads and writes the rules of both IP families, in the network namespace of the thread that creates this object.
 
-    Only the chains in ``chains`` and the jumps in ``jumps`` count as ours. ``proc`` is the mount point of the proc file system.
-    Only one thread may use the driver.
+    Only the chains in ``chains`` and the jumps in ``jumps`` belong to ipvsproxy. ``proc`` is the mount point of the proc file
+    system. Only one thread may use the driver.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class NftRulesDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Program or remove skeletons; each skeleton is programmed or removed either completely or not at all.
 
-        It is not an error to repeat an operation.
+        Repeating an operation causes no error.
         """
         return [self._apply(operation) for operation in operations]
 
@@ -235,8 +235,8 @@ class NftRulesDriver:
         """The messages that append the rules of an IP family in ``listing`` to their chains again, after the chains were emptied.
 
         Raises:
-            ValueError: a rule is not ours, or a base chain has been changed. Without the foreign rule or the changed chain, the
-                rewritten rules might accept packets that are to be dropped.
+            ValueError: another program has added or changed a rule, or has changed a base chain. Without the foreign rule or the
+                changed chain, the rewritten rules might accept packets that are to be dropped.
         """
         observed = self.observed(family, listing)
         ours = (listing.rules.get(nft_rule.chain_name(family, *key), ()) for key in self._chains)
@@ -378,7 +378,7 @@ def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
 
 
 def _texts(printed: Sequence[_Printed], chain: str) -> Iterator[str]:
-    """The texts of the rules of one of our chains; the text says if a rule is not ours or has been changed."""
+    """The texts of the rules of one of our chains; a text says if its rule was added or changed by another program."""
     for run, is_as_written in _runs(printed):
         if is_as_written:
             yield run[0].text

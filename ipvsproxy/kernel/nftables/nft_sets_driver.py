@@ -87,9 +87,9 @@ class NftSetsDriver(SetsDriver):
     def messages(self, operations: Sequence[Operation]) -> list[Message] | None:
         """The messages of operations, in the operations' order, for one transaction.
 
-        None means that the transaction would be too large, that an entry cannot be encoded, or that a set is to be removed, after
-        which the table may have to be removed as well. Unlike in ``apply``, repeated operations fail: the kernel refuses to
-        create a set that exists, and to remove an entry that does not exist.
+        None means that the transaction would be too large, that an entry cannot be encoded, or that a set is to be removed (the
+        table may then have to be removed, too). Unlike in ``apply``, repeated operations fail: the kernel refuses to create a set
+        that exists, and to remove an entry that does not exist.
         """
         messages: list[Message] = []
         size = 0
@@ -402,7 +402,7 @@ def _network(address: bytes, prefix_length: int) -> bytes:
 
 
 def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
-    """The entry that ``encode`` turns into this key; a ``ForeignElement`` if there is no such entry."""
+    """The entry that ``encode`` turns into this key; a ``ForeignElement`` if no entry has this key."""
     if ip_set.type is SetType.PORT:
         return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
     size = ip_set.family.bits // 8

@@ -50,7 +50,7 @@ ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUP
 class TableContent(NamedTuple):
     """The content of our table: the names of our chains and sets, and whether the table has chains or sets of other programs.
 
-    Chains and sets are recognised as ours by their names.
+    The names of chains and sets show which of them belong to ipvsproxy.
     """
 
     chains: Sequence[str]
@@ -59,7 +59,7 @@ class TableContent(NamedTuple):
 
     @property
     def has_ours(self) -> bool:
-        """Whether our table has one of our chains or sets. An empty table also counts as ours."""
+        """Whether the table has one of our chains or sets, or is empty."""
         return bool(self.chains or self.sets) or not self.has_others
 
     def removal(self) -> list[Message]:

@@ -57,7 +57,7 @@ class NftDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply all operations that the kernel accepts, and return one outcome for each operation.
 
-        It is not an error to repeat an operation.
+        Repeating an operation causes no error.
 
         If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object has its
         own outcome.
