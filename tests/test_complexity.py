@@ -121,7 +121,7 @@ async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services
 
     def counting(*arguments: object, **choices: object) -> object:
         translated["translated"] += 1
-        return translating(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
+        return translating(*arguments, **choices)  # type: ignore[arg-type]  # the arguments are passed on unchanged
 
     monkeypatch.setattr(desired_state, "translating", counting)
     served = MemoryNode(wire)

@@ -110,6 +110,6 @@ def _listening(make_listener: Callable[..., None], counts: Counter[str]) -> Call
     def made(listener: notify.ChangeListener, **named: Any) -> None:
         make_listener(listener, **named)
         counts[HEARD] += 1  # a new socket requests the names of interfaces from the kernel
-        listener._socket = _ListeningSocket(listener._socket, counts)  # type: ignore[assignment]  # alike as far as it is used
+        listener._socket = _ListeningSocket(listener._socket, counts)  # type: ignore[assignment]  # it has the methods that are used
 
     return made

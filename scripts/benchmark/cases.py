@@ -540,8 +540,8 @@ def _backend_flags(backend: str) -> list[str]:
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
     """Measures the starts and replays of both sides alternately, because the speed of the machine changes from minute to minute.
 
-    With only one pair per side, the first side is measured last: in ``binding``, the first side uses addresses, and the kernel is
-    still busy with removed addresses afterwards.
+    With only one pair per side, the first side is measured last, because in ``binding`` the first side uses addresses, and the
+    kernel is busy with removed addresses afterwards.
     """
     firsts, rounds = dict[str, list[Measurement]](), dict[str, list[Measurement]]()
     for side, chosen in sides.items():

@@ -1,4 +1,4 @@
-"""The names and targets of the figures of each measurement, and how times are put together."""
+"""The names and targets of the figures of each measurement, and functions that combine durations."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ def distribution(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def by_part(steps: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """The distribution, the sum and the number of the times of a part's steps, by part."""
+    """For each part of a recording: the distribution, the sum and the number of the durations of its steps."""
     parts: dict[str, list[float]] = {}
     for step, spent_s in steps.items():
         if step:
@@ -106,7 +106,7 @@ def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of a change, churn and a new Service. A replay is the same messages alone, sent again from a file.
+    """Rows of a change, churn and a new Service. A replay sends the same messages again from a file, without the program.
 
     The replay of a first connection includes the time of connecting.
     """
@@ -137,7 +137,7 @@ def rolling(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def idle(found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of a time without changes."""
+    """Rows of a period without changes."""
     yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
     yield Row("idle", "processor %, with the polls of a minute", found[0]["idle"]["polling_percent"])
     yield Row("idle", "processor %, with polls of everything every 30 s", found[0]["idle"]["rarely_polling_percent"])

@@ -67,7 +67,7 @@ class Meter:
         self._file_calls = calls.file_calls()
 
     def step(self, name: str = "") -> None:
-        """Begin this step of the recording, if there is one."""
+        """Begin this step of the recording, if the measurement has a recording."""
         if self.recording is not None:
             self.recording.step = name
 

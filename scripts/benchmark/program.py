@@ -57,7 +57,7 @@ class Watching(Watcher):
     def synced(self, summary: SyncSummary) -> None:
         """Called when a sync has finished."""
         self._watcher.synced(summary)
-        # Fields that the program drops as well are removed; with a hundred thousand Services they take five megabytes.
+        # Fields that the program also drops are removed; for a hundred thousand Services, these fields take five megabytes.
         kept = dataclasses.replace(summary, changes=Changes())
         self.syncs.append(Sync(self._began_s, time.perf_counter(), self._sent_lines, kept))
         self.synced_event.set()
@@ -91,7 +91,7 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
     async def make_source(config: Config, *_: object) -> Source:
         return Source(api, all_nodes=config.takes_direct_return)
 
-    importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has it in memory, too
+    importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has this module in memory, too
     with (
         mock.patch.object(app, "Engine", MeasuredEngine),
         mock.patch.object(sources, "make", make_source),
@@ -124,7 +124,7 @@ def configuration(*flags: str) -> Config:
         f"--cluster-cidr={CLUSTER_CIDR}",
         "--ipvs-min-sync-period=0s",
         "--ipvs-sync-period=24h",  # audits are measured separately
-        "--conntrack-max-per-core=0",  # writable only in the host's first network namespace
+        "--conntrack-max-per-core=0",  # the setting is writable only in the host's first network namespace
         *flags,
     ]
     return load.load(arguments, hostname=workload.NODE, read_file=lambda _: b"")

@@ -65,7 +65,7 @@ def _decades(values: Iterable[float]) -> tuple[int, int]:
     return low, max(low + 1, math.ceil(max(logarithms)))
 
 
-def _frame(place, x_range: tuple[int, int], y_range: tuple[int, int]) -> Iterator[str]:  # type: ignore[no-untyped-def]  # local
+def _frame(place, x_range: tuple[int, int], y_range: tuple[int, int]) -> Iterator[str]:  # type: ignore[no-untyped-def]  # place is a local function
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12" fill="#57606a">'
@@ -86,7 +86,7 @@ def _seconds(power: int) -> str:
     return f"{10 ** (power + 3)} ms" if power < 0 else f"{10**power} s"
 
 
-def _lines(place, series: Sequence[tuple[str, str, list[tuple[float, float]]]]) -> Iterator[str]:  # type: ignore[no-untyped-def]  # local
+def _lines(place, series: Sequence[tuple[str, str, list[tuple[float, float]]]]) -> Iterator[str]:  # type: ignore[no-untyped-def]  # place is a local function
     for label, colour, found in series:
         placed = [place(*point) for point in found]
         if not placed:

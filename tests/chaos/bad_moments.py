@@ -1,4 +1,4 @@
-"""How the program must react to each bad moment. ``moments`` causes the effect of the moment on the node."""
+"""How the program must react to each bad moment. The module ``moments`` causes the effect of each moment on the node."""
 
 import contextlib
 import functools

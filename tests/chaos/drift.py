@@ -22,7 +22,7 @@ _OPTIONS = {"TCP": "-t", "UDP": "-u", "SCTP": "--sctp-service"}
 
 
 def run(*argv: str, stdin: str | None = None, check: bool = True) -> str:
-    """Run a program, and return its command line. Raises RuntimeError if it fails, unless ``check`` is false."""
+    """Run a program, and return its command line. Raises RuntimeError if the program fails, unless ``check`` is false."""
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
         raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
@@ -133,7 +133,7 @@ def destroy_sets(_state: State, _dice: random.Random) -> str:
             run(program, "-t", table, "-F")
             run(program, "-t", table, "-X", check=False)
     names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
-    # The program may be faster, and then its rules already use a set again.
+    # The program may have written its rules again already, and then the rules use a set again.
     run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
     _put_foreign_rules_back()
     return "iptables -F, -X; ipset destroy of each KUBE set"
@@ -186,7 +186,7 @@ def move_jump(_state: State, _dice: random.Random) -> str:
 
 
 def is_jump_in_place() -> bool:
-    """Whether our jump precedes the foreign one in nat/OUTPUT."""
+    """Whether our jump precedes the foreign jump in nat/OUTPUT."""
     text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
     rules = [line for line in text.splitlines() if line.startswith("-A OUTPUT ")]
     ours = [place for place, line in enumerate(rules) if "KUBE-" in line]

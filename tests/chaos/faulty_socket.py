@@ -45,7 +45,7 @@ def install(faults: Faults) -> None:
 
 
 class FaultySocket:
-    """One socket. ``changes``: whether the current message is a change rather than a query."""
+    """One socket. ``changes`` says whether the current message is a change rather than a query."""
 
     def __init__(self, real: netlink.Socket, faults: Faults, dice: random.Random, changes: Callable[[], bool]) -> None:
         self._real = real

@@ -233,7 +233,7 @@ class History:
         self.note("the xtables lock is free")
 
     def _moment(self) -> None:
-        """Run one bad moment; the usual checks follow it."""
+        """Run one bad moment, before the usual checks."""
         kind = next(self._moments)
         self.note(f"moment: {kind.value}")
         self.figures.moments[kind.value] += 1

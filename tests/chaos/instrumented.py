@@ -1,4 +1,4 @@
-"""Starts the program so that its tasks can be counted and its netlink sockets can fail; arguments as for ``ipvsproxy``.
+"""Starts the program so that its tasks can be counted and its netlink sockets can fail; accepts the arguments of ``ipvsproxy``.
 
 In the directory ``IPVSPROXY_CHAOS``, the program writes the number of tasks to the file ``tasks`` every second, and reads orders
 of faults from the file ``faults``. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program;

@@ -90,8 +90,8 @@ def _parse(text: str) -> Address:
 
 
 def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """These sections of the observed state, with the objects of the other backend as separate rows."""
-    needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # in this form, each mark has a name
+    """The observed state, limited to these sections, with the objects of the other backend as separate rows."""
+    needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # in the form of the recordings, each mark has a name
     state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections, backend))
     if needs_sets:
         del state["ipsets"]

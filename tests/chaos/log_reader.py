@@ -22,7 +22,7 @@ class LogReader:
     def stall(self, process_id: int) -> None:
         """Stop reading, and fill the pipe of this process so that the pipe accepts no more bytes."""
         self._goes_on.clear()
-        # Another open description of the same pipe, because the program's own must not become non-blocking.
+        # This opens the same pipe again, because the descriptor of the program must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
         _fill(pipe)
         self._has_stalled.wait()  # until the thread has read once more

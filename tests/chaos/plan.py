@@ -43,7 +43,7 @@ MOVES = 2
 class Plan(NamedTuple):
     """The steps in their order, and the kinds of these steps.
 
-    ``drifts``, ``harms``, ``faults``, ``troubles`` and ``moments`` have the kinds.
+    ``drifts``, ``harms``, ``faults``, ``troubles`` and ``moments`` are the kinds of the steps.
     """
 
     steps: list[str]

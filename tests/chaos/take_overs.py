@@ -1,7 +1,7 @@
 """Take-overs from kube-proxy, one after the other in one lab, while clients send requests without a pause.
 
 The kernel has kube-proxy's recorded state. Each take-over starts the program on this state, waits until everything has been
-programmed, and ends the program, which leaves the state as kube-proxy left it for the next take-over.
+programmed, and ends the program. The program leaves the state as kube-proxy left it, for the next take-over.
 """
 
 import contextlib
@@ -170,7 +170,7 @@ class TakeOvers:
 
 
 def _unanswered(client: Client, outcome: str, asked_s: float, done: Sequence[tuple[int, TakeOver]]) -> Unanswered:
-    """A failed request, with the last take-over that had started by then."""
+    """A failed request, with the last take-over that had started by the time of the request."""
     before = [(number, one) for number, one in done if one.began_s <= asked_s]
     if not before:
         return Unanswered(client, outcome, asked_s, 0, 0.0, ())

@@ -57,9 +57,9 @@ class Ending(NamedTuple):
     """The result of one start.
 
     ``status`` is the exit status of a process that has ended; None means that the process is running. ``missing`` are virtual
-    servers that the start removed, ``removing`` the acts that removed something from IPVS, ``lacking`` the objects that are not
-    programmed at the end, ``shown`` the metrics that report objects as not programmed or unreadable, ``warnings`` the log lines
-    at the levels warning and error.
+    servers that the start removed. ``removing`` are the acts that removed something from IPVS. ``lacking`` are the objects that
+    are not programmed at the end. ``shown`` are the metrics that report objects as not programmed or unreadable. ``warnings`` are
+    the log lines at the levels warning and error.
     """
 
     acts: Sequence[acts.Act]

@@ -18,7 +18,10 @@ Client = tuple[str, str, str, Family]
 
 
 def configure(path: Path, **ours: object) -> None:
-    """Replace a configuration file. ``ours`` are fields of its section ``ipvsproxy``. Second scopes are enabled."""
+    """Replace a configuration file.
+
+    ``ours`` are fields of the section ``ipvsproxy`` of the file. The new file enables second scopes.
+    """
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

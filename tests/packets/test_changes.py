@@ -238,7 +238,9 @@ def _answers(running: Cluster, family: Family) -> set[str]:
 
 
 @with_addresses
-def test_of_two_services_with_the_same_address_or_node_port_the_older_is_served_until_it_is_deleted(running: Cluster) -> None:
+def test_of_two_services_with_the_same_address_or_node_port_the_older_service_is_served_until_it_is_deleted(
+    running: Cluster,
+) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}
     external = cluster.address("external 1", Family.IPV4)
     running.have(*_twins("second", node_port=30001))

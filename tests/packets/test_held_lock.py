@@ -100,7 +100,7 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
 
 
 def wrong(laboratory: lab.Lab) -> list[str] | bool:
-    """True, or the clients that are still treated according to a former policy."""
+    """Returns True, or the clients that are still treated according to a former policy."""
     results = zip((*SERVED, *REFUSED), laboratory.probe_all((*SERVED, *REFUSED)), strict=True)
     return [f"{probe}: {result.outcome}" for probe, result in results if (result.outcome == "ok") is (probe in REFUSED)] or True
 

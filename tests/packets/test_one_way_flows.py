@@ -136,7 +136,8 @@ def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its
     """Without ``expire_nodest_conn``, and if it is old, the kernel does not search for connections to a removed real server.
 
     With the setting, a packet of such a connection is dropped, and ends the connection (``ip_vs_in_hook`` in
-    net/netfilter/ipvs/ip_vs_core.c). The program would write the setting again. The kernel function is the same for all clients.
+    net/netfilter/ipvs/ip_vs_core.c). The test ends the program first, because the program would write the setting again. The
+    kernel function is the same for all clients.
     """
     running.have(_web("p1"))
     to = cluster.address("cluster 1", family)

@@ -229,7 +229,7 @@ def _migrate(one: OneNode, proxies: Proxies) -> None:
 
 
 def _check_shown_log(log: str) -> None:
-    """The lines of the log that the page shows have the keys of the real lines; the lines about lists come from an API server."""
+    """The log lines on the page have the keys of the real lines, except the lines about lists, which come from an API server."""
     page = (test_runbook.ROOT / "docs/migration.md").read_text()
     shown = re.findall(r"^… (level=info event=(\w+) .+)$", page, re.MULTILINE)
     assert [event for _, event in shown] == ["starting", "listed", "synced"]

@@ -298,7 +298,7 @@ def marks(running: cluster.Cluster) -> list[str]:
 def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:
     """Restart the program while a pod sends requests to load-balancer addresses, given by number.
 
-    One pod must answer each address.
+    At each address, only the pod named with it may answer.
     """
     loads = []
     with contextlib.ExitStack() as asking:

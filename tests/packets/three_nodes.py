@@ -38,7 +38,7 @@ DIRECT = ("--ipvs-direct-return=on", "--ipvs-traffic-scopes=kube-proxy")
 
 
 def nodes(*taking_part: str) -> list[dict[str, Any]]:
-    """The three Nodes, of which these take part in direct return."""
+    """The three Nodes, of which only the given Nodes take part in direct return."""
     return [
         {
             "apiVersion": "v1",

@@ -295,7 +295,7 @@ def test_the_kernel_configuration_is_debians_with_nf_tables_for_both_families() 
     assert {"CONFIG_XFS_FS_QUOTA=y", "CONFIG_NET=y"} <= set(lines)
 
 
-def test_source_that_is_never_compiled_is_not_unpacked_except_its_configuration_files(
+def test_of_directories_that_are_never_compiled_only_the_configuration_files_are_unpacked(
     machine: Machine, tmp_path: pathlib.Path
 ) -> None:
     building.unpack(tmp_path / "tree", tmp_path / "log")

@@ -152,7 +152,7 @@ def test_two_clones_make_identical_release_files_and_publish_nothing(origin: pat
         (lambda _: None, "0.1", "'0.1' is not MAJOR.MINOR.PATCH"),
     ],
 )
-def test_a_release_that_cannot_have_this_version_is_refused(
+def test_a_release_is_refused_if_the_repository_or_the_version_is_not_ready_for_it(
     origin: pathlib.Path, tmp_path: pathlib.Path, spoil: Callable[[pathlib.Path], object], version: str, reason: str
 ) -> None:
     folder = clone(origin, tmp_path / "one")

@@ -207,7 +207,7 @@ class Lab:
         """Run a command in a namespace; returns its output.
 
         Raises:
-            LabError: the command failed; holds its error text.
+            LabError: the command failed; the message is its error text.
         """
         status, output, error = self.call("run", namespace=namespace, argv=argv, stdin=stdin)
         if status != 0:

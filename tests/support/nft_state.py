@@ -92,7 +92,7 @@ def _chain(name: str) -> str:
 
 
 def chain_name(label: str, table: str, chain: str) -> str:
-    """``IPv4-nat-KUBE-SERVICES`` for ``v4``, ``nat``, ``KUBE-SERVICES``."""
+    """Returns ``IPv4-nat-KUBE-SERVICES`` for ``v4``, ``nat`` and ``KUBE-SERVICES``."""
     return f"{next(family.label for family in Family if family.label.endswith(label))}-{table}-{chain}"
 
 

@@ -54,8 +54,8 @@ class World:
     A script is the list of the answers in the order in which the server sends them: each answer is a page, or the fragments of a
     watch.
 
-    A float in a watch lets that time pass, and an exception is raised. ``served_versions`` are the answers to requests for the
-    server's version; by default, the server is newer than every client.
+    A float in a watch lets this number of seconds pass, and an exception in a watch is raised. ``served_versions`` are the
+    answers to requests for the server's version; by default, the server is newer than every client.
     """
 
     def __init__(self, *script: Answer) -> None:

@@ -87,7 +87,7 @@ def until_done(node: simulation.SimulatedNode) -> None:
 
 
 def with_a_second_one(node: simulation.SimulatedNode, source_ranges: tuple[str, ...]) -> None:
-    """Another Service with source ranges: the rules of some sets already exist."""
+    """If another Service has source ranges, the rules of some sets already exist."""
     if source_ranges:
         node.put(web(source_ranges, "other", "192.0.2.77"))
 
@@ -175,7 +175,7 @@ def test_an_address_is_bound_as_soon_as_one_of_its_virtual_servers_exists_and_no
     assert balancer.address in node.kernel.addresses, "another Service answers there"
 
 
-def test_a_second_service_on_the_same_address_does_not_wait_for_the_source_ranges_of_the_first() -> None:
+def test_a_second_service_on_the_same_address_does_not_wait_for_the_source_ranges_of_the_first_service() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(
         lambda operation: operation.item == SetEntries.of(examples.range_entry(VIRTUAL_SERVER, "10.1.0.0/16")), times=1
@@ -347,7 +347,7 @@ def test_flows_are_not_cleaned_before_their_virtual_server_has_been_added() -> N
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 
-def test_cleaning_flows_does_not_wait_for_a_desired_real_server_that_must_not_keep_them() -> None:
+def test_cleaning_flows_does_not_wait_for_a_desired_real_server_that_must_lose_its_flows() -> None:
     """The endpoint is ready but not serving, as with ``publishNotReadyAddresses``."""
     node = simulation.SimulatedNode()
     service, _ = dns()

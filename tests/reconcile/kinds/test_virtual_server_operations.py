@@ -107,7 +107,7 @@ def test_a_real_server_gets_the_one_operation_that_it_needs(
     assert result == ([Operation(expected[0], RealServers.of(key, *expected[1:]))] if expected else [])
 
 
-def test_if_all_real_servers_are_replaced_the_new_ones_are_added_before_the_old_ones_are_removed() -> None:
+def test_if_all_real_servers_are_replaced_new_real_servers_are_added_before_old_real_servers_are_removed() -> None:
     result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
     swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
     assert sorted(result, key=NodeTables(Drains()).stage) == swap

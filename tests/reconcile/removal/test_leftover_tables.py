@@ -20,7 +20,7 @@ def test_a_leftover_nftables_table_of_kube_proxy_is_removed_as_a_whole() -> None
     assert leftovers.removal_of_table(LEFT).is_needed
 
 
-def test_a_kube_proxy_table_without_a_comment_is_recognised_because_old_versions_of_nft_write_none() -> None:
+def test_a_kube_proxy_table_without_a_comment_is_recognised_because_old_versions_of_nft_write_no_comment() -> None:
     assert leftovers.why_foreign(dataclasses.replace(LEFT, comment="")) == ""
 
 

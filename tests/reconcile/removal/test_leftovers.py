@@ -162,7 +162,7 @@ def test_rules_that_came_back_twice_are_removed_again_only_after_a_waiting_time(
     assert not returns.comes_back("elsewhere", now)
 
 
-def test_rules_that_did_not_come_back_for_a_long_time_are_removed_at_once_again() -> None:
+def test_rules_that_come_back_after_a_long_time_are_removed_at_once() -> None:
     returns = Returns()
     for now in (0.0, 30.0):
         returns.remove("here", now)

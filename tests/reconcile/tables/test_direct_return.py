@@ -41,7 +41,7 @@ def weights_of(node: SimulatedNode, kind: SetKind) -> dict[str, int]:
     return {str(key): weight for key, weight in server.real_servers.items()}
 
 
-def test_clients_outside_and_packets_from_tunnels_have_different_marks() -> None:
+def test_outside_clients_and_packets_from_tunnels_have_different_marks() -> None:
     node = node_with()
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()

@@ -59,7 +59,7 @@ def _weights(scope: ClusterScope) -> dict[str, int]:
     return {str(key): weight for key, weight in scope.weights.items()}
 
 
-def test_clients_outside_reach_endpoints_on_this_node_and_one_tunnel_to_each_other_node() -> None:
+def test_outside_clients_reach_endpoints_on_this_node_and_one_tunnel_to_each_other_node() -> None:
     outside, by_tunnel = _shop("10.244.0.5", "10.244.1.5", "10.244.1.6").rare.scopes
     assert (outside.clients, by_tunnel.clients) == (Clients.OUTSIDE, Clients.BY_TUNNEL)
     assert _weights(outside) == {"10.244.0.5:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 2}
@@ -104,7 +104,7 @@ def test_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
     assert members(SetKind.NOT_DIRECT, _shop("10.244.0.5", "10.244.1.5")) == set()
 
 
-def test_the_virtual_server_of_the_address_is_the_same_with_and_without_direct_return() -> None:
+def test_direct_return_does_not_change_the_virtual_server_of_a_service_address() -> None:
     with_it, without = _shop("10.244.0.5", "10.244.1.5"), _shop("10.244.0.5", "10.244.1.5", settings=Settings())
     assert (with_it.served, with_it.entries) == (without.served, without.entries)
     assert without.rare.scopes == ()
@@ -143,7 +143,7 @@ def test_a_tunnel_device_with_an_address_belongs_to_another_program() -> None:
 
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
-def test_rules_for_tunnels_come_first_and_rules_for_clients_outside_come_last(backend: Backend) -> None:
+def test_rules_for_tunnels_come_first_and_rules_for_outside_clients_come_last(backend: Backend) -> None:
     view = _view(pod_networks=builders.networks("10.244.0.0/24"), elsewhere=frozenset(builders.addresses("10.244.0.1")))
     skeleton = build_skeleton(Family.IPV4, dataclasses.replace(ON, backend=backend), view, OCCUPIED, ())
     chains = {key.chain: list(texts(skeleton, *key)) for key in (*SCOPE_CHAINS, *DIRECT_CHAINS)}
