@@ -203,7 +203,7 @@ def test_a_node_with_nothing_but_leftover_rules_is_not_clean() -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "remove"])
-def test_leftover_rules_that_cannot_be_read_or_removed_are_a_problem_and_all_other_rules_are_removed(
+def test_leftover_rules_that_cannot_be_read_or_removed_are_reported_and_all_other_leftover_rules_are_removed(
     kernel: FakeKernel, step: str
 ) -> None:
     left = Tables()
@@ -227,14 +227,14 @@ def test_a_leftover_chain_that_a_foreign_rule_jumps_to_is_reported_with_the_rule
     )
 
 
-def test_a_table_that_iptables_cannot_print_is_a_problem(kernel: FakeKernel) -> None:
+def test_a_table_that_iptables_cannot_print_is_reported_as_a_problem(kernel: FakeKernel) -> None:
     left = Tables()
     left.put(OTHER, LeftRules(hidden=frozenset({"nat"})))
     (problem,) = clean(kernel, left).problems
     assert "table nat holds rules of nft" in problem
 
 
-def test_a_cleanup_whose_removed_objects_come_back_names_the_program_that_still_runs(kernel: FakeKernel) -> None:
+def test_if_removed_objects_come_back_the_cleanup_reports_the_program_that_still_runs(kernel: FakeKernel) -> None:
     class Restless(FakeKernel):
         def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
             outcomes = super().apply(operations)
@@ -312,7 +312,7 @@ STRANGE = (
 
 
 def rules(program: str) -> set[str]:
-    """All rules, and all chains that are not built in."""
+    """All rules, and all chains except the built-in chains."""
     return {line.removesuffix(" [0:0]") for line in shown(f"{program}-save") if line.startswith("-A") or " - [" in line}
 
 
@@ -489,7 +489,7 @@ def test_kube_proxys_nftables_tables_are_removed_from_a_real_kernel_without_the_
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_rules_of_both_iptables_variants_are_removed_where_the_kernel_has_both(variant: Variant) -> None:
+def test_cleanup_removes_rules_of_both_iptables_variants_if_the_kernel_supports_both_variants(variant: Variant) -> None:
     drivers = [IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=commands(one)) for one in Variant]
     if refusal := next(filter(None, (driver.try_writing(Family.IPV4) for driver in drivers)), None):
         pytest.skip(f"this kernel does not do both: {refusal.reason}")

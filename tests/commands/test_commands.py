@@ -59,7 +59,7 @@ def test_no_inspecting_command_changes_an_empty_node() -> None:
 
 
 @pytest.mark.usefixtures("_node")
-def test_plan_and_verify_agree_with_run_and_later_verify_finds_drift_and_explain_explains_it(tmp_path: Path) -> None:
+def test_plan_verify_and_explain_agree_with_the_kernel_that_run_has_programmed_and_report_drift(tmp_path: Path) -> None:
     (planned,) = _json("plan")
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()
@@ -92,7 +92,7 @@ def _sorted(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("_node")
-def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_them(tmp_path: Path) -> None:
+def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_the_rows(tmp_path: Path) -> None:
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()
     for command in ("-A -f 7 -s wlc", "-a -f 7 -r 10.9.9.9 -m", "-A -t 192.0.2.1:80 -s rr -p 60"):

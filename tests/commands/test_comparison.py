@@ -84,7 +84,7 @@ async def tell(node: MemoryNode, before: State, after: State) -> None:
 async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     seen = inspected(node.kernel, *objects, translation=node.settings)
     comparison = Comparison(seen)
-    for _ in range(2):  # the second reading of a command must find the same as the first
+    for _ in range(2):  # the second reading of a command must return the same objects as the first
         await comparison.read()
         assert list(map(str, comparison.differences())) == []
         found, wanted = desired(comparison._reconciler._tables), desired(node.engine._reconciler._tables)

@@ -102,7 +102,7 @@ async def test_the_dry_run_compares_a_change_only_after_the_other_proxy_had_time
     running = asyncio.create_task(compared.dry_run.run())
     await asyncio.wait_for(looks.acquire(), 60)
     compared.dry_run.changed()
-    await asyncio.wait_for(looks.acquire(), 60)  # the change ends the interval early
+    await asyncio.wait_for(looks.acquire(), 60)  # a change starts the next comparison early
     running.cancel()
     assert compared.status.node == WEB[0]
 

@@ -134,7 +134,7 @@ async def test_explain_searches_for_a_name_without_a_namespace_in_all_namespaces
 
 
 @pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
-async def test_explain_finds_a_pod_by_name_or_address_and_says_why_each_service_uses_it_or_not(subject: str) -> None:
+async def test_explain_finds_a_pod_by_name_or_address_and_says_why_each_service_uses_the_pod_or_not(subject: str) -> None:
     lines = await _text(await synced_kernel(*WEB), subject, *WEB, targets=PODS)
     assert lines[0] == "endpoint default/web-b (10.244.0.2) on node-a"
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")

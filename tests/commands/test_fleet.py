@@ -161,7 +161,7 @@ def rows(document: Mapping[str, Any]) -> dict[str, list[str]]:
     return {one["node"]: [row["problem"] for row in one["problems"]] for one in document["nodes"] if one["problems"]}
 
 
-async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones_are_reported() -> None:
+async def test_fleet_reports_exactly_the_silent_hostile_and_differing_nodes_among_a_thousand() -> None:
     well = {f"n{number:03}": WELL for number in range(959)}
     cluster = Cluster({})
 

@@ -92,7 +92,7 @@ async def test_an_empty_first_list_is_requested_again_and_no_command_relies_on_i
     assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []
 
 
-async def test_an_empty_manifest_directory_needs_no_confirmation() -> None:
+async def test_an_empty_manifest_directory_is_accepted_at_the_first_reading() -> None:
     node = await inspected(FakeKernel(), "--manifests=/nowhere")
     async with inspection.following(EmptySource(), node.store):
         assert not node.store.may_lack_all

@@ -120,7 +120,7 @@ async def test_list_marks_rows_of_other_programs_as_foreign_and_shows_no_service
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_a_row_that_vanishes_during_the_reading_has_no_owner() -> None:
+async def test_list_shows_a_row_that_vanishes_during_the_reading_as_removed_meanwhile() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -240,7 +240,7 @@ async def test_list_without_service_names_prints_the_bare_table_and_json_says_th
 
 
 def test_list_reports_a_kernel_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # the log of another test stays set up
+    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # keeps the log configuration of the test run
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())
     assert listing.run(loading.from_flags("--manifests=.")) == 2

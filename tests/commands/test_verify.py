@@ -142,7 +142,7 @@ async def test_a_difference_that_is_programmed_between_two_readings_is_not_repor
     observe = kernel.observe
 
     def heal_after(*arguments: object) -> Observation:
-        seen = observe(*arguments)  # type: ignore[arg-type]  # passes its arguments on
+        seen = observe(*arguments)  # type: ignore[arg-type]  # the wrapper passes on its arguments
         weights[THERE] = 1
         return seen
 
@@ -167,7 +167,7 @@ async def test_node_ports_on_a_lost_address_are_not_a_difference_if_they_are_rem
     def give_up(*arguments: object) -> Observation:
         if next(looks) == gone_at:
             del kernel.virtual_servers[lost]
-        return observe(*arguments)  # type: ignore[arg-type]  # passes its arguments on
+        return observe(*arguments)  # type: ignore[arg-type]  # the wrapper passes on its arguments
 
     kernel.observe = give_up  # type: ignore[assignment]  # removes the virtual server as run does
     document = await _verify(kernel, *NODE_PORT)

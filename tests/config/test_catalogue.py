@@ -9,7 +9,7 @@ from ipvsproxy.config.option import AT_START, Likeness, Option
 from ipvsproxy.model.kernel import Timeouts
 from tests.config import loading
 
-# cmd/kube-proxy/app/options.go and component-base's logging flags in kubernetes/kubernetes v1.36
+# These flags are from cmd/kube-proxy/app/options.go and component-base's logging flags in kubernetes/kubernetes v1.36.
 KUBE_PROXY_FLAGS = """
     bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config config-sync-period conntrack-max-per-core
     conntrack-min conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait conntrack-tcp-timeout-established
@@ -21,9 +21,9 @@ KUBE_PROXY_FLAGS = """
     logging-format machine-id-file masquerade-all master metrics-bind-address metrics-port nodeport-addresses oom-score-adj
     pod-bridge-interface pod-interface-name-prefix profiling proxy-mode show-hidden-metrics-for-version v version vmodule
     write-config-to
-""".split()  # noqa: SIM905 - sixty strings in quotes are harder to compare with the source
+""".split()  # noqa: SIM905 - a list of quoted strings is harder to compare with the source
 
-# staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go in kubernetes/kubernetes v1.36
+# These fields are from staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go in kubernetes/kubernetes v1.36.
 KUBE_PROXY_FIELDS = """
     bindAddress bindAddressHardFail clientConnection.acceptContentTypes clientConnection.burst clientConnection.contentType
     clientConnection.kubeconfig clientConnection.qps clusterCIDR configSyncPeriod conntrack.maxPerCore conntrack.min
@@ -37,7 +37,7 @@ KUBE_PROXY_FIELDS = """
     nftables.masqueradeBit nftables.minSyncPeriod nftables.syncPeriod nodePortAddresses oomScoreAdj portRange
     showHiddenMetricsForVersion windowsRunAsService winkernel.enableDSR winkernel.forwardHealthCheckVip winkernel.networkName
     winkernel.rootHnsEndpointName winkernel.sourceVip
-""".split()  # noqa: SIM905 - ninety strings in quotes are harder to compare with the source
+""".split()  # noqa: SIM905 - a list of quoted strings is harder to compare with the source
 
 ALL = [option for options in catalogue.OPTIONS.values() for option in options]
 

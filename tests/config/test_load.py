@@ -188,7 +188,7 @@ def test_positional_words_may_be_anywhere_among_the_flags(arguments: list[str], 
     assert (parsed.words, list(parsed.given), parsed.problems) == (list(words), keys, [])
 
 
-def test_a_word_after_a_boolean_flag_is_not_its_value() -> None:
+def test_a_word_after_a_boolean_flag_is_not_the_value_of_the_flag() -> None:
     parsed = load.parse(["--cleanup", "true", "web"], takes_words=True)
     assert parsed.words == ["web"]
     assert [str(one.source) for one in parsed.problems] == ["--cleanup"]

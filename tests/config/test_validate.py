@@ -158,7 +158,7 @@ def test_an_unknown_proxy_mode_is_refused_even_by_cleanup() -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "iptables", "nftables", "ipvs"])
-def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_one(mode: str) -> None:
+def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_proxy_mode(mode: str) -> None:
     assert from_flags(f"--proxy-mode={mode}", "--cleanup").cleanup
 
 
@@ -298,7 +298,7 @@ def test_a_configuration_with_a_server_turned_off_cannot_be_written_to_a_file() 
     assert problems_of_flags("--write-config-to=/x", "--healthz-port=0") == [f"--healthz-port: {rule}"]
 
 
-def test_the_port_flag_sets_the_port_of_an_address_that_has_none() -> None:
+def test_the_port_flag_sets_the_port_of_an_address_that_has_no_port() -> None:
     config = from_flags("--healthz-bind-address=10.0.0.1", "--healthz-port=8080")
     assert config.servers.health == listen("10.0.0.1", 8080)
     assert [str(notice) for notice in config.notices] == ["--healthz-port: deprecated; use --healthz-bind-address"]

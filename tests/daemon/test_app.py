@@ -215,7 +215,7 @@ def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
-def test_a_tunnel_device_that_a_former_process_may_have_left_up_is_guarded_by_rules(
+def test_our_rules_guard_a_tunnel_device_that_an_earlier_process_may_have_left_up(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, is_restored: bool
 ) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
@@ -227,7 +227,7 @@ def test_a_tunnel_device_that_a_former_process_may_have_left_up_is_guarded_by_ru
 
 
 @pytest.mark.usefixtures("kernel")
-def test_host_ports_that_take_packets_before_services_are_logged_once_until_an_audit_finds_none(
+def test_host_ports_that_take_packets_before_services_are_logged_once_until_an_audit_no_longer_finds_them(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, made: list[health.Status]
 ) -> None:
     place = ("legacy IPv4",)
@@ -452,7 +452,7 @@ MISSING = (host.Missing("it is not there", "get it"),)
 
 
 @pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types", "missing_settings"])
-def test_a_missing_requirement_is_reported_with_its_remedy_and_a_feature_with_the_message_of_modprobe(
+def test_a_missing_requirement_is_reported_with_its_remedy_and_a_missing_kernel_feature_with_modprobes_message(
     bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modprobe = "modprobe says: it finds no module ip_vs"

@@ -59,7 +59,7 @@ def test_changes_are_programmed_and_drift_is_repaired_while_the_clock_is_wrong(t
                 address = f"10.96.0.{number}"
                 spec = web["spec"] | {"clusterIP": address, "clusterIPs": [address]}
                 server.apply([web | {"metadata": {"name": f"s{number}", "namespace": "default"}, "spec": spec}], ())
-                here.wait_until(lambda place=f"{address}:80": is_served(place), "served", WITHIN_S)  # type: ignore[misc]  # its type is unknown to mypy
+                here.wait_until(lambda place=f"{address}:80": is_served(place), "served", WITHIN_S)  # type: ignore[misc]  # mypy cannot infer lambdas
                 subprocess.run(["ipvsadm", "-D", "-t", "10.96.0.20:80"], check=True)
                 here.wait_until(lambda: is_served("10.96.0.20:80"), "repaired", WITHIN_S)
                 assert is_healthy()

@@ -110,7 +110,7 @@ async def test_repeated_events_that_wait_are_written_as_one_event_with_a_count()
     assert event["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:00:00.000001Z"}
 
 
-async def test_events_of_each_object_are_rate_limited_and_the_next_event_counts_the_dropped_ones() -> None:
+async def test_events_of_each_object_are_rate_limited_and_the_next_event_counts_the_dropped_events() -> None:
     desk = Desk()
     for number in range(OBJECT_BURST + 3):
         desk.record()
@@ -200,7 +200,7 @@ async def test_an_api_server_accepts_the_events(tmp_path: pathlib.Path) -> None:
     assert [event["reason"] for event in server.events] == ["Starting", "Other"]
 
 
-# The causes of events.
+# Tests of what causes an event.
 
 
 class Stage:

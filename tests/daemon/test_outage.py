@@ -1,6 +1,6 @@
 """Covers an API server that is absent for an hour of virtual time: no removals, drift is repaired, and requests become rarer.
 
-Reflectors, store and loop are real; the connection and the kernel are doubles.
+Reflectors, store and loop are real; the connection and the kernel are test doubles.
 """
 
 import asyncio

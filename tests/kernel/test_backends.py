@@ -1,4 +1,4 @@
-"""When the kernel is queried for the table of the other backend, with a fake kernel.
+"""Covers when the kernel is queried for the table of the other backend, with a fake kernel.
 
 ``nftables/test_nft_rules_driver`` queries a real kernel.
 """
@@ -57,7 +57,7 @@ class Refusing:
         pass
 
 
-def test_a_set_that_cannot_be_removed_for_another_reason_is_not_reported_as_in_use(
+def test_a_set_that_cannot_be_removed_is_reported_as_in_use_only_if_that_is_the_reason(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "module/ip_set").mkdir(parents=True)

@@ -238,7 +238,7 @@ def test_outcomes_are_one_for_each_object_in_the_order_of_the_operations(given: 
     assert list(one_by_one(outcome.operation for outcome in outcomes)) == list(one_by_one(operations))
 
 
-def test_an_untouched_kernel_has_no_objects(kernel: Kernel) -> None:
+def test_a_kernel_in_which_nothing_was_programmed_has_no_objects(kernel: Kernel) -> None:
     observed = observe(kernel)
     assert observed.errors == ()
     assert (observed.virtual_servers, observed.sets, observed.device, observed.addresses) == ({}, {}, False, frozenset())
@@ -489,7 +489,7 @@ def test_timeouts_are_set_and_a_timeout_of_zero_keeps_the_present_value_in_every
     assert kernel.read_timeouts() == Timeouts(900, 120, 250)
 
 
-def test_cleaning_without_any_tracked_flow_removes_nothing(kernel: Kernel) -> None:
+def test_if_no_flow_is_tracked_the_removal_of_stale_flows_removes_nothing(kernel: Kernel) -> None:
     flow = Flow(Family.IPV4, Protocol.UDP, SERVICE[Family.IPV4], 53)
     (outcome,) = apply(kernel, Verb.REMOVE, FlowCleaning(flow, frozenset()))
     assert (outcome.error, outcome.removed) == ("", 0)
@@ -609,7 +609,7 @@ def test_thresholds_are_read_as_they_were_set(kernel: Kernel, family: Family) ->
     assert not observed.thresholds
 
 
-def test_a_lower_threshold_above_the_upper_one_is_refused(kernel: Kernel) -> None:
+def test_a_lower_threshold_above_the_upper_threshold_is_refused(kernel: Kernel) -> None:
     virtual = server()
     add(kernel, virtual)
     assert refusal(kernel, Verb.ADD, real_server(virtual)._replace(thresholds=Thresholds(3, 4))) == errno.ERANGE

@@ -42,7 +42,9 @@ def proc(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.parametrize(("text", "version"), [("5.15.0-91-generic", (5, 15)), ("6.1.176", (6, 1)), ("6.12-rc1", (6, 12))])
-def test_kernel_version_is_its_first_two_numbers(monkeypatch: pytest.MonkeyPatch, text: str, version: tuple[int, int]) -> None:
+def test_the_kernel_version_is_read_as_its_first_two_numbers(
+    monkeypatch: pytest.MonkeyPatch, text: str, version: tuple[int, int]
+) -> None:
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(release=text))
     assert host.kernel_version() == version
 
@@ -114,7 +116,7 @@ def test_modprobe_is_not_run_if_all_modules_are_loaded(tmp_path: pathlib.Path, m
         ((4, 19), ModuleState.LOADABLE, ()),
     ],
 )
-def test_a_kernel_before_4_19_loads_a_conntrack_module_per_family_unless_one_serves_both(
+def test_a_kernel_before_4_19_loads_a_conntrack_module_per_family_unless_one_module_serves_both_families(
     version: tuple[int, int], state: ModuleState, names: tuple[str, ...]
 ) -> None:
     assert host.modules_of_older_kernels(version, lambda _name: state) == names

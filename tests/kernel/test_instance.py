@@ -1,4 +1,7 @@
-"""The lock of a node: which process gets the lock, which process is refused, and sockets of other programs with its name."""
+"""The lock of a node: which process gets the lock and which process is refused.
+
+Covers also sockets of other programs that have the name of the lock.
+"""
 
 import contextlib
 import os

@@ -420,7 +420,7 @@ def test_only_the_requested_sets_families_and_settings_are_read(kernel: Kernel) 
     assert observed.skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
 
 
-def test_addresses_of_other_interfaces_can_be_read_separately_and_an_error_is_raised(kernel: Kernel) -> None:
+def test_addresses_of_other_interfaces_can_be_read_separately_and_a_failed_reading_raises_an_error(kernel: Kernel) -> None:
     target = new_node()
     expected: tuple[InterfaceAddress, ...] = (ON_ETH0,)
     assert target.interface_addresses() == expected

@@ -163,7 +163,9 @@ def track(client: str, address: str) -> None:
 
 
 @pytest.mark.kernel
-def test_a_start_on_an_old_kernel_uses_its_workarounds_and_converges(program: Program, tmp_path: pathlib.Path) -> None:
+def test_a_start_on_an_old_kernel_uses_workarounds_and_reaches_the_desired_state(
+    program: Program, tmp_path: pathlib.Path
+) -> None:
     program.wait_until_synced()
     log = (tmp_path / "log").read_text()
     assert "features=filtered-routes,filtered-connections,prompt-reuse" in re.search("event=kernel_lacks.*", log)[0]  # type: ignore[index]

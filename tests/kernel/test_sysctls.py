@@ -154,7 +154,7 @@ def test_a_setting_whose_former_value_cannot_be_restored_stays_recorded(
     assert parse_record((tunnel / "ifalias").read_text()) == {RP_FILTER.path: "2"}
 
 
-def test_a_setting_that_cannot_be_read_stays_recorded(tunnel: pathlib.Path) -> None:
+def test_the_record_of_a_setting_stays_if_the_setting_cannot_be_read(tunnel: pathlib.Path) -> None:
     apply(tunnel, Verb.SET)
     (tunnel / RP_FILTER.path).unlink()
     (tunnel / RP_FILTER.path).mkdir()

@@ -87,7 +87,7 @@ def test_a_nodes_address_stays_known_while_another_endpoint_slice_or_node_object
     assert _others(store) == {}
 
 
-def test_an_address_of_a_deleted_node_is_no_longer_known() -> None:
+def test_an_address_of_a_deleted_node_is_no_longer_known_as_a_nodes_address() -> None:
     other = builders.node(TAKEN, name=OTHER_NODE)
     store = _store(_service(TAKEN), other)
     assert _others(store) == {TAKEN: OTHER_NODE}

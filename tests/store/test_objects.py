@@ -1,4 +1,4 @@
-"""Known objects, Services to translate again, and reports that are made once.
+"""Covers which objects the store knows, which Services must be translated again, and which reports are made only once.
 
 Services, EndpointSlices, Nodes and invalid objects are tested. The tests also show which lists are accepted, and when.
 """
@@ -39,7 +39,10 @@ BAD = ServiceName("default", "bad")
 
 @pytest.fixture
 def store() -> Store:
-    """A store that knows one Service with its EndpointSlice, and the Node. All changes have been taken."""
+    """A store that knows one Service with its EndpointSlice, and the Node.
+
+    The test has already taken all changes from the store.
+    """
     store = Store(STARTED_S, here=NODE.name)
     deliver(store, WEB, SLICE, NODE)
     store.take()
@@ -79,7 +82,7 @@ def test_delivered_objects_are_known() -> None:
 
 
 @pytest.mark.parametrize("item", [WEB, SLICE, NODE], ids=lambda item: type(item).__name__)
-def test_an_object_that_equals_the_known_one_changes_nothing(store: Store, item: ApiObject) -> None:
+def test_a_delivered_object_that_equals_the_known_object_changes_nothing(store: Store, item: ApiObject) -> None:
     deliver(store, msgspec.structs.replace(item))
     assert store.take() == Changes()
 
@@ -166,7 +169,7 @@ def test_a_complete_list_replaces_all_known_objects_of_its_kind(store: Store) ->
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
-def test_the_store_is_complete_once_every_kind_has_been_listed(order: tuple[ObjectKind, ...]) -> None:
+def test_the_store_is_complete_as_soon_as_every_kind_of_object_has_been_listed(order: tuple[ObjectKind, ...]) -> None:
     store = Store(STARTED_S)
     for number, kind in enumerate(order):
         assert not store.is_complete
@@ -177,7 +180,7 @@ def test_the_store_is_complete_once_every_kind_has_been_listed(order: tuple[Obje
 
 
 @pytest.mark.parametrize("event", [gone(NODE), Listed(ObjectKind.NODE, frozenset())], ids=["deleted", "not listed"])
-def test_a_deleted_node_keeps_its_addresses_but_is_leaving(store: Store, event: Event) -> None:
+def test_a_deleted_node_is_marked_as_leaving_and_keeps_its_addresses(store: Store, event: Event) -> None:
     store.deliver([event], 1)
     assert store.node(NODE.name) == msgspec.structs.replace(NODE, leaving=True)
     changes = store.take()
@@ -192,7 +195,7 @@ def test_a_deleted_node_keeps_its_addresses_but_is_leaving(store: Store, event: 
 
 @pytest.mark.parametrize("event", [gone(OTHER), listed(NODE, kind=ObjectKind.NODE)], ids=["deleted", "not listed"])
 @pytest.mark.parametrize("leaving", [False, True])
-def test_a_deleted_node_of_another_process_is_removed(store: Store, event: Event, *, leaving: bool) -> None:
+def test_a_deleted_node_other_than_this_node_is_removed_from_the_store(store: Store, event: Event, *, leaving: bool) -> None:
     deliver(store, msgspec.structs.replace(OTHER, leaving=leaving))
     assert store.tunnel_ends(NODE.name) == {OTHER.name: OTHER.addresses}
     store.take()
@@ -515,7 +518,7 @@ def test_a_second_list_confirms_a_doubted_list_after_enough_time() -> None:
     assert guard.doubts == {}
 
 
-def test_a_second_list_with_all_objects_ends_the_doubt_about_the_first() -> None:
+def test_a_second_list_with_all_objects_ends_the_doubt_about_the_first_list() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert guard.accepts(KIND, missing=0, known=100, now=30)
@@ -529,7 +532,9 @@ def test_lists_of_different_kinds_are_doubted_independently() -> None:
     assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
 
 
-def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_while_it_takes_part(store: Store) -> None:
+def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_while_it_takes_part_in_direct_return(
+    store: Store,
+) -> None:
     apart = msgspec.structs.replace(builders.node("192.168.0.12", name="apart"))
     for node in (NODE, OTHER, apart):
         deliver(store, node)

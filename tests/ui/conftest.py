@@ -1,7 +1,7 @@
 """A node with ten thousand Services that runs in a thread, and a browser that shows the node's page.
 
-The browser is Debian's Chromium. If Chromium is not installed, these tests are skipped; if ``IPVSPROXY_BROWSER_REQUIRED`` is also
-set, as ``scripts/test`` does, they fail.
+The browser is Debian's Chromium. If Chromium is not installed, these tests are skipped. The tests fail without
+Chromium if ``IPVSPROXY_BROWSER_REQUIRED`` is set, as it is by ``scripts/test``.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
 def node() -> Iterator[Running]:
     """The node for all tests that do not change it permanently.
 
-    Its counters are read as often as the counters of a small node.
+    The counters of this node are read as often as the counters of a small node.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counters, "READ_PER_S", math.inf)
@@ -148,7 +148,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
             pytest.fail("chromium is not installed; scripts/setup installs it")
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
     sync_api.expect.set_options(timeout=PATIENCE_MS)
-    one = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # needed by tests that run as root
+    one = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # root needs this flag for Chromium
     yield one
     one.close()
 
@@ -196,8 +196,8 @@ def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
             )
             contexts.callback(context.close)
             page = context.new_page()
-            # An answer that a test alters may still be pending when the test ends; if the page were closed during that, the next
-            # test would fail.
+            # An answer that a test alters may still be pending when the test ends; if the page were closed while the answer is
+            # pending, the next test would fail.
             contexts.callback(page.unroute_all, behavior="wait")
             page.set_default_timeout(PATIENCE_MS)
             consoles.append(Console(page, at.url))

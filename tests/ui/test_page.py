@@ -221,7 +221,7 @@ def test_the_page_explains_a_service_with_source_ranges_and_a_second_scope(looki
     expect(page.get_by_text("second scope of")).to_be_visible()
 
 
-def test_the_page_names_the_nodes_to_which_direct_return_sends_by_tunnel(looking: Look) -> None:
+def test_the_page_names_the_nodes_to_which_direct_return_sends_packets_by_tunnel(looking: Look) -> None:
     def with_direct_return(route: Route) -> None:
         answer = route.fetch().json()
         for port in answer["service"]["ports"]:
@@ -311,7 +311,7 @@ def test_a_lost_connection_is_shown_until_the_node_answers_again(browser: Browse
 
 def test_events_of_a_restarted_process_are_not_mixed_with_events_of_the_earlier_process(browser: Browser) -> None:
     page = browser.new_page()
-    rows = page.locator("tbody tr[data-kind=sync]")  # not events about health, which may happen on a busy machine
+    rows = page.locator("tbody tr[data-kind=sync]")  # leaves out events about health, which a busy machine may cause
     with running(20) as first:
         first.put(page_scene.web_slice(endpoint("10.244.0.13")))
         page.goto(f"{first.url}#/events")
@@ -504,7 +504,7 @@ _FILLED = """() => [...document.querySelectorAll(".tiles, .plots")].every(grid =
 })"""
 
 
-# The pictures of the documentation.
+# Tests that make the pictures of the documentation.
 
 
 def _tell_a_story(node: Running) -> None:

@@ -68,7 +68,7 @@ def test_a_json_line_is_one_object(read: Read) -> None:
 
 @pytest.mark.parametrize("text", ["\n", "\r", "\r\n", "\x1b[2K", "\x00", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"], ids=ascii)
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_logged_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+def test_a_logged_value_cannot_forge_a_line(read: Read, text: str, as_json: bool) -> None:  # noqa: FBT001 - pytest passes the boolean by name
     forged = f"x{text}timestamp=1 level=info event=synced"
     logger(json=as_json).info(forged, value=forged, values=[forged], quoted=f'" {forged}')
     lines = read()
@@ -119,7 +119,7 @@ def test_an_exception_that_a_library_logs_is_in_the_line_of_its_message(read: Re
     assert "ValueError: invalid literal" in line
 
 
-# The thread that writes log lines.
+# Tests of the thread that writes log lines.
 
 
 @pytest.fixture(name="pipe")
@@ -128,7 +128,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
 
     When the test ends, the logging configuration of the process is restored and a thread that may still write is stopped.
 
-    Otherwise that thread would write into the pipe of a later test that gets the same descriptor number.
+    A thread that still runs would write into the pipe of a later test that gets the same descriptor number.
     """
     before, (read_end, write_end) = structlog.get_config(), os.pipe()
     yield read_end, write_end

@@ -69,7 +69,7 @@ def test_a_process_whose_first_sync_is_late_is_unhealthy() -> None:
     assert not node.is_healthy()
 
 
-def test_only_the_oldest_waiting_change_counts_and_is_late_after_two_sync_periods_and_not_earlier() -> None:
+def test_a_process_is_unhealthy_as_soon_as_its_oldest_waiting_change_is_older_than_two_sync_periods() -> None:
     node = Node()
     node.sync()
     node.pass_time(500)

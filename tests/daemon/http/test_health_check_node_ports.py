@@ -182,7 +182,7 @@ async def test_a_port_in_use_is_retried_with_growing_pauses_and_delays_no_other_
     assert await ports.checks.adjust() is None, "a port that is no longer desired is not tried again"
 
 
-async def test_run_adjusts_listeners_after_changes_and_closes_all_of_them_at_its_end() -> None:
+async def test_listeners_are_adjusted_after_changes_and_closed_at_the_end_of_the_process() -> None:
     ports = Ports()
     running = asyncio.create_task(ports.checks.run())
     for port in (30001, 30002):

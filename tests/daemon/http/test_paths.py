@@ -316,7 +316,9 @@ def test_a_health_check_port_answers_json_with_tabs_and_a_weight_header() -> Non
 
 
 @pytest.mark.parametrize(("count", "healthy"), [(0, True), (1, False), (0, False)])
-def test_a_health_check_port_answers_unavailable_without_local_endpoints_or_health(count: int, *, healthy: bool) -> None:
+def test_a_health_check_port_answers_unavailable_without_a_local_endpoint_or_if_the_node_is_unhealthy(
+    count: int, *, healthy: bool
+) -> None:
     answer = health_check_node_ports.service_health(ServiceName("ns1", "svc1"), count, is_healthy=healthy)
     assert answer.status == 503
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == str(count)

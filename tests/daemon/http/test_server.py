@@ -233,7 +233,7 @@ async def test_a_client_that_holds_all_connections_cannot_keep_other_clients_out
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),  # a client tries TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),  # the client tries TLS on a plain HTTP port
         b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % number for number in range(10_000)) + b"\r\n",

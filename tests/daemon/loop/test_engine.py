@@ -88,7 +88,7 @@ async def test_changes_during_the_minimum_interval_after_a_sync_are_collected(
 
     def translating(*arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         virtual_time.loop().pass_time(sync_s)
-        return real(*arguments, **choices)  # type: ignore[arg-type]  # passes its arguments on
+        return real(*arguments, **choices)  # type: ignore[arg-type]  # the wrapper passes on its arguments
 
     async with MemoryNode().serving() as node:
         monkeypatch.setattr(desired_state, "translating", translating)
@@ -137,7 +137,7 @@ async def test_translating_many_services_lets_other_tasks_run_in_between(
     def translating(service: Service, *arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         translated.append(service.name)
         virtual_time.loop().pass_time(each_s)
-        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # passes its arguments on
+        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # the wrapper passes on its arguments
 
     monkeypatch.setattr(desired_state, "translating", translating)
     node = MemoryNode()

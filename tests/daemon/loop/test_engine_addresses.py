@@ -92,7 +92,7 @@ async def test_the_grace_period_of_a_lost_address_delays_no_other_removal() -> N
 
 
 @in_virtual_time
-async def test_a_new_node_port_range_without_the_lost_address_applies_at_once() -> None:
+async def test_a_new_address_range_of_node_ports_without_the_lost_address_applies_at_once() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
@@ -112,7 +112,7 @@ async def test_a_restart_while_an_address_is_lost_removes_the_node_port_of_that_
 
 
 @in_virtual_time
-async def test_families_whose_local_pods_are_unknown_are_logged_once_across_address_changes() -> None:
+async def test_a_family_whose_local_pods_are_unknown_is_logged_only_once_even_if_addresses_change() -> None:
     ranges = builders.networks("10.244.0.0/16")
     with structlog.testing.capture_logs() as logged:
         async with MemoryNode(settings=Settings(detect_local=LocalMode.CLUSTER_CIDR, cluster_networks=ranges)).serving(

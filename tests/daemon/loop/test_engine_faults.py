@@ -49,7 +49,7 @@ async def test_everything_is_programmed_after_random_failures(number: int, seed:
     dice = random.Random(f"{number}:{seed}")
     node = MemoryNode()
     failing = True
-    # Kernel settings are written only once.
+    # No write of a kernel setting fails, because each setting is written only once.
     node.kernel.fail(
         lambda operation: failing and not isinstance(operation.item, Sysctl) and dice.random() < 0.3, number, times=1_000_000
     )

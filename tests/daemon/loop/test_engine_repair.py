@@ -110,7 +110,7 @@ async def test_a_foreign_virtual_server_is_treated_as_ours_when_one_of_our_sets_
 
 
 @in_virtual_time
-async def test_a_notified_set_change_without_drift_reads_no_virtual_servers_and_drift_is_repaired_at_once() -> None:
+async def test_a_notified_set_change_causes_no_reading_of_virtual_servers_and_drift_of_a_set_is_repaired_at_once() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
         node.engine.rules_changed()

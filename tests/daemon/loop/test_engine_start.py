@@ -44,7 +44,9 @@ async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_lis
 
 
 @in_virtual_time
-async def test_first_services_are_programmed_first_and_nothing_is_removed_before_all_services_are_known() -> None:
+async def test_the_kubernetes_and_dns_services_are_programmed_first_and_nothing_is_removed_before_all_services_are_known() -> (
+    None
+):
     old = builders.service("old", cluster=("10.96.0.99",))
     async with MemoryNode().serving(old, WEB, SLICE) as before:
         pass
@@ -63,7 +65,7 @@ async def test_first_services_are_programmed_first_and_nothing_is_removed_before
 
 
 @in_virtual_time
-async def test_operations_for_the_first_services_are_reported_with_the_first_sync() -> None:
+async def test_operations_for_the_kubernetes_and_dns_services_are_reported_with_the_first_sync() -> None:
     node = MemoryNode()
     node.kernel.fail(lambda operation: "10.96.0.1:443" in str(operation))
     with structlog.testing.capture_logs() as logs:
@@ -76,7 +78,7 @@ async def test_operations_for_the_first_services_are_reported_with_the_first_syn
 
 
 @in_virtual_time
-async def test_if_no_first_services_exist_nothing_is_programmed_before_the_other_services() -> None:
+async def test_without_kubernetes_and_dns_services_no_operation_precedes_the_operations_for_the_other_services() -> None:
     with structlog.testing.capture_logs() as logs:
         async with MemoryNode().serving(WEB, SLICE) as node:
             assert node.done.count("set rules IPv4 rules") == 1

@@ -63,7 +63,7 @@ def test_an_ineligible_node_is_logged_once_for_each_reason_and_when_it_is_eligib
 
 @pytest.mark.parametrize(("invalid", "level"), [(True, "warning"), (False, "debug")])
 @pytest.mark.parametrize("where", ["", "web.yaml"])
-def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - pytest passes it by name
+def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - pytest passes the boolean by name
     with structlog.testing.capture_logs() as logs:
         skipped = (Skipped("spec.ports[0]", "no port", invalid),)
         Journal().log_complaints([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])

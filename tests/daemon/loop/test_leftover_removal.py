@@ -106,7 +106,7 @@ async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
 
 
 @in_virtual_time
-async def test_leftover_rules_of_a_family_are_removed_and_logged_once_our_rules_are_programmed() -> None:
+async def test_leftover_rules_of_a_family_are_removed_and_logged_as_soon_as_our_rules_are_programmed() -> None:
     async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
         await asyncio.sleep(100)
         assert not node.tables.reads, "nothing is in force yet"
@@ -267,11 +267,11 @@ async def test_leftover_rules_that_return_are_logged_once_and_removed_every_ten_
         assert node.tables.writes == [USED] * 5
 
 
-# The tables of kube-proxy's nftables mode.
+# Tests of the tables of kube-proxy's nftables mode.
 
 
 @in_virtual_time
-async def test_kube_proxys_tables_of_a_family_are_removed_and_logged_once_our_rules_are_programmed() -> None:
+async def test_kube_proxys_tables_of_a_family_are_removed_and_logged_as_soon_as_our_rules_are_programmed() -> None:
     async with scene() as node:
         for place in (IPV4, IPV6):
             node.of_kube_proxy.put(place, left_tables.LEFT)
@@ -314,7 +314,7 @@ def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
 
 
 @in_virtual_time
-async def test_objects_of_the_other_backend_are_removed_once_all_families_are_programmed_and_failures_are_retried() -> None:
+async def test_objects_of_the_other_backend_are_removed_as_soon_as_all_families_are_programmed_and_failures_are_retried() -> None:
     async with scene() as node:
         node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
         await node.sync(Family.IPV4)

@@ -19,7 +19,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 
 @in_virtual_time
-async def test_a_poll_that_finds_no_drift_is_not_a_sync() -> None:
+async def test_a_poll_that_finds_no_drift_does_not_count_as_a_sync() -> None:
     async with MemoryNode().serving(WEB, SLICE, after_s=1) as node:
         before = len(node.watcher.summaries)
         await node.quiet(AUDIT_INTERVAL_S - 2)

@@ -1,4 +1,4 @@
-"""Covers the counts of a scrape by family, set and kind, which leave out foreign objects, and the ages that a scrape shows."""
+"""Covers the counts and ages that a scrape shows; objects of other programs are not counted."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Covers names, types, labels and buckets of metrics as in the recorded kube-proxy, the counts, and the formats of the page."""
+"""Covers the counts in metrics, the formats of the page, and that all series are as in the recorded kube-proxy."""
 
 import asyncio
 import errno
@@ -150,7 +150,7 @@ async def test_changes_are_counted_by_object_kind_and_programming_latency_by_fam
     assert rows[f'{latency}_sum{{ip_family="IPv6"}}'] == pytest.approx(0.4)
 
 
-async def test_services_without_local_endpoints_are_counted_until_they_have_some() -> None:
+async def test_services_without_local_endpoints_are_counted_until_they_have_local_endpoints() -> None:
     metrics = _metrics()
     metrics.synced(
         summary(
@@ -206,7 +206,7 @@ async def test_operations_are_counted_by_verb_kind_and_outcome() -> None:
     assert rows["ipvsproxy_surprises_total"] == 2
 
 
-async def test_each_phase_of_a_sync_has_its_duration_and_only_changes_have_a_waiting_time() -> None:
+async def test_the_duration_of_each_phase_of_a_sync_is_measured_and_the_waiting_time_only_of_changes() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
     metrics.synced(summary())

@@ -228,7 +228,7 @@ async def test_counters_that_cannot_be_read_keep_their_last_values() -> None:
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
 
 
-async def test_a_port_keeps_its_total_when_its_busy_virtual_server_is_removed_and_another_one_remains() -> None:
+async def test_a_port_keeps_its_total_when_its_busy_virtual_server_is_removed_and_another_virtual_server_remains() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters(7)}
     await scene.scrape()
@@ -301,7 +301,7 @@ async def test_draining_endpoints_are_shown_with_their_connections() -> None:
     assert not scene.kernel.read_endpoints
 
 
-def test_a_waiting_endpoint_that_is_removed_while_drains_are_counted_is_not_shown(
+def test_an_endpoint_that_waits_for_its_removal_is_not_shown_if_it_is_removed_during_the_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ipvsproxy.model.steps.ITEMS_AT_ONCE", 1)
@@ -398,7 +398,7 @@ def test_counting_traffic_lets_other_tasks_run_while_many_rows_appear_stay_or_va
 
 
 @hypothesis.given(st.lists(st.dictionaries(st.integers(0, 4), st.integers(0, 3)), max_size=8))
-def test_a_total_grows_by_new_counts_and_is_forgotten_with_the_last_object_of_its_labels(
+def test_a_total_grows_by_new_counts_and_is_dropped_when_the_last_object_with_its_labels_is_gone(
     rounds: list[dict[int, int]],
 ) -> None:
     """Every two objects have the same labels and share a series.

@@ -47,7 +47,9 @@ def schedulers(node: MemoryNode) -> set[str]:
     ],
 )
 @in_virtual_time
-async def test_changed_settings_change_only_their_own_objects_in_place(changed: dict[str, Any], done: list[str]) -> None:
+async def test_changed_settings_change_only_the_kernel_objects_that_depend_on_them_and_recreate_no_object(
+    changed: dict[str, Any], done: list[str]
+) -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)
@@ -62,7 +64,7 @@ async def test_changed_settings_change_only_their_own_objects_in_place(changed: 
 
 
 @in_virtual_time
-async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_new_one_is_written() -> None:
+async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_newly_desired_setting_is_written() -> None:
     node = MemoryNode()
     node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
     async with node.running():

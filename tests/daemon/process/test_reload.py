@@ -1,6 +1,7 @@
 """Covers changes of the configuration file on a real file system: a change is applied, refused, or reported as needing a restart.
 
-``test_reconfigure.py`` covers how new settings reach the kernel objects, and ``tests/test_running.py`` the same on a real kernel.
+``test_reconfigure.py`` covers how new settings reach the kernel objects, and ``tests/test_running.py`` covers the same on a
+real kernel.
 """
 
 import asyncio
@@ -158,7 +159,7 @@ async def test_a_refused_file_is_reported_with_field_and_line_and_the_previous_c
     assert [config.oom_score_adj for config in process.applied] == [5]
 
 
-async def test_a_configuration_file_that_could_not_be_read_is_read_again_without_a_change(
+async def test_a_configuration_file_that_could_not_be_read_is_read_again_even_if_it_does_not_change(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)
@@ -190,7 +191,7 @@ async def test_reverting_a_refused_file_is_logged_as_an_unchanged_configuration(
     assert process.applied == []
 
 
-async def test_a_configuration_that_cannot_be_applied_leaves_the_previous_one_and_each_reason_is_logged_once(
+async def test_if_a_configuration_cannot_be_applied_the_previous_configuration_stays_and_each_reason_is_logged_once(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)

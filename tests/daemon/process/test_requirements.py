@@ -58,7 +58,7 @@ def host_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables_variant, "choose", lambda _: LEGACY)
 
 
-async def test_the_lock_of_the_node_is_held_while_the_block_runs() -> None:
+async def test_no_second_process_gets_the_lock_of_the_node_while_the_block_runs() -> None:
     with requirements.only_instance():
         for _ in range(2):
             with pytest.raises(CannotStartError) as caught, requirements.only_instance():
@@ -170,7 +170,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_stop_signal_before_the_start_has_finished_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_stopped_before_its_start_has_finished_reports_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.asynccontextmanager
     async def hang(_chosen: object) -> AsyncIterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,6 @@
 """Covers the requests to the API server, their order and the pauses between them, over a connection that follows a script.
 
-Time is virtual. ``test_watch`` covers the same with an API server over real HTTP.
+Time is virtual. ``test_watch`` covers the same requests with an API server over real HTTP.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.support.virtual_time import in_virtual_time
 # Requests
 
 
-async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longer_than_that() -> None:
+async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longer_than_the_timeout() -> None:
     world = World(page(), [600.0], [600.0], [600.0])
     await world.run()
     timeouts = [int(path.rpartition("timeoutSeconds=")[2]) for path in world.watches]
@@ -64,7 +64,7 @@ async def test_a_continue_token_that_expires_between_pages_restarts_the_list_wit
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>502</html>", b'{"kind": "Status"}', b"[]"])
-async def test_a_body_that_is_not_a_list_is_requested_again_after_a_pause(body: bytes) -> None:
+async def test_a_list_request_whose_answer_is_not_a_list_is_repeated_after_a_pause(body: bytes) -> None:
     world = World(body, body, page())
     await world.run()
     assert world.progress[:3] == ["garbled", "garbled", "listed 0"]
@@ -205,7 +205,7 @@ async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_v
     assert versions(world) == ["0", "0"]
 
 
-async def test_a_paged_list_that_broke_off_is_not_complete_and_the_next_list_names_the_version_of_its_first_page() -> None:
+async def test_a_paged_list_that_broke_off_is_not_complete_and_the_next_request_names_the_version_of_its_first_page() -> None:
     world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(service("b"), version=200), [])
     await world.run()
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
@@ -217,7 +217,7 @@ def long_page(version: int) -> bytes:
 
 
 @pytest.mark.parametrize(("before", "asked"), [((), ["0"]), ((page(version=100), [GONE_LINE]), ["0", "100"])])
-async def test_after_a_list_that_broke_off_the_next_list_names_its_resource_version(
+async def test_the_request_after_a_list_that_broke_off_names_the_resource_version_of_that_list(
     before: Sequence[Answer], asked: list[str]
 ) -> None:
     world = World(*before, long_page(200)[:-500], page(version=210), [])
@@ -276,7 +276,7 @@ async def test_repeated_status_410_gone_causes_lists_after_growing_pauses() -> N
     assert world.sleeps == sorted(world.sleeps)
 
 
-async def test_status_410_gone_after_a_calm_time_again_causes_a_list_at_once() -> None:
+async def test_after_a_calm_time_status_410_gone_causes_a_list_at_once_again() -> None:
     world = World(page(), GONE, page(), [3600.0], GONE, page())
     await world.run()
     assert world.sleeps == []
@@ -316,7 +316,7 @@ async def test_a_list_that_follows_a_refused_watch_does_not_name_the_refused_res
         [bookmark(42)],
     ],
 )
-async def test_a_server_that_does_not_know_our_resource_version_is_listed_at_once(answer: Answer) -> None:
+async def test_objects_are_listed_at_once_from_a_server_that_does_not_know_our_resource_version(answer: Answer) -> None:
     world = World(page(version=100), answer, page(version=42))
     await world.run()
     assert (world.sleeps, versions(world)) == ([], ["0", "latest"])
@@ -341,14 +341,14 @@ async def test_after_a_broken_watch_the_resource_version_of_the_server_is_reques
     assert "resourceVersion=90" in world.watches[1]
 
 
-async def test_a_watch_that_was_silent_to_its_end_is_verified_and_a_watch_with_bookmarks_is_not_verified() -> None:
+async def test_the_version_of_the_server_is_checked_after_a_watch_without_any_line_but_not_after_a_watch_with_bookmarks() -> None:
     world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
     world.served_versions = [50]
     await world.run()
     assert (world.probes, len(world.watches), len(world.lists)) == (1, 3, 2)
 
 
-async def test_a_server_that_has_reached_our_resource_version_is_watched_after_one_check() -> None:
+async def test_a_watch_continues_after_one_check_if_the_server_has_reached_our_resource_version() -> None:
     world = World(page(version=100), ApiError(Trouble.UNREACHABLE, "no route"), ApiError.of_status(429, "too many"), [400.0])
     world.served_versions = [100]
     await world.run()
@@ -492,7 +492,7 @@ async def test_while_a_list_is_doubted_every_list_requests_the_latest_state() ->
 
 
 @in_virtual_time
-async def test_no_list_is_requested_after_a_confirming_list_even_if_the_first_list_is_doubted_until_its_end() -> None:
+async def test_no_list_is_requested_after_a_confirming_list_even_if_the_doubt_lasts_until_the_end_of_that_list() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60

@@ -151,7 +151,7 @@ async def test_a_command_prints_on_standard_error_which_list_it_waits_for(capsys
 
 
 @virtual_time.in_virtual_time
-async def test_a_serving_process_waits_without_a_limit_and_logs_that_from_time_to_time() -> None:
+async def test_a_serving_process_waits_without_a_limit_and_logs_from_time_to_time_that_it_waits() -> None:
     store = without_services()
     healed = 0
 

@@ -113,7 +113,7 @@ async def test_the_addresses_of_the_servers_host_name_are_delivered_once(
     assert sum(isinstance(event, ApiServersFound) for event in events) == 1
 
 
-async def test_the_address_of_an_open_connection_is_delivered_even_if_the_host_name_resolves_to_another(
+async def test_the_address_of_an_open_connection_is_delivered_even_if_the_host_name_resolves_to_another_address(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_addresses(_: object) -> tuple[()]:

@@ -80,7 +80,7 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
         assert len(list(table.finding(Selection(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
         assert len(list(table.finding(Selection(query=board.parse_query("s12"))))) >= MANY // ITEMS_AT_ONCE
         assert len(await in_slices(table.finding(Selection(query=board.parse_query("s12"))), time.monotonic)) == 111
-        with counted() as steps:  # the result is known now
+        with counted() as steps:  # the result of this search is kept
             list(table.finding(Selection(query=board.parse_query("s12"))))
         assert steps.here < 60
 
@@ -137,7 +137,7 @@ async def test_a_viewer_uses_less_than_a_kilobyte_of_memory_for_each_service_and
         try:
             taken = []
             for _ in range(3):
-                for _ in range(4):  # enough for ``REMEMBERED`` readings
+                for _ in range(4):  # four rounds take at least ``REMEMBERED`` readings
                     await node.ask("services", sort="bytes")
                     await node.ask("node")
                     await node.quiet(REMEMBERED * counters.SAMPLE_S / 4)

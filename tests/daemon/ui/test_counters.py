@@ -79,7 +79,7 @@ def test_virtual_servers_that_belong_to_no_service_are_not_counted() -> None:
     assert scene.rates.line(WEB) == ([], [])
 
 
-def test_the_counts_of_a_removed_virtual_server_are_forgotten_and_start_again() -> None:
+def test_the_counts_of_a_removed_virtual_server_are_forgotten_and_do_not_affect_later_rates() -> None:
     scene = Scene()
     scene.read({CLUSTER: 100, OTHER: 1})
     scene.read({CLUSTER: 102, OTHER: 1})

@@ -104,7 +104,7 @@ def test_an_error_text_that_contains_its_operation_is_shown_unchanged() -> None:
     assert _texts(log) == [("sync", "1 operation failed; 1 object waits"), ("failure", "add address 10.96.0.10: no room")]
 
 
-def test_a_changed_state_becomes_an_event_and_only_later_events_are_returned_newest_first() -> None:
+def test_a_changed_state_becomes_an_event_and_a_request_returns_only_later_events_with_the_newest_first() -> None:
     log = EventLog()
     for state in "aabcd":
         log.note("health", "x", state, AT_S)

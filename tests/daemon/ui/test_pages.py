@@ -341,7 +341,7 @@ async def test_the_row_of_a_service_shows_addresses_ports_endpoints_and_traffic(
 
 
 @in_virtual_time
-async def test_the_page_shows_added_services_and_no_longer_shows_removed_ones() -> None:
+async def test_the_page_shows_added_services_and_no_longer_shows_removed_services() -> None:
     async with _serving() as node:
         await node.ask("services", query="default/")
         node.put(builders.service("more", cluster=["10.96.1.1"]))
@@ -652,7 +652,7 @@ def _fields(document: Any) -> set[str]:
 
 
 @in_virtual_time
-async def test_every_field_of_the_page_api_is_described() -> None:
+async def test_every_field_of_the_page_api_is_documented() -> None:
     async with _serving() as node:
         told = await node.ask("node")
         services = await node.ask("services")

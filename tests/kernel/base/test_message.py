@@ -24,7 +24,7 @@ def test_a_template_for_a_fragment_of_a_message_has_no_sequence_number() -> None
     assert template.encode((b"\0P",)) == b"\0Ptail"
 
 
-def test_fields_must_be_named_in_their_order() -> None:
+def test_the_fields_of_a_template_must_be_named_in_the_order_of_their_positions() -> None:
     def build(first: int, second: int) -> bytes:
         return HEAD + struct.pack("=BB", first, second)
 

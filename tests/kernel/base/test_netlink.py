@@ -128,7 +128,7 @@ def test_answers_to_earlier_requests_are_ignored() -> None:
     assert tested.run(messages(tested, 2)) == {}
 
 
-def test_a_small_receive_buffer_makes_small_chunks() -> None:
+def test_messages_are_sent_in_small_chunks_if_the_receive_buffer_is_small() -> None:
     tested, _ = channel(acknowledge, receive_buffer=212992)
     assert 200 <= tested.limit <= 277
     tested, _ = channel(acknowledge)

@@ -18,7 +18,10 @@ CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
 class InMemory(SetsDriver):
-    """A driver whose sets of ports are in ``kernel``. Reading a set named in ``failing`` fails."""
+    """A sets driver that keeps its sets, each of which has ports, in the dictionary ``kernel``.
+
+    Reading a set named in ``failing`` fails.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ def entry(number: int) -> SetEntry:
     return SetEntry(CLUSTER_IP, parse_address(f"10.0.0.{number}"), Protocol.TCP, 80)
 
 
-def test_each_run_of_operations_has_one_set_and_one_verb() -> None:
+def test_operations_are_grouped_into_runs_of_one_set_and_one_verb() -> None:
     other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
     several = SetEntries(CLUSTER_IP, (entry(5), entry(6)))
     added = [Operation(Verb.ADD, item) for item in (*map(SetEntries.of, (entry(1), entry(2), other, entry(3))), several)]

@@ -180,7 +180,7 @@ def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) 
     assert driver.observe(IP_SETS) == {CLUSTER_IP.name: ("hash:ip,port", Family.IPV4, 65536, {there})}
 
 
-def test_if_the_answer_is_lost_all_entries_are_errors_and_none_is_sent_again() -> None:
+def test_if_the_answer_is_lost_every_entry_is_an_error_and_no_entry_is_sent_again() -> None:
     sockets: list[fake_netlink.FakeSocket] = []
 
     def connect(_protocol: int) -> fake_netlink.FakeSocket:
@@ -227,7 +227,9 @@ def test_a_set_with_another_revision_is_not_recreated_and_can_be_used(driver: ip
 
 
 @pytest.mark.parametrize(("lowest", "newest", "created"), [(0, 6, 1), (2, 6, 2), (0, 0, 0)])
-def test_if_the_kernel_does_not_have_the_needed_revision_the_nearest_one_is_used(lowest: int, newest: int, created: int) -> None:
+def test_if_the_kernel_does_not_have_the_needed_revision_the_nearest_revision_is_used(
+    lowest: int, newest: int, created: int
+) -> None:
     requested: list[int] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:

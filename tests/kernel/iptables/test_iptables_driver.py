@@ -32,7 +32,7 @@ def test_variant_and_features_are_derived_from_the_version_output(
     text: str,
     version: tuple[int, ...],
     variant: str,
-    random_fully: bool,  # noqa: FBT001 - pytest passes it by name
+    random_fully: bool,  # noqa: FBT001 - pytest passes the boolean by name
 ) -> None:
     program = iptables.parse_version(text)
     assert (program.version, program.variant, program.random_fully) == (version, variant, random_fully)

@@ -1,7 +1,7 @@
 """A separate thread writes the rules of each family. Covers which call waits for an iptables program, and for how long.
 
-``test_iptables_driver.py`` covers the input of the programs. ``tests/test_program.py`` shows that no other work waits for these
-programs.
+``test_iptables_driver.py`` covers the input of the programs. ``tests/test_program.py`` shows that no other work waits for the
+iptables programs.
 """
 
 import concurrent.futures
@@ -83,7 +83,7 @@ def test_without_a_time_limit_the_driver_waits_until_the_program_ends(
     assert make(None).apply([PUT]) == [Outcome(PUT)]
 
 
-def test_if_the_thread_that_writes_rules_cannot_be_started_it_is_tried_again(
+def test_the_start_of_the_thread_that_writes_rules_is_tried_again_after_a_failure(
     make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (programs / "iptables.go").touch()

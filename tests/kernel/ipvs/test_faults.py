@@ -124,7 +124,7 @@ BY_MARK = VirtualServer(FirewallMark.of(Family.IPV4, 8), WEB.settings)
         (Verb.REMOVE, WEB, errno.ESRCH, None),
     ],
 )
-def test_an_object_that_is_unexpectedly_there_is_changed_and_an_absent_one_is_added(
+def test_adding_an_existing_object_changes_the_object_and_changing_an_absent_object_adds_the_object(
     verb: Verb, item: Item, number: int, opposite: Verb | None
 ) -> None:
     assert ipvs_operations.opposite(Operation(verb, item), number) is opposite

@@ -45,7 +45,7 @@ def virtual_servers(draw: st.DrawFn) -> VirtualServer:
 
 
 def plain(command: int, attributes: list[object], sequence: int) -> bytes:
-    """The message as pyroute2 encodes it."""
+    """The message in the encoding of pyroute2."""
     expected = ipvs.ipvsmsg()
     expected["cmd"] = command
     expected["version"] = 1
@@ -126,7 +126,7 @@ def test_operations_of_several_kinds_are_encoded_to_the_same_messages_as_each_op
 
 
 @given(st.lists(real_servers(), min_size=1, max_size=8, unique_by=lambda item: item.key), virtual_servers())
-def test_several_real_servers_are_encoded_to_the_same_messages_as_each_one_alone(
+def test_several_real_servers_are_encoded_to_the_same_messages_as_each_real_server_alone(
     items: list[RealServers], last: VirtualServer
 ) -> None:
     key = items[0].virtual_server

@@ -344,7 +344,7 @@ def test_a_family_that_was_not_requested_is_not_read(driver: ipvs.IpvsDriver) ->
 def test_the_connections_of_all_real_servers_are_read_however_many_real_servers_there_are(table: Table, number: int) -> None:
     pods = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     table.put(WEB, *pods)
-    counted = ConnectionCounts(0x07070707, 0x07070707)  # the remaining fields of the entry, after the thresholds
+    counted = ConnectionCounts(0x07070707, 0x07070707)  # the entry has more fields after the thresholds
     assert table.reader.connections(WEB) == dict.fromkeys(pods, counted)
     assert table.asked == [DESTINATIONS] * (1 if number < ipvs_readings.FIRST_ROOM else 3 if number > 256 else 2)
 

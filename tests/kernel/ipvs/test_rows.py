@@ -1,4 +1,4 @@
-"""The rows of ``ipvsadm -Ln``, and counters: rare rows with a fake socket, all other rows on a real kernel beside ipvsadm."""
+"""Covers counters and the rows of ``ipvsadm -Ln``. Rare rows come from a fake socket, all other rows from a real kernel."""
 
 import functools
 import itertools

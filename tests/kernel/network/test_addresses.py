@@ -172,7 +172,7 @@ def test_an_address_that_the_kernel_refuses_does_not_prevent_adding_other_addres
 
 
 @pytest.mark.kernel
-def test_an_interface_of_that_name_that_is_not_a_dummy_device_is_not_changed(driver: addresses.AddressDriver) -> None:
+def test_an_interface_with_our_name_that_is_not_a_dummy_device_is_not_changed(driver: addresses.AddressDriver) -> None:
     ip("link", "add", DEVICE, "type", "bridge")
     reason = "kube-ipvs0 is a bridge device, not a dummy: remove or rename it"
     with pytest.raises(KernelError, match=reason):

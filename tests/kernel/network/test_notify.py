@@ -68,7 +68,7 @@ def test_a_renamed_device_counts_as_deleted(listener: notify.ChangeListener, dev
     assert listener.read() == (OURS,)
 
 
-def test_our_own_changes_of_addresses_are_left_out(device: str) -> None:
+def test_our_own_changes_of_addresses_are_not_reported_as_events(device: str) -> None:
     own_ports: set[int] = set()
     with (
         contextlib.closing(notify.ChangeListener(own_ports=own_ports, device=device)) as listener,
@@ -110,7 +110,7 @@ def test_a_listener_reports_only_routes_with_its_own_protocol_number(device: str
         assert listener.read() == (OURS,)
 
 
-def test_our_own_changes_of_routes_are_left_out(device: str) -> None:
+def test_our_own_changes_of_routes_are_not_reported_as_events(device: str) -> None:
     ip("link", "set", "lo", "up")
     ports: set[int] = set()
 

@@ -54,7 +54,7 @@ def local_routes(family: Family) -> list[dict[str, Any]]:
 
 
 def bind(address: str) -> None:
-    """Add an address to the other device. The kernel adds the IPv6 routes of that address some time later."""
+    """Add an address to the other device. The kernel adds the IPv6 routes of a new address some time later."""
     run_ip("address", "add", address, "dev", "other0", *(("nodad",) if ":" in address else ()))
     deadline_s = time.monotonic() + PATIENCE_S
     while "dev other0" not in kernel_route(address):
@@ -147,7 +147,7 @@ def test_the_error_for_a_foreign_route_that_prevents_our_route_says_how_to_fix_i
     assert driver.observe() == {OTHER_V4}
 
 
-def test_routes_with_another_protocol_number_are_independent(driver: routes.RouteDriver) -> None:
+def test_drivers_with_different_protocol_numbers_observe_and_change_only_their_own_routes(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4))
     with contextlib.closing(routes.RouteDriver(route_protocol=77)) as other:
         assert other.observe() == set()
@@ -228,7 +228,7 @@ def test_routes_with_a_lost_answer_are_errors() -> None:
         assert all("answer was lost" in outcome.error for outcome in outcomes)
 
 
-def test_an_existing_route_counts_as_failed_if_routes_cannot_be_listed() -> None:
+def test_adding_an_existing_route_fails_if_routes_cannot_be_listed() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         (_, kind, _, sequence, _), *_ = fake_netlink.split(data)
         return [fake_netlink.error(sequence, errno.EIO if kind == 26 else errno.EEXIST)]

@@ -149,7 +149,7 @@ def test_changes_by_other_programs_are_observed_and_repaired(driver: NftRulesDri
     number = "ipv4" if family is Family.IPV4 else "ipv6"
     nft(harm.format(family=family.label, number=number))
     assert driver.observe(family) != wanted.in_force
-    if "delete table" in harm:  # the sets are restored before the rules
+    if "delete table" in harm:  # restores the sets before the rules
         with contextlib.closing(NftSetsDriver()) as sets:
             sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
     assert apply(driver, Verb.SET, wanted).error == ""
@@ -195,7 +195,7 @@ def test_rules_of_other_programs_in_our_base_chain_are_reported_together_with_ou
         ),
     ],
 )
-def test_for_jumps_that_packets_cannot_reach_the_reason_is_reported(driver: NftRulesDriver, harm: str, reason: str) -> None:
+def test_a_jump_that_packets_cannot_reach_is_reported_with_the_reason(driver: NftRulesDriver, harm: str, reason: str) -> None:
     wanted = every_rule(Family.IPV4)
     apply(driver, Verb.SET, wanted)
     nft(harm)

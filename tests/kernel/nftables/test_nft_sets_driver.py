@@ -136,7 +136,7 @@ def test_changed_marks_of_thousands_of_entries_are_not_sent_one_by_one(
     assert len(sent) < 20
 
 
-def test_an_absent_entry_that_is_removed_and_then_added_in_one_run_exists_afterwards(driver: NftSetsDriver) -> None:
+def test_an_absent_entry_that_is_removed_and_then_added_in_one_run_of_operations_exists_afterwards(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     operations = [Operation(Verb.REMOVE, SetEntries.of(entry(1))), Operation(Verb.ADD, SetEntries.of(entry(1)))]
     assert [(one.error, one.surprise) for one in driver.apply(operations)] == [("", True), ("", False)]
@@ -155,7 +155,7 @@ def test_changed_marks_are_written_even_if_another_program_empties_the_set_meanw
     def emptied(
         channel: netlink.Channel, messages: Sequence[nft_message.Message], generation: int | None = None
     ) -> dict[int, int]:
-        if len(messages) > 1:  # the marks that were present are replaced
+        if len(messages) > 1:  # this transaction replaces the marks that were present
             monkeypatch.setattr(nft_message, "run", run)
             nft("flush", "map", "inet", "ipvsproxy", SCOPE)
         return run(channel, messages, generation)

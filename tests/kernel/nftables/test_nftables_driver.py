@@ -64,7 +64,7 @@ def test_sets_entries_and_the_rules_of_both_families_are_written_in_one_transact
         assert driver.rules.observe(operation.item.family) == operation.item.in_force
 
 
-def test_additions_and_removals_that_do_not_depend_on_each_other_are_one_transaction(driver: NftDriver) -> None:
+def test_additions_and_removals_that_do_not_depend_on_each_other_are_sent_in_one_transaction(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     before = generation()
     changes = [entries(Verb.ADD, 4), entries(Verb.REMOVE, 1, 2)]
@@ -73,7 +73,7 @@ def test_additions_and_removals_that_do_not_depend_on_each_other_are_one_transac
     assert held(driver) == {entry(3), entry(4)}
 
 
-def test_a_refused_transaction_is_split_and_each_operation_gets_its_own_outcome(driver: NftDriver) -> None:
+def test_a_refused_transaction_is_split_and_each_operation_gets_a_separate_outcome(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     absent, present, wanted = entries(Verb.REMOVE, 9), entries(Verb.REMOVE, 1), entries(Verb.ADD, 5)
     first, second, third = driver.apply([wanted, absent, present])
