@@ -80,7 +80,7 @@ def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/"
     ``chains`` are our chains.
 
     Raises:
-        KernelError: the kernel did not say whether our table exists.
+        KernelError: the kernel did not answer whether our table exists.
     """
     found = [Backend.NFTABLES] if nft_tables.has_own_table() else []
     found += [Backend.IPTABLES] if _may_hold_iptables(chains, root) else []
@@ -185,7 +185,7 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
     """Remove the ipsets that have our names, without loading the module of ipset.
 
-    Returns the sets that could not be removed because a rule still uses them.
+    Returns the names of the sets that could not be removed because a rule still uses the set.
 
     A set that a rule still uses is emptied: if another program holds the lock of iptables, the rule cannot be removed now, and
     the rule must not decide about packets by outdated entries.
@@ -214,7 +214,7 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
 def remove_other(used: Backend) -> Collection[str]:
     """Remove our ipsets or our nftables table from the backend other than ``used``.
 
-    Returns the sets that could not be removed because rules still use them.
+    Returns the names of the sets that could not be removed because a rule still uses the set.
 
     This function does not remove our rules in iptables; ``LeftoverRules`` removes them.
 

@@ -187,7 +187,7 @@ def gather(
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
-    """The result of a reading and an empty text or, if the reading fails, ``otherwise`` and the error.
+    """The result of a reading, and no error; if the reading fails, the result is ``otherwise`` and the error.
 
     A reading can fail because a program changes its tables during every attempt.
     """

@@ -21,7 +21,7 @@ NAME = "\0ipvsproxy"
 ANSWER_WITHIN_S = 1.0
 """The longest wait for a connection to the process that has the name. The kernel accepts connections for an ipvsproxy at once."""
 _BETWEEN_TRIES_S = 0.05
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process ID, user ID, group ID
+_CREDENTIALS = struct.Struct("3i")  # the fields of struct ucred: process ID, user ID, group ID
 
 
 class Instance:
@@ -54,8 +54,8 @@ class Instance:
     def dismiss(self) -> None:
         """Close the connections of processes that wanted to find out who listens on the socket.
 
-        The kernel has already told these processes our identity. Open connections would fill the queue and prevent later
-        processes from connecting.
+        The kernel has already told the connecting processes which process listens. Connections that stay open would fill the
+        socket's queue, and prevent later processes from connecting.
         """
         with contextlib.suppress(OSError):
             while True:
@@ -79,7 +79,7 @@ class Running(NamedTuple):
 
 
 def running(name: str = NAME) -> Running | None:
-    """The process that has bound the name, if it is an ipvsproxy; None also means that this process may not find out."""
+    """The ipvsproxy that has bound the socket's name; None if there is no ipvsproxy, or if this process may not find out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
         asking.settimeout(ANSWER_WITHIN_S)
         asking.connect(name)
@@ -101,10 +101,10 @@ def _owner(connected: socket.socket) -> tuple[int, int]:
 
 
 def _describe_squatter(name: str) -> str:
-    """A description of the process that has bound the name, if that process cannot be an ipvsproxy.
+    """A description of the process that has bound the socket's name, if the process cannot be an ipvsproxy.
 
     Raises:
-        KernelError: the process that has bound the name may be an ipvsproxy.
+        KernelError: the process that has bound the socket's name may be an ipvsproxy.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(ANSWER_WITHIN_S)

@@ -76,8 +76,8 @@ class NodeKernel:
         ``rules_changes``.
 
         ``on_applied`` is called, in the thread that applies operations, for each run of operations of one driver, with the
-        outcomes and the duration of the run in seconds. ``ports`` are the port IDs of the sockets that change addresses and
-        routes, as they appear in notifications.
+        outcomes and the duration of the run in seconds. ``ports`` are the netlink port IDs by which notifications name the
+        sockets that change addresses and routes.
 
         Raises:
             KernelError: the kernel lacks a required feature, or this process may not use the feature.
@@ -243,9 +243,10 @@ class NodeKernel:
         removed, and no entry is copied.
 
         Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets, so
-        only entries that may witness virtual servers are copied. If iptables is chosen, programming its rules may have to wait
-        for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables decide about packets.
-        Therefore all entries of the old sets are copied, and from now on ``apply`` changes the old sets, too.
+        only entries that may show which virtual servers belong to ipvsproxy are copied. If iptables is chosen, programming its
+        rules may have to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables
+        decide about packets. Therefore all entries of the old sets are copied, and from now on ``apply`` changes the old sets,
+        too.
 
         Raises:
             KernelError: the old sets could not be read.
@@ -366,15 +367,15 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # Nothing shows which of the operations the driver has applied. All of these operations are repeated; repeating
-                # them causes no error.
+                # Nothing shows which of the operations the driver has applied. Therefore all operations of the driver are
+                # repeated, which causes no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_fingerprints(run)
             ended_s = time.monotonic()
             done.append((applied, ended_s - began_s))
             began_s = ended_s
             outcomes += applied
-        for applied, duration_s in done:  # reported after all operations, because nothing waits for the durations
+        for applied, duration_s in done:  # durations are reported last, because nothing waits for a duration
             self._on_applied(applied, duration_s)
         return outcomes
 

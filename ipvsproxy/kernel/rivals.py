@@ -30,7 +30,7 @@ _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
 _IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # The kernel leaves out attributes whose value is 0.
-_LOADED = ((2,), (3,), (4,))  # The key of a packet property, or a header, an offset and a length.
+_LOADED = ((2,), (3,), (4,))  # What is loaded: the key of a property, or header, offset and length.
 _DESTINATIONS = ((16, 4), (24, 16))  # The offset and length of the address in each IP header.
 _DESTINATION_STARTS = {(nft_rule.Base.NETWORK, offset) for offset, _ in _DESTINATIONS}
 _PROTOCOLS = {bytes([one]): one for one in Protocol}
@@ -89,7 +89,7 @@ def listings_of_rules(
 ) -> tuple[Mapping[str, str], Sequence[str]]:
     """The output of ``iptables-save`` for both families in these variants, by the name of the program without ``-save``.
 
-    The second result has, for each program that could not be run, the reason. A program that exits with an error is left out,
+    The second result has the reason for each program that could not be run. A program that exits with an error is left out,
     because this kernel has no tables of the program's variant. ``otherwise`` are the programs to run if no variants are given.
     """
     listings: dict[str, str] = {}
@@ -126,7 +126,7 @@ def port_rules(saved: str) -> Iterator[PortRule]:
 
 
 def nftables_rule(where: str, rule: Sequence[nft_tables.Expression]) -> PortRule | None:
-    """The rule in ``rule`` that redirects packets to one port.
+    """The ``PortRule`` for an nf_tables rule that redirects packets to one port.
 
     None means that the rule does something else, or redirects packets to ranges or sets of ports or addresses. The result for a
     rule of iptables-nft is None, because iptables-nft redirects packets by targets of iptables.

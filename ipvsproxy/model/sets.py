@@ -208,8 +208,8 @@ class ForeignElement(SetEntry, frozen=True, gc=False):
     """An element of an nf_tables set that cannot be one of our entries.
 
     Only another program can have added a ``ForeignElement``. ``raw`` is the element's key in the kernel's encoding. An element
-    without a key matches all keys that have no element (since Linux 5.13). An element without a key names no address and no port,
-    and witnesses no virtual server.
+    without a key matches all keys that have no element (since Linux 5.13). An element without a key names no address or port, so
+    it does not show that a virtual server belongs to ipvsproxy.
     """
 
     raw: bytes = b""

@@ -102,7 +102,7 @@ def string(number: int, value: str) -> bytes:
 
 
 def integer(number: int, value: int) -> bytes:
-    """An attribute with a 32-bit number in network byte order, signed or unsigned."""
+    """An attribute with a signed or unsigned 32-bit number in network byte order."""
     return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
 
 

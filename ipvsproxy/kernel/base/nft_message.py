@@ -267,7 +267,7 @@ def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
 
 
 def element_for_all_others() -> bytes:
-    """The catch-all element (NFT_SET_ELEM_CATCHALL), which matches every key that is not in its set; only used to remove it."""
+    """The catch-all element (NFT_SET_ELEM_CATCHALL), which matches every key that is not in its set, for its removal."""
     return nested(NFTA_LIST_ELEM, integer(NFTA_SET_ELEM_FLAGS, _FOR_ALL_OTHERS))
 
 
@@ -295,7 +295,7 @@ def read_element(found: message.Attributes) -> tuple[bytes, bytes, str]:
     """The key, the mapped value and the comment of an element.
 
     Raises:
-        KeyError: the element has no key, as a catch-all element.
+        KeyError: the element is a catch-all element, which has no key.
     """
     key = found.inside(NFTA_SET_ELEM_KEY).payload(NFTA_DATA_VALUE)
     mapped = found.inside(NFTA_SET_ELEM_DATA).payload(NFTA_DATA_VALUE, b"")

@@ -1,4 +1,4 @@
-"""The common part of the set drivers: it keeps operations in order, and finds the sets that have changed."""
+"""The common part of the set drivers, which keeps operations in order and finds the sets that have changed."""
 
 import abc
 import errno
@@ -47,7 +47,7 @@ class EncodedEntry(NamedTuple):
 class SetsDriver(abc.ABC):
     """Reads and writes sets in the network namespace of the thread that creates this object.
 
-    Only the creating thread may use the object. The driver handles only the sets in ``IP_SETS``.
+    Only the thread that creates this object may use it. The driver handles only the sets in ``IP_SETS``.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -180,7 +180,7 @@ class SetsDriver(abc.ABC):
 
 
 class EntryBatch(abc.ABC):
-    """Set entries to be sent together, and their outcomes.
+    """Set entries that are sent to the kernel together, and their outcomes.
 
     ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; each key of ``reported`` is
     an operation on a single entry.
@@ -228,7 +228,7 @@ def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, 
 
 
 def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
-    """The set entries of each run of consecutive operations that have the same set and the same verb."""
+    """The verb and the set entries of each run of consecutive operations with the same set and verb."""
     of_entries = ((verb, cast("SetEntries", item)) for verb, item in operations)
     for (verb, _), run in itertools.groupby(of_entries, lambda one: (one[0], one[1].set)):
         yield verb, [entry for _, item in run for entry in item.keys]

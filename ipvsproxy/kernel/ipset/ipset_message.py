@@ -1,4 +1,4 @@
-"""ipset messages as bytes: to create, list and fill sets. Entries are encoded and decoded many at a time.
+"""ipset messages as bytes, which create, list and fill sets. Many entries are encoded or decoded at a time.
 
 This module also finds out which revisions of a set type this kernel's ipset supports. To answer a query for revisions, the kernel
 loads the module of the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
@@ -177,7 +177,7 @@ class EntryCodec:
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
-        """The entry whose attributes are in ``start`` to ``end``; None for an entry that only another program can have added."""
+        """The entry with the attributes from ``start`` to ``end``; None for an entry that only another program can have added."""
         values = self._layout.read(data, start, end)
         if values is None:
             return None

@@ -202,7 +202,7 @@ class IptablesDriver:
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
-        """The jumps above which another program's rule has moved.
+        """The jumps that another program has moved down by a rule above the jump.
 
         A rule that is above the jump, and was not below the jump at the last reading, may stay above the jump.
         """
@@ -213,7 +213,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """All rules of any program that contain this text, as iptables-save prints the rules.
+        """All rules, of any program, whose text in the output of iptables-save contains this text.
 
         A family that cannot be read is skipped.
         """
@@ -224,7 +224,7 @@ class IptablesDriver:
         return rules
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Program skeletons, or remove them.
+        """Program skeletons, or remove skeletons.
 
         Repeating an operation causes no error. Each table is changed either completely or not at all.
         """
@@ -240,7 +240,7 @@ class IptablesDriver:
         return Outcome(operation)
 
     def _remove(self, skeleton: Skeleton) -> str:
-        """Returns the reason why a part of the skeleton remains; an empty text means that nothing remains."""
+        """Returns the reason why a part of the removed skeleton remains; an empty text means that nothing remains."""
         listing = self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))

@@ -1,4 +1,4 @@
-"""The tables of iptables in both variants, read directly from the kernel, and whether their rules have changed.
+"""Reads the tables of both variants of iptables directly from the kernel, and finds out whether their rules have changed.
 
 The functions of this module start no process. Legacy tables are read by ``getsockopt``, and the hash of a legacy table excludes
 the packet counters. Tables of nf_tables are read by netlink; with each change of the rules, the kernel increases its generation
@@ -120,7 +120,7 @@ def _action(family: Family, table: str) -> str:
 
 
 def take_rules(family: Family, variant: str) -> bool:
-    """Whether the kernel certainly accepts rules of an IP family in this variant. Checking this does not change any rule.
+    """Whether the kernel certainly accepts rules of an IP family in this variant. The check does not change any rule.
 
     ``variant`` is a ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at its end, because a
     reading shows empty tables even if the kernel does not have the tables. A kernel that does not have the legacy table ``nat``
@@ -187,8 +187,8 @@ def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
 class RuleChanges:
     """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
 
-    The fingerprints describe the rules in the network namespace of the thread that creates this object. Only the creating thread
-    may use the object.
+    The fingerprints describe the rules in the network namespace of the thread that creates this object. Only the thread that
+    creates this object may use it.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:

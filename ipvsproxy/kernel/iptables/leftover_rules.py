@@ -73,7 +73,7 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """The variants in which a proxy may have left rules of these families: the variant in use and the other installed one.
+        """The variants in which a proxy may have left rules of these families, which are the used and the other installed variant.
 
         If our rules are in nftables, the variants are the installed variants and the variant of the program in PATH, whose only
         name may be ``iptables``.
@@ -141,7 +141,7 @@ class LeftoverRules:
     def _driver(self, place: RulesPlace) -> IptablesDriver:
         """The driver that reads and writes the rules of one family in one variant.
 
-        Raises KernelError if the variant in use is unknown or has changed.
+        Raises KernelError if the variant in use is not known, or has changed.
         """
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
@@ -161,7 +161,7 @@ class LeftoverRules:
             return ""
 
     def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
-        """Whether a program has to be run because nf_tables may have a chain that ``concerns`` selects.
+        """Whether a program of iptables has to be run, because nf_tables may have a chain that ``concerns`` selects.
 
         Raises:
             KernelError: the chains could not be read.

@@ -1,11 +1,11 @@
-"""Runs each family's iptables driver in its own thread, so that a program that hangs or waits for a lock blocks nothing else.
+"""Runs each family's iptables driver in a separate thread, so that a program that hangs or waits for a lock blocks nothing else.
 
 Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer, the call waits only
 ``SHORT_PATIENCE_S``. The first call for a reading is an exception, and always waits ``patience_s``. A reading needs no lock, and
 the late answer of a reading would be lost as soon as a write is attempted again, so the rules would never be known while writes
 fail.
 Rule 2: a program that takes longer than its call waits continues to run, and its operation counts as failed (EINPROGRESS) until
-the program ends. The next attempt at the same operation returns the outcome of this program.
+the program ends. The next attempt at the same operation returns the outcome of the earlier program.
 Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
 """
 

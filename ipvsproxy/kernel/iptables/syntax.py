@@ -1,4 +1,4 @@
-"""The output of ``iptables-save`` and the input of ``iptables-restore``; ``model.rules.render`` writes the single rules."""
+"""Parses the output of ``iptables-save``, and writes the input of ``iptables-restore``; see also ``model.rules.render``."""
 
 import collections
 import dataclasses
@@ -14,7 +14,7 @@ def normalise(text: str) -> str:
     """The text of a rule in the form that ``render`` writes, independent of the version of iptables that printed the rule.
 
     Some versions of iptables print a one-word comment without quotes, or the number of a protocol instead of its name. Some
-    releases of libxt_ipvs print ``--vproto`` as ``--proto``, although they cannot read ``--proto`` themselves.
+    releases of libxt_ipvs print ``--vproto`` as ``--proto``, although these releases cannot read ``--proto``.
     """
     text = _BARE_COMMENT.sub(r'--comment "\1"', text).replace("-m ipvs --proto ", "-m ipvs --vproto ")
     return text.replace("-p 4 ", "-p ipencap ").replace("-p 41 ", "-p ipv6 ")
@@ -139,11 +139,12 @@ def render_left_removal(removal: Removal) -> str:
 def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
     """The input of ``iptables-restore --noflush`` that programs a skeleton.
 
-    The input declares every chain, which empties the chain, and then appends all rules of the chain. Listed chains and jumps that
-    are not in the skeleton are removed. A chain to which another program's rule jumps is emptied instead of removed. Absent jumps
-    are inserted at the top of their chain in the skeleton's order, so the last inserted jump is on top, as with kube-proxy's
-    jumps. A jump that is present keeps its position. If a jump exists more than once, the last copy is kept: each copy was
-    inserted at the top, so the last copy is the oldest. Jumps in ``moved`` are inserted at the top again.
+    The input declares every chain, which empties the chain, and then appends all rules of the chain. Chains and jumps in
+    ``listing`` that are not in the skeleton are removed. A chain to which another program's rule jumps is emptied instead of
+    removed. Absent jumps are inserted at the top of their chain in the skeleton's order, so the last inserted jump is on top, as
+    with kube-proxy's jumps. A jump that is present keeps its position. If a jump exists more than once, the last copy is kept:
+    each copy was inserted at the top, so the last copy is the oldest. Jumps in ``moved`` are inserted at the top of their chain
+    again.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]

@@ -46,7 +46,7 @@ class Evidence(NamedTuple):
 
 
 class VariantChoice(NamedTuple):
-    """The iptables programs to use, their variant, and the reason for this choice.
+    """The iptables programs to use, their variant, and the reason for choosing this variant.
 
     ``left_behind`` is the other variant, if it has some of our rules.
     """

@@ -40,7 +40,7 @@ _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 class IpvsDriver:
     """Reads and writes the IPVS table in the network namespace of the thread that creates this object.
 
-    Only the creating thread may use the object.
+    Only the thread that creates this object may use it.
 
     ``traffic`` reads the counters of IPVS.
 
@@ -107,7 +107,7 @@ class IpvsDriver:
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
         """Reads, in parts, only virtual servers that have changed or were written since a reading last returned them.
 
-        If ``whole`` is false, the reading misses changes of weights, real servers that another real server replaced, changes of
+        If ``whole`` is false, the reading misses changes of weights, real servers that replaced another real server, changes of
         IPv6 real servers, and this driver's own writes.
 
         Raises:
@@ -127,14 +127,15 @@ class IpvsDriver:
     def refusal_with(self, scheduler: str) -> int:
         """The error number with which the kernel refuses an invalid virtual server with this scheduler.
 
-        The kernel looks up the scheduler first. ENOENT means that the scheduler does not exist. EINVAL means that the scheduler
-        exists, and that its module is loaded now. Any other number means that the kernel did not look up the scheduler.
+        The kernel looks up the scheduler before it refuses the virtual server. ENOENT means that the scheduler does not exist.
+        EINVAL means that the scheduler exists, and that its module is loaded now. Any other number means that the kernel did not
+        look up the scheduler.
 
         Raises:
             KernelError: the kernel did not answer.
         """
         number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
-        if number == errno.ENOENT:  # the module may also have been loaded again, with another number
+        if number == errno.ENOENT:  # the reason may also be that the module was loaded again, with another number
             self._table.renew()
             number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
         return number
@@ -194,12 +195,12 @@ class IpvsDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Add, set and remove virtual servers and real servers, and set timeouts.
 
-        Two operations must not be about the same object.
+        No two operations may be about the same object.
 
         Operations take effect in their order, with one exception. If an object to add is present, or an object to set is absent,
-        the operation is repeated after all other operations, with the other verb. A virtual server with a firewall mark that is
-        already present is not changed (EEXIST). The outcomes have the same order as the operations. If some real servers of an
-        operation could not be added, or were already present, each of these real servers has a separate outcome.
+        the operation is repeated after all other operations, with the other verb. The addition of a virtual server by firewall
+        mark that is already present fails (EEXIST). The outcomes have the same order as the operations. If some real servers of
+        an operation could not be added, or were already present, each of these real servers has a separate outcome.
         """
         for _, item in operations:
             # The next reading returns the virtual server, whatever the outcome of the operation is. A virtual server counts as

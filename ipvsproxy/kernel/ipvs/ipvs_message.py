@@ -1,4 +1,4 @@
-"""IPVS messages about virtual servers and real servers, as bytes."""
+"""IPVS messages about virtual servers and real servers as bytes."""
 
 import functools
 import itertools
@@ -117,13 +117,13 @@ class Encoder:
         return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
-        """The request to add a virtual server that every kernel refuses: it has an IPv6 address and the prefix length 0."""
+        """The request to add a virtual server that every kernel refuses, with an IPv6 address and the prefix length 0."""
         service = [
             *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
             ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
             ["IPVS_SVC_ATTR_FLAGS", {"flags": 0, "mask": _ALL_FLAGS}],
             ["IPVS_SVC_ATTR_TIMEOUT", 0],
-            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - this is the netmask 0
+            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - the value is a netmask, not an address
         ]
         return self._message(ipvs.IPVS_CMD_NEW_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
@@ -236,7 +236,7 @@ def _shape(key: VirtualServerKey) -> Shape:
 
 
 def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
-    """The values for the placeholders that identify a virtual server in a template."""
+    """The values for those placeholders of a template that identify the virtual server."""
     if type(key) is FirewallMark:
         return (_pack_u32(key.mark),)
     return _pack_u16(key.protocol), key.address, _pack_port(key.port)

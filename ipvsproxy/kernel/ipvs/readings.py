@@ -9,7 +9,8 @@ The kernel does not report changes of the IPVS table, because IPVS neither sends
 all virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. A change of a weight
 shows only in the answer to the query for the virtual server of that weight.
 
-Other methods may write to the table between two parts of a reading. The next reading then reads the written virtual servers.
+Other methods may write to the table between two parts of a reading. The next reading reads virtual servers that were written
+between two parts.
 """
 
 import abc
@@ -123,7 +124,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def _interpret(self, key: VirtualServerKey, row: Row, real_servers: Any) -> ObservedVirtualServer | None:
-        """Converts what the kernel returned about a virtual server; None means that the virtual server has been removed."""
+        """Converts the kernel's data about a virtual server; None means that the virtual server has been removed."""
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
         """Records that a virtual server may have been written or, if ``is_there`` is false, that it was removed."""
@@ -137,7 +138,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
     def read(self, *, whole: bool) -> Iterator[Reading]:
         """Reads, in parts, the virtual servers that have changed or were written since a reading last returned them.
 
-        If ``whole`` is false, real servers are read only if the row of their virtual server has changed, and virtual servers that
+        If ``whole`` is false, real servers are read only if the row of their virtual server has changed. Virtual servers that
         this process has written are left for the next reading with ``whole``.
 
         Raises:
@@ -171,7 +172,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
             elif not waits and self._added is not None:
                 self._real_servers(row)  # read only to add its connections to the total
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
-                self._known |= hashes  # not earlier, because after an error these changes must be read again
+                self._known |= hashes  # recorded after the part is complete: after an error, the changes must be read again
                 yield reading
                 self._note_written()
                 reading, hashes = {}, {}

@@ -227,7 +227,7 @@ class EndpointTraffic(NamedTuple):
 class TrafficReader:
     """Reads counters in the network namespace of the calling thread.
 
-    Each reading uses its own socket, so that other requests may be sent between the parts of the reading. ``connect`` is the
+    Each reading opens a separate socket, so that other requests may be sent between the parts of the reading. ``connect`` is the
     function that opens a socket.
 
     ``open_connections`` returns the total connections of all real servers in the network namespace at the last reading of all

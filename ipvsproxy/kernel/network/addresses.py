@@ -66,7 +66,7 @@ class _Link(NamedTuple):
 class AddressDriver:
     """Reads and writes addresses in the network namespace of the thread that creates this object.
 
-    Only the creating thread may use the object.
+    Only the thread that creates this object may use it.
 
     The device stays down. The addresses of a device that is down are local nevertheless, whereas a device that goes down after
     having been up loses its IPv6 addresses.
@@ -197,12 +197,12 @@ class AddressDriver:
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
         """Remove all addresses of the device; ``observed`` are the present addresses of the device.
 
-        Returns the same kind of result as ``_apply_addresses``.
+        Returns the outcomes that ``_apply_addresses`` would return.
         """
         device = Device(self._device)
         for verb in (Verb.REMOVE, Verb.ADD):
             outcome = self._apply_device(Operation(verb, device))
-            if outcome.error:  # the next attempt removes the addresses one by one, or the device is gone by then
+            if outcome.error:  # at the next attempt, either the addresses are removed one by one, or the device is gone
                 return {operation: Outcome(operation, outcome.error, outcome.errno) for operation in operations}
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}

@@ -49,10 +49,11 @@ def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_soc
 
 
 class ConntrackDriver:
-    """Deletes flows in the network namespace of the thread that creates this object. Only the creating thread may use the object.
+    """Deletes flows in the network namespace of the thread that creates this object.
 
-    The kernel lists flows in parts. The stale flows of each part are deleted through a second socket before the kernel produces
-    the next part. Therefore the use of memory depends neither on the number of flows nor on the number of stale flows.
+    Only the thread that creates this object may use it. The kernel lists flows in parts. The stale flows of each part are deleted
+    through a second socket before the kernel produces the next part. Therefore the use of memory depends neither on the number of
+    flows nor on the number of stale flows.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -125,7 +126,7 @@ class ConntrackDriver:
             raise
 
     def _delete(self, stale: Sequence[tuple[int, bytes]], outcomes: list[Outcome]) -> None:
-        """Send messages that delete flows; with each message comes the position of the operation to which its flow belongs."""
+        """Send messages that delete flows; each item is the position of the flow's operation, and the message."""
         sequences = self._deleting.sequences(len(stale))
         messages = [message.numbered(deletion, sequence) for (_, deletion), sequence in zip(stale, sequences, strict=True)]
         failed = self._deleting.run_all(messages, BATCH_SIZE)

@@ -25,7 +25,7 @@ from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 RECEIVE_BUFFER = 16 << 20
 """The size in bytes of the queue of events. An event takes about 1 KiB of it, so 10,000 addresses at once cause no overrun."""
 
-_GROUPS = (1, 5, 9, 7, 11)  # RTNLGRP_LINK, then _IPV4_IFADDR, _IPV6_IFADDR, _IPV4_ROUTE, _IPV6_ROUTE
+_GROUPS = (1, 5, 9, 7, 11)  # the rtnetlink groups LINK, IPV4_IFADDR, IPV6_IFADDR, IPV4_ROUTE and IPV6_ROUTE
 _NEWLINK, _DELLINK, _NEWADDR, _DELADDR = 16, 17, 20, 21
 _NEWROUTE, _DELROUTE = 24, 25
 _LINK = struct.Struct("=BxHiII")  # The fields of ifinfomsg: family, type, index, flags, change.

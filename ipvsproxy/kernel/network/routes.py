@@ -8,7 +8,7 @@ route.
 The routes are on ``lo``, because any other device loses its routes, without a notification, when the device goes down or loses
 its last IPv4 address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
 
-Layouts: include/uapi/linux/rtnetlink.h. The kernel compares routes in net/ipv4/fib_trie.c and net/ipv6/route.c.
+Layouts: include/uapi/linux/rtnetlink.h. The kernel's code for routes is in net/ipv4/fib_trie.c and net/ipv6/route.c.
 """
 
 import errno
@@ -45,7 +45,10 @@ _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket on which the kernel filters dumps of routes, if the kernel supports this. Other kernels dump all routes."""
+    """A socket on which the kernel filters dumps of routes, if the kernel supports this.
+
+    A kernel without filters dumps all routes.
+    """
     opened = netlink.open_socket(protocol)
     ask_to_filter(opened)
     return opened
@@ -66,7 +69,7 @@ def ask_to_filter(opened: socket.socket) -> bool:
 class RouteDriver:
     """Reads and writes our routes in the network namespace of the thread that creates this object.
 
-    Only the creating thread may use the object.
+    Only the thread that creates this object may use it.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = open_socket, route_protocol: int = ROUTE_PROTOCOL) -> None:

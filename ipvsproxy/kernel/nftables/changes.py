@@ -37,7 +37,7 @@ class NftChanges:
     """Counts changes that other programs make in our table. Any thread may call ``read`` and use ``count``.
 
     ``count`` is None if the kernel sends no notifications; then only the generation shows changes. ``own_ports`` are the port IDs
-    of the sockets through which ipvsproxy changes the table; port IDs may be added to it later.
+    of the sockets through which ipvsproxy changes the table; the caller may add port IDs later.
     """
 
     def __init__(self, own_ports: Collection[int], connect: Callable[[], socket.socket] = open_socket) -> None:

@@ -131,8 +131,8 @@ class NftRulesDriver:
     def try_writing(self, family: Family) -> Refusal | None:
         """The reason why the kernel accepts no rules of this IP family; None if the kernel accepts rules.
 
-        To find out, the driver sends a transaction with every kind of expression in our rules. The kernel refuses the transaction
-        at its end, so nothing remains of it.
+        The driver tries a transaction that contains every kind of expression in our rules. The kernel refuses the transaction at
+        its end, so nothing remains of it.
         """
         if refusal := self.usable(family):
             return refusal
@@ -346,7 +346,7 @@ class NftRulesDriver:
 def _describe(printed: _Printed, chain: str) -> str:
     """A readable description of a rule: its expressions, its comment, and the rule's name in ``nft``."""
     parts = ", ".join(nft_rule.decision(*one) for one in printed.expressions) or "no expression"
-    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program may use any characters
+    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program's comment is quoted
     return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
 
 
@@ -361,7 +361,7 @@ def _fingerprint(rules: Iterable[_Expressions]) -> bytes:
 
 
 def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], family: Family) -> Iterator[Message]:
-    """The messages that append to a chain the nf_tables rules that together replace one rule."""
+    """The messages that append all nf_tables rules for one rule to a chain."""
     fingerprint = _fingerprint(map(_as_printed, expanded))
     return (nft.rule(name, expressions, render(rule, family), fingerprint) for expressions in expanded)
 

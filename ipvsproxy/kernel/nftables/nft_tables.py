@@ -143,7 +143,7 @@ def has_own_table() -> bool:
     """Whether the table ``inet ipvsproxy`` exists.
 
     Raises:
-        KernelError: it could not be found out whether the table exists.
+        KernelError: the kernel did not answer whether the table exists.
     """
     with _channel() as channel:
         return _answer(channel, nft.INET, nft.TABLE) is not None

@@ -29,8 +29,8 @@ class NftDriver:
     """Writes rules and sets of both IP families; ``rules`` and ``sets`` read rules and sets through separate sockets.
 
     The arguments are the same as for ``NftRulesDriver``. With ``listen``, ``changes`` reports changes that other programs make in
-    our table, and sets are read again only after a reported change. Only the creating thread may use the driver; any thread may
-    use ``changes``.
+    our table, and sets are read again only after a reported change. Only the thread that creates the driver may use it; any
+    thread may use ``changes``.
     """
 
     def __init__(

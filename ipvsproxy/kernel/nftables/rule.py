@@ -1,23 +1,23 @@
 """Translates one rule into expressions of nf_tables that have the same effect on packets as the rule has in iptables.
 
 Most rules become one rule of nf_tables; a rule that matches a set of ranges or several protocols becomes several nf_tables rules.
-Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule. It also
-carries a fingerprint of the expressions that this module made from the rule, and a reading compares the observed expressions with
-the fingerprint.
+Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule. Each
+rule of nf_tables also carries a fingerprint of the expressions that this module made from the original rule; a reading compares
+the observed expressions with the fingerprint.
 
 The following differences from iptables do not matter to packets:
 
 * nf_tables has no equivalent of ``physdev``. Our rules use ``physdev`` only to accept a packet that the next rule accepts as
   well.
-* ``ACCEPT`` in ``nat`` would not prevent other tables from translating the packet. Instead, a rule translates the packet's
-  destination address to the same address, which ends the search for a translation.
+* ``ACCEPT`` in ``nat`` would not prevent other tables from translating the packet. Instead of ``ACCEPT``, a rule translates the
+  packet's destination address to the same address, which ends the search for a translation.
 * nf_tables has no equivalent of ``xt_ipvs``. Instead of ``xt_ipvs``, rules use connection tracking, which knows the destination
   of a connection's first packet and the direction of each packet.
 * A rule with a set of marks writes the whole mark, and only for packets without a mark, because kernels before 6.13 cannot
   combine two registers.
 
-The program ``nft`` can load its own output of these rules again, so a saved ruleset with our table can be restored. ``nft`` does
-not allow a constant in a key, and accepts a port of connection tracking only if the rule has matched the protocol before.
+The program ``nft`` can load these rules from its own output, so a saved ruleset with our table can be restored. For ``nft``, a
+key must not contain a constant, and a rule may use a port of connection tracking only after a match on the protocol.
 """
 
 import enum
@@ -244,7 +244,7 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
         yield (*key, other, find)
         return
-    for prefix_length in range(family.bits, 0, -1):  # as in ipset, one look-up for each prefix length, with the longest first
+    for prefix_length in range(family.bits, 0, -1):  # one look-up for each prefix length, the longest first, as in ipset
         mask = bitwise(_mask(family, prefix_length), bytes(size), words + 2)
         yield (*key, other, *(() if prefix_length == family.bits else (mask,)), *_constant(prefix_length, 2 * words + 2), find)
 
