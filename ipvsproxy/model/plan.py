@@ -135,10 +135,10 @@ class WeightChange(NamedTuple):
 class Report:
     """The results of one sync.
 
-    ``done`` and ``failed`` map a verb and a kind to the number of objects whose change succeeded or failed. ``errors`` are the
-    first few failures in full, and ``weights`` are the first weight changes of real servers, up to ``WEIGHTS_SHOWN``. ``pending``
-    is the number of keys whose desired and observed state still differ. ``surprises`` counts the outcomes with a surprise; after
-    a surprise, the kernel is read again.
+    ``done`` and ``failed`` map a verb and a kind to the number of objects whose change succeeded or failed. ``errors`` holds the
+    outcomes of the first few failures, and ``weights`` holds the first ``WEIGHTS_SHOWN`` weight changes of real servers.
+    ``pending`` is the number of keys whose desired and observed state still differ. ``surprises`` counts the outcomes with a
+    surprise; after a surprise, the kernel is read again.
     """
 
     done: Mapping[tuple[str, str], int]

@@ -114,7 +114,7 @@ class Weights(Mapping[RealServerKey, int]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mapping) and len(self) == len(other) and self.plain() == plain(other)
 
-    __hash__ = None  # type: ignore[assignment]  # no mapping has a hash
+    __hash__ = None  # type: ignore[assignment]  # mappings are not hashable
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.unpacked()})"
@@ -156,7 +156,7 @@ class EvenWeights(Weights):
     def __eq__(self, other: object) -> bool:
         return (isinstance(other, EvenWeights) and self.packed == other.packed) or super().__eq__(other)
 
-    __hash__ = None  # no mapping has a hash
+    __hash__ = None  # mappings are not hashable
 
 
 class UnevenWeights(Weights):

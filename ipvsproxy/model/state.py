@@ -113,7 +113,7 @@ class Observation:
     that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the addresses of our local
     routes, and ``interface_addresses`` are the addresses on all other interfaces. ``foreign_virtual_servers`` is the number of
     virtual servers whose protocol a Service cannot have. ``errors`` has one line for each field that could not be read.
-    ``is_of_rules``: the part contains only rules.
+    ``is_of_rules``: this part of a reading contains only rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None

@@ -143,9 +143,9 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server, with its settings and the weight of each real server (or ``NOT_MASQUERADED`` for a weight).
 
-    ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has thresholds. Do
-    not change an object that another module made: the module that reads the kernel may return the object again, and a
-    ``VirtualServer`` may share its weights. Change a copy instead.
+    ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has thresholds.
+    Never change an object that another module made; change a copy instead. The module that reads the kernel may return the same
+    object again, and a ``VirtualServer`` may share the object's weights.
     """
 
     settings: VirtualServerSettings

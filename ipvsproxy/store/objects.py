@@ -120,7 +120,10 @@ class Store:
         """The number of changes that ``take`` has not returned yet, by kind of object."""
 
     def is_only_remembered(self, name: ServiceName) -> bool:
-        """Whether a known Service is missing from the newest list, a doubted one. A Service in the newest list has precedence."""
+        """Whether a known Service is missing from the newest list, which is doubted.
+
+        Services in the newest list have precedence over remembered Services.
+        """
         return name in self._remembered
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
@@ -194,7 +197,7 @@ class Store:
 
     @property
     def may_lack_all(self) -> bool:
-        """Whether a first list is doubted at present.
+        """Whether the first list of a kind is doubted at present.
 
         While a first list is doubted, an observed kernel object may be desired although no known Service desires it.
         """

@@ -73,7 +73,7 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """The variants in which a proxy may have left rules of these families, which are the used and the other installed variant.
+        """The variants in which a proxy may have left rules of these families: the variant in use, and the other if installed.
 
         If our rules are in nftables, the variants are the installed variants and the variant of the program in PATH, whose only
         name may be ``iptables``.
