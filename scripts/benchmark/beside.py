@@ -114,7 +114,7 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
             figures = await measured.start()
             figures |= await measured.change()
             figures |= await measured.scrape()
-            figures |= await measured.idle()  # before the bursts of changes, whose removals may take minutes
+            figures |= await measured.idle()  # measured before the bursts of changes, whose removals may take minutes
             figures |= await measured.churn()
             figures |= await measured.rolling()
         async with outside.running(command, server.url, places) as proxy:

@@ -109,7 +109,8 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     """
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
-    churn = "churn of 10 s" if quick else "churn"  # another name, because memory and backlog have less time to grow
+    # The short churn has another name, because memory and backlog have less time to grow.
+    churn = "churn of 10 s" if quick else "churn"
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
         *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # repeated, as a single short run says little
@@ -250,14 +251,14 @@ def _recording(size: Sequence[int | str]) -> str:
 def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
     """Combine repeated measurements by the median of each figure, or by another selection.
 
-    The median of ratios is not used: if the machine is slow for a second, it slows only one measurement of a pair, and a slow
-    replay results in a good ratio.
+    The result is not the median of ratios, because a slow second of the machine slows only one measurement of a pair, and a slow
+    replay makes the ratio look good.
     """
     return {name: pick([one[name] for one in found]) for name in found[0].keys() & {"wall_s", "addresses"}}
 
 
 def _relative(ratio: Callable[[Found, Found], float], sides: Sequence[Sequence[Found]], pick: Pick) -> float:
-    """The ratio of the last two of these four figures, divided by the ratio of the first two."""
+    """Divides the ratio of the last two figures by the ratio of the first two figures."""
     main_start, main_replay, start, replay = (_typical(side, pick) for side in sides)
     return ratio(start, replay) / ratio(main_start, main_replay)
 
@@ -273,7 +274,7 @@ def _most_resident_mb(size: tuple[int, ...]) -> float | None:
 def _without_addresses(start: Found, replay: Found) -> float:
     """The ratio without the kernel's time for addresses.
 
-    This time grows quadratically, and is the same for the start and the replay.
+    The kernel's time for addresses grows quadratically, and is the same for the start and the replay.
     """
     return float((start["wall_s"] - replay["addresses"]) / (replay["wall_s"] - replay["addresses"]))
 
@@ -340,7 +341,7 @@ def _steady(
     recording: str = "",
     quick: bool = True,
 ) -> Case:
-    """A case of these parts, or of the part with the case's name; with a ``recording``, the case also replays its messages."""
+    """A case that measures these parts, or the part with the case's name, and replays its messages if it has a ``recording``."""
     arguments = {
         "pages": (services, endpoints),
         "services": services,

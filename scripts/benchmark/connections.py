@@ -3,8 +3,8 @@
     python -m scripts.benchmark.connections
 
 reads one address per line, and answers with the time at which it was connected and the duration of the last attempt. All pods of
-the workload are in another namespace, whose kernel accepts connections to each of their addresses. This namespace exists as long
-as the process.
+the workload are in another namespace, whose kernel accepts connections to each of their addresses. The namespace of the pods
+exists as long as this process.
 """
 
 import asyncio

@@ -129,7 +129,7 @@ class Proxy:
         """Scrape the proxy's metrics as Prometheus does.
 
         Raises:
-            RuntimeError: no answer, or not status 200.
+            RuntimeError: the server does not answer, or answers with a status other than 200.
         """
         return await self.get("/metrics")
 

@@ -123,8 +123,8 @@ def configuration(*flags: str) -> Config:
         f"--hostname-override={workload.NODE}",
         f"--cluster-cidr={CLUSTER_CIDR}",
         "--ipvs-min-sync-period=0s",
-        "--ipvs-sync-period=24h",  # audits are measured separately
-        "--conntrack-max-per-core=0",  # the setting is writable only in the host's first network namespace
+        "--ipvs-sync-period=24h",  # Audits are measured separately.
+        "--conntrack-max-per-core=0",  # This setting is writable only in the host's first network namespace.
         *flags,
     ]
     return load.load(arguments, hostname=workload.NODE, read_file=lambda _: b"")

@@ -146,7 +146,7 @@ class _Steady:
     async def service(self, changes: int) -> Figures:
         """Repeatedly adds a Service and then its EndpointSlice, and waits between two changes.
 
-        The latencies include both kinds of changes.
+        The latencies include changes of Services and of EndpointSlices.
         """
         latencies_s, messages = [], []
         for number in range(changes):

@@ -91,7 +91,7 @@ class Life(Protocol):
         """Wait until a condition holds; it is a violation if it never does."""
 
     def wait_until_quiet(self, within_s: float, /) -> None:
-        """Wait until the kernel equals the model."""
+        """Wait until the state of the kernel equals the state of the model."""
 
     def violation(self, what: str, details: list[str], /) -> Exception:
         """Make the exception for a violation."""

@@ -53,7 +53,7 @@ class Clients:
         return self._node.open(*_target(question), src=source)
 
     def open(self) -> None:
-        """Open all connections that are not open."""
+        """Open those connections again that are closed."""
         for question in HELD:
             if question not in self._held:
                 self._held[question] = self._node.open(*_target(question))

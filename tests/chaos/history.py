@@ -337,7 +337,7 @@ class History:
                 self.delete(items)
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._running.kill()
-                self._start()  # the new process has never observed IPv6
+                self._start()  # the program that starts now has never observed IPv6
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._spoil(spoil)
                 self.put(items)

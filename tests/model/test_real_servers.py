@@ -42,7 +42,9 @@ def keys_of(size: int) -> st.SearchStrategy[list[RealServerKey]]:
 
 
 @hypothesis.given(keys_of(6) | keys_of(18), st.data())
-def test_even_weights_equal_a_dictionary_that_maps_each_key_to_weight_one(keys: list[RealServerKey], data: st.DataObject) -> None:
+def test_weights_that_are_all_one_equal_a_dictionary_that_maps_each_key_to_one(
+    keys: list[RealServerKey], data: st.DataObject
+) -> None:
     expected, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)
     assert list(packed) == keys
     assert {type(key) for key in packed} <= {RealServerKey}

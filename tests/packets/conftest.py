@@ -36,6 +36,6 @@ def binding(request: pytest.FixtureRequest) -> Binding:
 
 @pytest.fixture(scope="module", name="three")
 def _three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[three_nodes.Three]:
-    """Three nodes with direct return, and with the ``FLAGS`` of the module."""
+    """Three nodes, started with direct return and with the ``FLAGS`` of the module."""
     with three_nodes.running(tmp_path_factory.mktemp("direct"), *request.module.FLAGS) as running:
         yield running

@@ -72,7 +72,7 @@ def questions(rows: Iterable[Row]) -> list[Question]:
 
 
 def of_binding(asked: Iterable[Question], binding: Binding | None) -> list[Question]:
-    """The requests for a binding.
+    """The requests that are sent with this binding.
 
     Local routes are tested over TCP only, because an address becomes local for all protocols alike.
     """

@@ -90,7 +90,7 @@ def test_an_endpoint_at_its_connection_limit_gets_no_new_connections_and_clients
             connection.abort()
             opened.remove(connection)
     for family, opened in connections.items():
-        running.wait_until(lambda there=to[family]: running.lab.probe("p2", "TCP", there, 80).outcome == "ok", "resumed")  # type: ignore[misc]  # a default
+        running.wait_until(lambda there=to[family]: running.lab.probe("p2", "TCP", there, 80).outcome == "ok", "resumed")  # type: ignore[misc]  # the default binds the value
         for connection in opened:
             connection.abort()
 

@@ -72,7 +72,7 @@ def test_after_a_kill_during_a_switch_of_bindings_all_services_are_served_and_th
         ):
             running.program.kill()
             running.begin(f"--ipvs-vip-binding={binding}")
-            running.wait_until(lambda begun=binding: bool(running.local_addresses(begun)), "begun")  # type: ignore[misc]  # a default
+            running.wait_until(lambda begun=binding: bool(running.local_addresses(begun)), "begun")  # type: ignore[misc]  # the default binds the value
             time.sleep(pause_s)
             running.program.kill()
             ways = bound(running)

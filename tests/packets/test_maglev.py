@@ -81,7 +81,7 @@ def test_changed_flags_of_kube_proxy_for_mh_are_applied_without_removing_the_vir
     assert loads[0].outcomes["ok"] > 5
 
     def counted() -> int:
-        """The number of connections so far, which the kernel updates every two seconds."""
+        """The number of connections that the kernel has counted, which is updated every two seconds."""
         statistics = running.lab.run("node", "ipvsadm", "-Ln", "--stats", "--exact").splitlines()
         return next(int(line.split()[2]) for line in statistics if line.startswith(f"TCP  {_shown(family)} "))
 

@@ -137,7 +137,7 @@ def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its
 
     With the setting, a packet of such a connection is dropped, and ends the connection (``ip_vs_in_hook`` in
     net/netfilter/ipvs/ip_vs_core.c). The test ends the program first, because the program would write the setting again. The
-    kernel function is the same for all clients.
+    kernel handles all clients with the same function, so one client is enough.
     """
     running.have(_web("p1"))
     to = cluster.address("cluster 1", family)

@@ -53,7 +53,7 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
         running.objects = [*objects, *service(f"marker-{number}", number, protocols=["TCP"])]
         running.show()
         marker = ("TCP", cluster.address(f"cluster {number}", Family.IPV4), 80)
-        running.wait_until(lambda marker=marker: marker in running.virtual_servers(), "programmed")  # type: ignore[misc]  # a default
+        running.wait_until(lambda marker=marker: marker in running.virtual_servers(), "programmed")  # type: ignore[misc]  # the default binds the value
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_an_address_is_served_before_while_and_after_the_leader_of_kube_vip_has_
             leads = stage == "leads"
             running.wait_until(
                 # The virtual servers are read first, because reading them starts no process.
-                lambda leads=leads: (  # type: ignore[misc]  # a default
+                lambda leads=leads: (  # type: ignore[misc]  # the default binds the value
                     (("TCP", balancer, 30001) in running.virtual_servers()) is leads
                     and (balancer in running.local_addresses(binding)) is not leads
                 ),

@@ -113,7 +113,7 @@ class SimulatedNode:
 
     def observe(self, **changes: object) -> None:
         """Read the kernel; ``changes`` replace parts of the reading."""
-        at_once(self.reconciler.observer.observing(dataclasses.replace(self.kernel.observe(), **changes), self.now))  # type: ignore[arg-type]  # names of fields
+        at_once(self.reconciler.observer.observing(dataclasses.replace(self.kernel.observe(), **changes), self.now))  # type: ignore[arg-type]  # the keys are names of fields
 
     def plan(self) -> Sequence[Operation]:
         """The operations that are possible now."""

@@ -163,7 +163,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: not self.are_witnesses_lost)
     @stateful.rule(number=st.integers(0, 8), gone=st.sets(st.sampled_from(NAMES)), unreadable=st.sets(st.sampled_from(PARTS)))
     def die_in_the_middle_of_a_plan(self, number: int, gone: set[str], unreadable: set[str]) -> None:
-        """The next process first reads only some objects of the kernel; some Services were deleted while no process ran."""
+        """At first, the next process can read only some kernel objects; some Services were deleted while no process ran."""
         self.node.apply(self.node.plan()[:number])
         for name in gone:
             self.remove(name)

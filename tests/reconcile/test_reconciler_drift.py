@@ -59,7 +59,7 @@ def test_a_vanished_virtual_server_is_restored_completely_when_an_answer_shows_i
     assert not node.plan()
 
 
-def test_the_repair_of_returning_drift_is_delayed_but_not_for_a_changed_desired_value() -> None:
+def test_the_repair_of_returning_drift_is_delayed_but_a_changed_desired_value_is_written_at_once() -> None:
     node = running("10.244.0.1")
     for _ in range(observation.FREE_HEALS + 1):
         _break_everything(node)

@@ -21,7 +21,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(node: simulation.SimulatedNode, addresses: list[str], name: str = "web", **service: object) -> list[Operation]:
-    desired = builders.service(name, **service)  # type: ignore[arg-type]  # names of fields
+    desired = builders.service(name, **service)  # type: ignore[arg-type]  # the keys are names of fields
     node.put(desired, builders.endpoint_slice(*map(builders.endpoint, addresses)))
     return node.sync()
 

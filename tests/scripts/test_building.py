@@ -243,7 +243,9 @@ def test_an_unusable_tool_or_folder_is_reported_in_one_sentence(
     assert "Not a directory" in capfd.readouterr().err
 
 
-def test_a_kernel_that_would_have_to_be_built_again_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_outdated_and_would_have_to_be_built_again_is_refused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel = uml.UserModeLinux(
         name="the kernel",
         variants=(),

@@ -156,7 +156,7 @@ class FakeKernel:
         readable = {name: value for name, value in parts.items() if name not in self.unreadable}
         return dataclasses.replace(
             Observation(errors=tuple(f"{name} cannot be read" for name in sorted(self.unreadable))),
-            **readable,  # type: ignore[arg-type] # the names are names of fields
+            **readable,  # type: ignore[arg-type]  # the keys are names of fields
         )
 
     def poll(
@@ -170,7 +170,7 @@ class FakeKernel:
     ) -> Iterator[Observation]:
         """Like ``observe``, but in steps; virtual servers are included only if ``whole`` is true.
 
-        A ``thorough`` poll does not return virtual servers that are absent.
+        With ``thorough``, the result has no virtual servers that are absent in the kernel.
         """
         if thorough:
             self.audits += 1

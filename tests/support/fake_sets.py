@@ -33,7 +33,7 @@ class KernelSet:
     def differs_from(self, ip_set: IpSet) -> bool:
         """Whether the parameters of the set differ from the parameters of our set with that name.
 
-        The entries of such a set are ignored.
+        If the parameters differ, the entries of the set are ignored.
         """
         return self.type is not ip_set.type or (self.type is not SetType.PORT and self.family is not ip_set.family)
 

@@ -32,7 +32,7 @@ def _read_metrics(with_value: Iterable[str]) -> State:
 def parse_metrics(text: str, with_value: Iterable[str]) -> State:
     """kube-proxy's metrics in text format, by name and labels.
 
-    Each metric has its type and its buckets, and its value if it is one of these rows.
+    Each metric has its type and its buckets; only the metrics in these rows have a value.
     """
     types = {match["name"]: match["type"] for match in _TYPE.finditer(text)}
     metrics: State = {}

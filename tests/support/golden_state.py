@@ -109,7 +109,7 @@ def parse_ipvs(text: str) -> tuple[State, State]:
     real_servers: State = {}
     for line in text.splitlines():
         verb, protocol, address, *rest = line.split()
-        if protocol == "-f":  # a decimal firewall mark instead of an address
+        if protocol == "-f":  # the row has a decimal firewall mark instead of an address
             key = scope_rows.server_row(int(address), Family.IPV6 if rest[:1] == ["-6"] else Family.IPV4)
             rest = rest[1:] if rest[:1] == ["-6"] else rest
         else:

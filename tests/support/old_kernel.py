@@ -32,8 +32,8 @@ class OldKernel(NamedTuple):
     """The answers of one version of Linux.
 
     ``protocols`` are the numbers in the answer of ipset about its protocol, by attribute. The other fields say whether the kernel
-    version has a feature that docs/compatibility.md lists. Revisions of ipset are those of the test kernel: the driver asks for
-    the lowest that it can use, whatever the newest is.
+    version has a feature that docs/compatibility.md lists. Revisions of ipset are those of the test kernel, because the driver
+    asks for the lowest revision that it can use, whatever the newest is.
     """
 
     version: str
@@ -145,7 +145,7 @@ def _attributes(whole: bytes) -> Mapping[int, tuple[int, int]]:
 
 
 def _without(whole: bytes, number: int) -> bytes:
-    """A message without one attribute."""
+    """The same message without this attribute."""
     at = _attributes(whole).get(number)
     if at is None:
         return whole

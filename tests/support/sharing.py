@@ -2,7 +2,7 @@
 
 Each process gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that all processes can access and that is empty
 at first. A process imports only the modules that it has claimed, because to import all of them takes seconds on user-mode Linux.
-Together, the reports of all processes contain every test once.
+The reports of all processes together contain every test exactly once.
 """
 
 import itertools

@@ -39,7 +39,7 @@ def _shop(*endpoints: str, affinity_s: int = 0, settings: Settings = API, node_p
 
 
 def _chains(settings: Settings, occupied: AbstractSet[SetKind] = OCCUPIED, **view: object) -> dict[str, list[str]]:
-    node = dataclasses.replace(builders.node_view(), **view)  # type: ignore[arg-type]  # names of fields
+    node = dataclasses.replace(builders.node_view(), **view)  # type: ignore[arg-type]  # the keys are names of fields
     skeleton = build_skeleton(Family.IPV4, settings, node, occupied, ())
     return {key.chain: list(texts(skeleton, *key)) for key in SCOPE_CHAINS}
 
@@ -98,7 +98,7 @@ def test_no_client_is_dropped_if_the_rules_cannot_recognise_pods() -> None:
 def test_if_no_range_shows_which_pods_are_local_no_pod_gets_a_mark_and_no_pod_is_dropped() -> None:
     """An address that may belong to a pod of another node is treated like a client outside the cluster.
 
-    The packets are nevertheless not dropped, because the address may also belong to a local pod.
+    Packets from such an address are nevertheless not dropped, because the address may also belong to a local pod.
     """
     assert _chains(API)["KUBE-IPVSPROXY-ARRIVAL"] == [OF_THE_CLUSTER, DROPPED]
 

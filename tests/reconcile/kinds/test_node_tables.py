@@ -190,7 +190,7 @@ def test_a_node_port_keeps_its_entries_when_another_object_with_the_same_port_nu
     assert {NODE_PORT_ENTRY, LOCAL_ENTRY} <= entries(tables, YOUNG)
 
 
-def test_a_set_counts_as_occupied_while_any_entry_is_desired_or_still_observed() -> None:
+def test_a_set_counts_as_occupied_while_any_of_its_entries_is_desired_or_still_observed() -> None:
     tables = new_claims()
     assert Survey(tables).occupied(Family.IPV4) == frozenset()
     put(tables, free(OLD))

@@ -452,7 +452,7 @@ def test_a_foreign_element_in_a_set_of_source_ranges_does_not_admit_clients_and_
     assert removals(tables) == [Operation(Verb.REMOVE, SetEntries(element.set, (element,)))]
 
 
-def test_existing_rules_and_undesired_rules_do_not_count_as_lacking() -> None:
+def test_only_desired_rules_that_do_not_exist_count_as_lacking() -> None:
     tables = NodeTables(Drains())
     assert not tables.of_rules.lacks(Family.IPV4)
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=()))

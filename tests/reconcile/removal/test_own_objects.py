@@ -73,7 +73,7 @@ def test_a_cleanup_does_not_touch_the_rules_of_a_family_without_our_rules() -> N
 def test_witnesses_are_removed_only_if_all_our_virtual_servers_are_known() -> None:
     assert own_objects.may_remove_witnesses(EMPTY)
     for lacking in ("virtual_servers", "sets", "addresses", "routes", "interface_addresses"):
-        assert not own_objects.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # names of fields
+        assert not own_objects.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # the keys are names of fields
 
 
 def test_a_cleanup_removes_the_copy_of_a_set() -> None:

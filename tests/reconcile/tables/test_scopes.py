@@ -202,7 +202,7 @@ def test_the_survey_finds_the_second_scope_of_a_service_port() -> None:
     assert survey.scope(port, Family.IPV6) is None
 
 
-def test_a_family_does_not_count_as_lacking_if_only_the_sets_of_scopes_are_missing() -> None:
+def test_a_family_does_not_count_as_lacking_objects_if_only_the_sets_of_scopes_are_missing() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -620,7 +620,7 @@ def services_by_address(node: SimulatedNode) -> dict[str, set[str]]:
 def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
     """Start a new process, which makes additions before removals.
 
-    Returns the endpoints behind each address after each operation.
+    For each operation, returns the endpoints that each address leads to after the operation.
     """
     examined: list[dict[str, set[str]]] = []
     node.restart()

@@ -22,7 +22,7 @@ API_SERVER = builders.backend("192.168.0.99", 6443)
 def node_view(**changes: object) -> NodeView:
     own = parse_address(builders.NODE_ADDRESS)
     view = dataclasses.replace(builders.node_view(), elsewhere=frozenset({own}), api_servers=frozenset({API_SERVER}))
-    return dataclasses.replace(view, **changes)  # type: ignore[arg-type] # the names are names of fields
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]  # the keys are names of fields
 
 
 def test_an_address_of_another_node_is_served_unless_the_operator_wants_it_refused() -> None:

@@ -146,7 +146,7 @@ def test_an_endpoint_with_a_node_hint_for_another_node_has_a_specific_reason() -
     assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
 
 
-def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_node_has_none() -> None:
+def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_node_has_no_endpoint() -> None:
     there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
     here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
     for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
