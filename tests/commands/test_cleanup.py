@@ -217,7 +217,7 @@ def test_leftover_rules_that_cannot_be_read_or_removed_are_reported_and_all_othe
     assert not kernel.device
 
 
-def test_a_leftover_chain_that_a_foreign_rule_jumps_to_is_reported_with_the_rule(kernel: FakeKernel) -> None:
+def test_a_leftover_chain_to_which_a_rule_of_another_program_jumps_is_reported_with_that_rule(kernel: FakeKernel) -> None:
     left = Tables()
     reference = Reference(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
     left.put(USED, LeftRules(chains={CHAIN: 2}, references=(reference,)))
@@ -347,7 +347,7 @@ def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> 
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_a_set_in_use_by_a_foreign_rule_is_kept_and_the_rule_is_reported() -> None:
+def test_a_set_that_a_rule_of_another_program_uses_is_kept_and_the_rule_is_reported() -> None:
     shell(
         "ipset create KUBE-CLUSTER-IP hash:ip,port",
         "ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet6",
@@ -427,7 +427,7 @@ def test_an_ipvsproxy_can_start_during_a_dry_run_of_the_cleanup(monkeypatch: pyt
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_rules_of_the_iptables_mode_are_listed_and_removed_and_foreign_rules_stay(variant: Variant) -> None:
+def test_rules_of_kube_proxys_iptables_mode_are_listed_and_removed_and_rules_of_other_programs_stay(variant: Variant) -> None:
     families = commands(variant)
     for family, program in families.items():
         run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))

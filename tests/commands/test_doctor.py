@@ -203,7 +203,7 @@ def test_without_privileges_doctor_reports_only_the_missing_privileges() -> None
     assert {one.topic for one in found} == {"privileges"}
 
 
-def test_doctor_does_not_report_the_chains_of_kube_proxys_nftables_mode_as_a_foreign_firewall() -> None:
+def test_doctor_does_not_report_the_chains_of_kube_proxys_nftables_mode_as_a_firewall_of_another_program() -> None:
     table = dataclasses.replace(left_tables.LEFT, closed=("filter-input",))
     assert [one.topic for one in _judge(tables=(table,))] == ["kube-proxy"]
 

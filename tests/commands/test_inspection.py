@@ -1,4 +1,4 @@
-"""The inputs of inspecting commands: schedulers are chosen and first lists are doubted as in ``run``."""
+"""Covers that inspecting commands choose schedulers, and doubt empty first lists, as ``run`` does."""
 
 from collections.abc import Callable, Sequence
 from typing import cast

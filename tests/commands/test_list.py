@@ -41,7 +41,7 @@ TARGETS: Targets = {
 
 
 def _rows(kernel: FakeKernel) -> IpvsTable:
-    """The table of a kernel in the form that ``ipvs.rows`` reads."""
+    """The IPVS table of a kernel, in the form in which ``ipvs.rows`` returns it."""
     return IpvsTable("1.2.1", 4096, tuple(_virtual_servers(kernel)))
 
 

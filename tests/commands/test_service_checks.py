@@ -98,7 +98,7 @@ def _collisions(*services: Service, addresses: Collection[InterfaceAddress] = AD
     return [f"{one.service.name}: {one.text}" for one in found]
 
 
-def test_foreign_rules_are_read_with_their_ports_and_destinations() -> None:
+def test_rules_of_other_programs_are_read_with_their_ports_and_destinations() -> None:
     notrack, portmap, docker = port_rules(SAVED)
     assert notrack == PortRule(
         "-t raw -A PREROUTING -d 10.96.0.53/32 -p udp -m udp --dport 53 -j CT --notrack",
@@ -111,7 +111,7 @@ def test_foreign_rules_are_read_with_their_ports_and_destinations() -> None:
     assert (docker.destination, docker.ports) == (None, (range(8080, 8091), range(9000, 9001)))
 
 
-def test_doctor_reports_foreign_rules_that_take_packets_of_services() -> None:
+def test_doctor_reports_rules_of_other_programs_that_take_packets_of_services() -> None:
     rules = tuple(port_rules(SAVED))
     untracked, redirected = _collisions(DNS, WEB, rules=rules)
     assert untracked.startswith("dns: a rule exempts packets to UDP 10.96.0.53:53 from connection tracking, so")

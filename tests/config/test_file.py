@@ -2,7 +2,7 @@
 
 ``test_validate.py`` tests the meaning of values.
 
-A configuration that is written to a file and read again is equal.
+A configuration that is written to a file and read again must be equal to the original.
 """
 
 import dataclasses

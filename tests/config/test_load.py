@@ -1,4 +1,4 @@
-"""The syntax of command lines, the precedence of flags and file, and that every problem is reported.
+"""Covers the syntax of command lines, the precedence of flags and file, and that every problem is reported.
 
 ``test_validate.py`` tests values.
 """
@@ -92,7 +92,7 @@ def test_arbitrary_arguments_result_in_a_configuration_or_in_problems(arguments:
     try:
         load_with(arguments if content is None else ["--config", PATH, *arguments], content or b"")
     except ConfigError as error:
-        assert all(str(problem).strip() for problem in error.problems)  # noqa: PT017 - either outcome is right
+        assert all(str(problem).strip() for problem in error.problems)  # noqa: PT017 - some arguments raise no error
         assert error.problems  # noqa: PT017
 
 

@@ -25,7 +25,7 @@ def networks(*texts: str) -> tuple[object, ...]:
     return tuple(parse_network(text) for text in texts)
 
 
-# Each case is an attribute, its value, and the options that give the attribute this value, with their texts as flags.
+# Each case names an attribute, its value, and for each option the text that gives the attribute this value.
 CASES: Sequence[tuple[str, object, Mapping[str, str]]] = [
     ("translation.scheduler", "mh", {"ipvs.scheduler": "mh"}),
     ("engine.audit_interval_s", 60, {"ipvs.syncPeriod": "1m"}),

@@ -69,7 +69,7 @@ def test_a_hostile_text_does_not_add_log_lines(read: Callable[[], list[str]], te
             assert TEXT_LINE.fullmatch(line)
 
 
-def test_foreign_labels_and_annotations_are_not_kept_in_memory() -> None:
+def test_labels_and_annotations_that_ipvsproxy_does_not_use_are_not_kept_in_memory() -> None:
     many = {f"example.com/{number}": "x" * 100 for number in range(10_000)}
     (plain,) = decoded({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.10"}})
     (laden,) = decoded({"metadata": {"name": "web", "labels": many, "annotations": many}, "spec": {"clusterIP": "10.96.0.10"}})

@@ -117,7 +117,7 @@ async def test_a_kernel_without_change_notifications_is_logged(pipe: Pipe) -> No
     assert [line["event"] for line in logged] == ["nftables_notifications_lost"]
 
 
-async def test_a_rules_backend_without_change_notifications_is_not_followed() -> None:
+async def test_no_follower_runs_for_a_rules_backend_without_change_notifications() -> None:
     with structlog.testing.capture_logs() as logged:
         async with following(Engine(), None) as task:
             assert task.done()

@@ -220,7 +220,7 @@ def test_plan_reads_the_same_kernel_state_as_run(kernel: Kernel, given: loop_ker
     }
 
 
-def test_outcomes_are_one_for_each_object_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
+def test_each_object_has_one_outcome_and_the_outcomes_are_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
     desired, entry = server(), entries(Family.IPV4)[1]
     ip_set = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
     items = (

@@ -79,7 +79,7 @@ def test_facts_that_cannot_be_read_are_reported() -> None:
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_doctor_reports_that_iptables_gave_no_answer_but_not_that_there_are_no_tables(
+def test_if_iptables_gives_no_answer_doctor_reports_that_and_does_not_report_tables_as_absent(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = {

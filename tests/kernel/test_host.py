@@ -250,7 +250,7 @@ def test_a_start_detects_which_workarounds_for_older_kernels_it_needs(
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE, errno.EPERM])
-def test_a_kernel_counts_as_filtering_if_it_refuses_an_impossible_filter_or_does_not_answer(number: int) -> None:
+def test_a_kernel_counts_as_supporting_filters_if_it_refuses_an_impossible_filter_or_does_not_answer(number: int) -> None:
     """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``); Linux 6.1 answers EINVAL, because of its policy for masks."""
 
     def refusing(_protocol: int) -> fake_netlink.FakeSocket:

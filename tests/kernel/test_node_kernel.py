@@ -207,7 +207,7 @@ def operations(*items: Item) -> list[Operation]:
     return [Operation(Verb.ADD, item) for item in items]
 
 
-def test_operations_are_applied_in_order_in_consecutive_runs_of_one_driver_each(kernel: Kernel) -> None:
+def test_operations_are_applied_in_order_and_successive_operations_of_one_driver_are_applied_together(kernel: Kernel) -> None:
     (server, real_server, _), (entry, ip_set, _) = ITEMS["ipvs"], ITEMS["ipset"]
     last = SetEntries.of(msgspec.structs.replace(ENTRY, port=81))
     asked = operations(entry, ip_set, server, real_server, last)

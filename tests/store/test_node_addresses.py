@@ -47,7 +47,7 @@ def test_load_balancer_addresses_are_looked_up_but_cluster_ips_are_not_looked_up
 
 
 @pytest.mark.parametrize("node", [THIS_NODE, ""])
-def test_an_address_of_this_node_or_of_no_node_does_not_belong_to_another_node(node: str) -> None:
+def test_an_address_of_an_endpoint_on_this_node_or_without_a_node_does_not_count_as_an_address_of_another_node(node: str) -> None:
     assert _others(_store(_service(TAKEN), _slice(node=node))) == {}
 
 

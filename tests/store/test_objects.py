@@ -95,7 +95,7 @@ def test_each_change_is_taken_only_once(store: Store) -> None:
     assert first.services, "what was taken stays with the taker"
 
 
-def test_the_time_of_a_change_is_the_time_of_the_first_change_that_was_not_taken(store: Store) -> None:
+def test_several_changes_of_a_service_have_the_time_of_the_first_change_that_the_loop_has_not_taken(store: Store) -> None:
     deliver(store, builders.service("web", cluster=("10.96.0.11",)), now=5)
     deliver(store, builders.service("web", cluster=("10.96.0.12",)), now=6)
     deliver(store, builders.endpoint_slice(), now=8)
@@ -468,7 +468,7 @@ def test_an_empty_first_list_is_doubted_until_another_list_confirms_it(kind: Obj
 
 
 @pytest.mark.parametrize("guard", [Guard(0), Guard(50)])
-def test_a_first_list_is_accepted_if_it_has_objects_or_no_guard_is_set(guard: Guard) -> None:
+def test_a_first_list_is_accepted_if_it_has_objects_or_the_guard_against_incomplete_lists_is_off(guard: Guard) -> None:
     store, web = Store(STARTED_S, guard), builders.service("web")
     store.deliver([listed(*[web] * (guard.percent > 0))], 1)
     store.deliver([Listed(ObjectKind.NODE, frozenset())], 1)

@@ -76,7 +76,7 @@ async def test_drift_in_readable_parts_of_the_kernel_is_repaired_within_seconds_
 
 
 @in_virtual_time
-async def test_a_part_that_stays_unreadable_is_polled_less_often() -> None:
+async def test_a_part_of_the_kernel_that_stays_unreadable_is_polled_less_often() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE) as node:
         node.kernel.unreadable = {"skeletons"}
         await node.quiet(500)

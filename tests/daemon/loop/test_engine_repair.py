@@ -98,7 +98,7 @@ async def test_a_leftover_set_entry_is_not_removed_during_the_reading_that_obser
 
 
 @in_virtual_time
-async def test_a_foreign_virtual_server_is_treated_as_ours_when_one_of_our_sets_gets_an_entry_for_it() -> None:
+async def test_a_virtual_server_of_another_program_is_treated_as_ours_when_one_of_our_sets_gets_an_entry_for_it() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         add_stray_node_port(node.kernel)
         node.kernel.sets[STRAY_PORT.set].entries.clear()

@@ -213,7 +213,7 @@ async def test_while_a_first_list_is_doubted_no_family_is_incomplete_and_no_oper
 
 
 @in_virtual_time
-async def test_a_foreign_virtual_server_stays_on_an_address_without_node_ports() -> None:
+async def test_a_virtual_server_of_another_program_stays_on_an_address_without_node_ports() -> None:
     """For example, keepalived has a virtual server on its own address of eth0, while node ports use only the primary address."""
     kernel = memory_node.new_kernel()
     kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))

@@ -1,4 +1,4 @@
-"""Covers the pauses of the garbage collector; scripts/bench measures what they save."""
+"""Covers the pauses of the garbage collector; scripts/bench measures the time that the pauses save."""
 
 import gc
 import weakref

@@ -358,7 +358,7 @@ async def test_objects_of_the_other_backend_that_return_are_removed_after_the_ne
 
 
 @in_virtual_time
-async def test_leftover_rules_stay_while_an_entry_missing_from_our_sets_may_make_them_necessary() -> None:
+async def test_leftover_rules_stay_while_our_sets_lack_an_entry_and_packets_may_need_the_leftover_rules() -> None:
     async with scene(used=LEFT) as node:
         node.subject.synced(summary(not_in_force=[Family.IPV4], is_audit=True))
         await asyncio.sleep(1)

@@ -51,7 +51,7 @@ class Figures:
         self.other_backend = False
 
     def put_web(self) -> None:
-        """Desire a virtual server without real servers."""
+        """Add a virtual server without real servers to the desired state."""
         settings = VirtualServerSettings("rr")
         at_once(
             self.reconciler.putting(

@@ -136,7 +136,7 @@ async def test_the_counters_of_all_virtual_servers_of_a_service_port_are_added_u
     }
 
 
-async def test_ports_without_traffic_and_foreign_virtual_servers_have_no_series() -> None:
+async def test_ports_without_traffic_and_virtual_servers_of_other_programs_have_no_series() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(), builders.frontend("192.0.2.99", 443): Counters(5, 5, 5, 5, 5)}
     assert not [name for name in await scene.scrape() if name.startswith("ipvsproxy_service")]
@@ -192,7 +192,7 @@ async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown
     assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
     assert samples['ipvsproxy_traffic_listed{kind="service"}'] == 2
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
-    # The free series is given to the next port with traffic, and the common total of the ports without a series keeps its count.
+    # The next port with traffic gets the free series. The common total of the ports without a series keeps its count.
     at_once(scene.reconciler.putting(builders.service("s1").name, None))
     scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
     samples = await scene.scrape()

@@ -97,7 +97,7 @@ def rename(path: pathlib.Path, *lines: str) -> None:
 def swap(path: pathlib.Path, *lines: str) -> None:
     """Replace the file as the kubelet does in a ConfigMap volume.
 
-    The configuration file is a link through another link to a directory, and the directory is replaced.
+    The path of the configuration file leads through two symbolic links into a directory, and this directory is replaced.
     """
     folder = path.parent
     old = (folder / "..data").readlink() if (folder / "..data").is_symlink() else None

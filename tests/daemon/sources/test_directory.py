@@ -41,7 +41,7 @@ def manifest(name: str, address: str = "10.0.0.1") -> str:
 
 
 class Sink:
-    """Records the delivered batches, and lets tests wait for them."""
+    """Records the delivered batches, and lets a test wait for a batch."""
 
     def __init__(self) -> None:
         self.batches: list[list[Event]] = []

@@ -1,4 +1,4 @@
-"""Covers the events that files cause: documents, Lists, errors, conflicts, and objects that stay.
+"""Covers the events that manifest files cause: events of documents, Lists, errors, conflicts, and objects that stay.
 
 ``test_decode`` covers the content of a manifest.
 """

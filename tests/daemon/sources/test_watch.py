@@ -229,7 +229,7 @@ async def test_a_watch_updates_a_first_list_that_was_outdated(tmp_path: pathlib.
             assert (running.sink.lists(), running.restarts) == (1, 0)
 
 
-async def test_a_lagging_watch_cache_after_status_410_gone_removes_nothing(setup: Setup) -> None:
+async def test_a_list_from_a_lagging_watch_cache_after_status_410_gone_removes_nothing(setup: Setup) -> None:
     server, sink = setup.server, setup.sink
     server.cache = copy.deepcopy(server.store)
     server.put(SERVICES, service("late"))

@@ -1,4 +1,4 @@
-"""The cost of the page in steps of Python: no cost without viewers, and a cost in proportion to the change with a viewer."""
+"""The cost of the page in steps of Python: zero without viewers, and in proportion to the change if there is a viewer."""
 
 import gc
 import time

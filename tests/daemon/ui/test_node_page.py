@@ -174,7 +174,7 @@ def test_a_point_of_the_history_has_the_open_connections_of_its_moment() -> None
     ]
 
 
-def test_changes_are_counted_in_the_next_point_of_the_history_with_the_longest_latency() -> None:
+def test_the_next_point_of_the_history_has_the_number_of_changes_and_their_longest_latency() -> None:
     history = History()
     history.note_changes(2, 0.5)
     history.note_changes(1, 0.2)

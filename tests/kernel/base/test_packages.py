@@ -17,7 +17,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a package that has two modules and counts how often the package is executed."""
+    """The name of a package that has two modules. The package counts how often its code is executed."""
     name = f"laden{next(NUMBERS)}"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text(f"from {name} import light, heavy\nEXECUTED = globals().get('EXECUTED', 0) + 1")

@@ -18,7 +18,7 @@ CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 
 
 class InMemory(SetsDriver):
-    """A sets driver that keeps its sets, each of which has ports, in the dictionary ``kernel``.
+    """A sets driver that keeps sets of port numbers in the dictionary ``kernel``.
 
     Reading a set named in ``failing`` fails.
     """

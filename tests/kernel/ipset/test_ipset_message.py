@@ -43,7 +43,7 @@ def test_decoding_an_encoded_entry_gives_the_same_entry(entry: SetEntry) -> None
     assert codec.decode(data, 4, len(data)) == entry
 
 
-def test_a_message_with_the_most_entries_is_shorter_than_the_limit_of_a_netlink_attribute() -> None:
+def test_a_message_with_the_maximum_number_of_entries_is_shorter_than_the_limit_of_a_netlink_attribute() -> None:
     for ip_set in IP_SETS.values():
         codec = ipset_message.codec(ip_set.name)
         assert len(codec.encode(entry_of(ip_set))) == codec.entry_size

@@ -28,7 +28,7 @@ from tests.support.programs import make_program
         ("iptables v1.6.1\n", (1, 6, 1), "legacy", False),
     ],
 )
-def test_variant_and_features_are_derived_from_the_version_output(
+def test_the_iptables_variant_and_features_are_derived_from_the_version_that_the_program_prints(
     text: str,
     version: tuple[int, ...],
     variant: str,

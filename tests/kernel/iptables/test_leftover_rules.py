@@ -1,4 +1,4 @@
-"""Leftover rules: which tables are read, with scripts as iptables programs, and with the real programs of both variants."""
+"""Covers which tables are read for leftover rules, with scripts as iptables programs and with the real programs."""
 
 import errno
 import pathlib

@@ -231,7 +231,7 @@ def test_writing_and_removing_our_rules_keeps_the_chains_and_rules_of_other_prog
 
 
 @pytest.mark.usefixtures("variant")
-def test_if_a_foreign_rule_jumps_to_one_of_our_chains_the_chain_is_emptied_but_kept_and_reported() -> None:
+def test_if_a_rule_of_another_program_jumps_to_our_chain_the_chain_is_emptied_but_kept_and_reported() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", MARK.chain)
@@ -262,7 +262,7 @@ def move_behind(jump: Jump, rule: str) -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_jump_moved_behind_a_foreign_rule_is_moved_back_to_the_top_but_only_a_few_times() -> None:
+def test_a_jump_moved_behind_a_rule_of_another_program_is_moved_back_to_the_top_but_only_a_few_times() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     jump, strange = JUMPS[0], "-d 192.0.2.1/32 -j RETURN"
@@ -280,7 +280,7 @@ def test_a_jump_moved_behind_a_foreign_rule_is_moved_back_to_the_top_but_only_a_
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_foreign_rule_inserted_before_our_jump_stays_there() -> None:
+def test_a_rule_that_another_program_inserts_before_our_jump_stays_there() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     driver.observe(Family.IPV4)

@@ -187,7 +187,7 @@ def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_
     assert driver.usable(Family.IPV6) is None
 
 
-def test_a_failed_program_has_the_same_outcome_as_without_a_thread(
+def test_a_failed_iptables_program_has_the_same_outcome_with_or_without_a_thread(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
     make_program(programs, "iptables-restore", "echo 'no table nat' >&2; exit 4")

@@ -359,7 +359,7 @@ def test_connections_that_cannot_be_read_are_an_error_and_do_not_count_as_zero_c
         table.reader.connections(WEB)
 
 
-def test_whole_readings_add_up_all_connections_if_requested_without_any_further_system_call(table: Table) -> None:
+def test_a_whole_reading_adds_up_all_connections_on_request_and_needs_no_further_system_call(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.put(DNS, pod(3))
     table.read()

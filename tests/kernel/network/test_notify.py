@@ -161,7 +161,7 @@ def test_lost_events_are_reported_as_an_overrun_and_the_device_is_found_again(
         assert set(listener.read()) == {OURS}
 
 
-def test_after_a_loss_an_older_notification_does_not_hide_the_index_of_the_device(
+def test_after_lost_events_an_older_notification_does_not_hide_the_index_of_the_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)

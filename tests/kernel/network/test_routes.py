@@ -133,7 +133,7 @@ def test_an_address_and_its_local_route_can_coexist_and_each_stays_when_the_othe
 
 
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:96::1"])
-def test_the_error_for_a_foreign_route_that_prevents_our_route_says_how_to_fix_it(
+def test_the_error_for_a_route_of_another_program_that_prevents_our_route_says_how_to_fix_it(
     driver: routes.RouteDriver, address: str
 ) -> None:
     run_ip("route", "add", "local", address, "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")

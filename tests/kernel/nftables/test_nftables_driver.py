@@ -195,7 +195,7 @@ def test_rules_that_use_a_set_with_another_definition_are_kept_if_no_other_rules
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_a_set_that_cannot_be_replaced_because_a_foreign_rule_uses_it_is_reported(driver: NftDriver) -> None:
+def test_a_set_that_cannot_be_replaced_because_a_rule_of_another_program_uses_it_is_reported(driver: NftDriver) -> None:
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type ipv4_addr; size 2; }")
     nft("add", "chain", "inet", "ipvsproxy", "theirs")
