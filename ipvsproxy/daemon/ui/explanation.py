@@ -103,7 +103,7 @@ class Explainer:
         }
         indexed = self._index(explained)
         for use in explained.ports:
-            served = [one for one in use.virtual_servers if one.key in keys]
+            served = [one for one in use.served.virtual_servers if one.key in keys]
             if served:
                 document["ports"].append((yield from self._describing_port(indexed, use, served)))
         return document
@@ -119,11 +119,11 @@ class Explainer:
         served: Iterable[VirtualServer],
     ) -> Generator[None, None, Document]:
         port: Document = {
-            "name": use.port.name,
-            "protocol": use.port.protocol.name,
-            "port": use.port.port,
-            "nodePort": use.port.node_port,
-            "family": use.family.label,
+            "name": use.served.port.name,
+            "protocol": use.served.port.protocol.name,
+            "port": use.served.port.port,
+            "nodePort": use.served.port.node_port,
+            "family": use.served.family.label,
             "virtualServers": [],
             "clusterScope": (yield from self._scope(indexed, use, Clients.OF_NODE)),
             "endpoints": [],
@@ -144,7 +144,7 @@ class Explainer:
             endpoint = RealServerKey.of(used.endpoint.address, used.port)
             port["endpoints"].append(_endpoint(used) | {"target": self._target(indexed.service.name, endpoint)})
             port["hairpinSet"] = port["hairpinSet"] or indexed.hairpins.get(
-                (use.port.protocol, used.endpoint.address, used.port), ""
+                (use.served.port.protocol, used.endpoint.address, used.port), ""
             )
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
@@ -166,7 +166,7 @@ class Explainer:
 
     def _scope(self, indexed: _Indexed, use: explanations.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
         """The second scope of a port's external addresses for the given group of clients; None if the port has no such scope."""
-        scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port, clients))
+        scope = indexed.scopes.get((use.served.family, use.served.port.protocol, use.served.port.port, clients))
         if scope is None:
             return None
         key = self.survey.scope(MarkedPort(indexed.service.name, scope.protocol, scope.port, clients), scope.family)

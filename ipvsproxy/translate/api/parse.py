@@ -280,7 +280,7 @@ def parse_endpoint_slice(
     ports, complaints = (_endpoint_ports if len(raw_ports) <= FEW_PORTS else _endpoint_ports.__wrapped__)(raw_ports)
     skipped.extend(complaints)
     weight = fields.parse_slice_weight(annotations, skipped)
-    endpoints = raw.endpoints or []
+    endpoints = raw.endpoints or ()
     if len(endpoints) > MOST_ENDPOINTS:
         reason = f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"
         skipped.append(Skipped("endpoints", reason))
@@ -319,7 +319,7 @@ def _endpoint_ports(ports: tuple[schema.EndpointPortJson, ...]) -> tuple[tuple[E
 
 
 def _endpoints(
-    endpoints: list[schema.EndpointJson], family: Family, skipped: list[Skipped]
+    endpoints: Sequence[schema.EndpointJson], family: Family, skipped: list[Skipped]
 ) -> tuple[bytes, tuple[Conditions, ...]]:
     addresses: list[bytes] = []
     conditions: list[Conditions] = []

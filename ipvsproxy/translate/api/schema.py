@@ -149,7 +149,7 @@ class EndpointSliceJson(Schema, frozen=True):
     metadata: ObjectMetadata | None = None
     address_type: str | None = None
     ports: tuple[EndpointPortJson, ...] | None = None
-    endpoints: list[EndpointJson] | None = None
+    endpoints: tuple[EndpointJson, ...] | None = None
 
 
 class Taint(Schema, frozen=True):

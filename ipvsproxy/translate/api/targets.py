@@ -38,16 +38,12 @@ class _Reference(schema.Schema, frozen=True):
     name: str | None = None
 
 
-class _Endpoint(schema.Schema, frozen=True):
-    addresses: list[str] | None = None
-    node_name: str | None = None
+class _Endpoint(schema.EndpointJson, frozen=True):
     target_ref: _Reference | None = None
 
 
-class _Slice(schema.Schema, frozen=True):
-    metadata: schema.ObjectMetadata | None = None
-    ports: tuple[schema.EndpointPortJson, ...] | None = None
-    endpoints: list[_Endpoint] | None = None
+class _Slice(schema.EndpointSliceJson, frozen=True):
+    endpoints: tuple[_Endpoint, ...] | None = None
 
 
 def of_list(body: bytes) -> Targets:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, Skipped
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.translate.services import desired_state, topology
 from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
@@ -27,8 +26,7 @@ class NotUsed(NamedTuple):
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointUse:
+class EndpointUse(NamedTuple):
     """One endpoint at one service port.
 
     ``internal`` is the reason why the endpoint gets no traffic to the cluster IP, and ``external`` is the reason for traffic to
@@ -45,14 +43,11 @@ class EndpointUse:
     cluster: NotUsed | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PortUse:
-    """One service port in one family."""
+class PortUse(NamedTuple):
+    """One service port in one family, and the use of each of its endpoints."""
 
-    port: ServicePort
-    family: Family
-    virtual_servers: Sequence[VirtualServer]
-    endpoints: tuple[EndpointUse, ...]
+    served: desired_state.ServedPort
+    endpoints: Sequence[EndpointUse]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +89,7 @@ def explaining(
                 used.append(use)
                 if len(used) % ENDPOINTS_AT_ONCE == 0:
                     yield
-        uses.append(
-            PortUse(port=served.port, family=served.family, virtual_servers=served.virtual_servers, endpoints=tuple(used))
-        )
+        uses.append(PortUse(served, used))
     by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
     return Explanation(
         service=service,
@@ -114,20 +107,18 @@ def _uses(
         name = f"named {port.name!r}" if port.name else "without a name"
         reason = NotUsed("no_such_port", f"its EndpointSlice has no {port.protocol.name} port {name}")
         for endpoint in item.endpoints:
-            yield EndpointUse(slice=item.name, endpoint=endpoint, port=0, internal=reason, external=reason, cluster=reason)
+            yield EndpointUse(item.name, endpoint, 0, reason, reason, reason)
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
             counts = served.endpoints[key] == conditions and key not in explained  # the first of two equal entries counts
             if counts:
                 explained.add(key)
-            internal, external, cluster = (
+            reasons = (
                 _reason(route.scope.why_not(conditions)) if counts else _DUPLICATE
                 for route in (choice.internal, choice.external, choice.cluster)
             )
-            yield EndpointUse(
-                slice=item.name, endpoint=endpoint, port=number, internal=internal, external=external, cluster=cluster
-            )
+            yield EndpointUse(item.name, endpoint, number, *reasons)
 
 
 _DUPLICATE = NotUsed("duplicate", "another entry for the same address and port counts instead")

@@ -67,15 +67,15 @@ def test_every_field_of_an_endpoint_slice_that_is_used_is_read_by_its_name_in_th
     raw = msgspec.json.decode(ENDPOINT_SLICE, type=schema.EndpointSliceJson)
     assert raw.address_type == "IPv4"
     assert raw.ports == (schema.EndpointPortJson(name="", protocol="UDP", port=53),)
-    assert raw.endpoints == [
+    assert raw.endpoints == (
         schema.EndpointJson(
             addresses=["10.244.0.5"],
             conditions=schema.EndpointConditions(ready=False, serving=True, terminating=True),
             node_name="node-a",
             hints=schema.EndpointHints(for_zones=(schema.Hint(name="zone-a"),), for_nodes=(schema.Hint(name="node-a"),)),
             zone="zone-a",
-        )
-    ]
+        ),
+    )
 
 
 def test_every_field_of_a_node_that_is_used_is_read_by_its_name_in_the_api() -> None:

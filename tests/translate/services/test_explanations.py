@@ -98,7 +98,7 @@ def test_each_service_port_has_the_virtual_servers_of_its_own_number_and_protoco
         builders.service_port(number, name="c"),
         kind=ServiceType.NODE_PORT,
     )
-    explanation = [[(one.role, str(one.key)) for one in port.virtual_servers] for port in _explain(service).ports]
+    explanation = [[(one.role, str(one.key)) for one in port.served.virtual_servers] for port in _explain(service).ports]
     assert explanation == [
         [(Role.CLUSTER_IP, "TCP 10.96.0.10:80"), (Role.NODE_PORT, "TCP 192.168.0.10:30080")],
         [(Role.CLUSTER_IP, "UDP 10.96.0.10:80")],
@@ -113,9 +113,9 @@ def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
         builders.endpoint_slice(endpoint("fd00::1"), suffix="6"),
     ]
     explanation = _explain(service, *slices)
-    assert [port.family for port in explanation.ports] == [Family.IPV4, Family.IPV6]
+    assert [port.served.family for port in explanation.ports] == [Family.IPV4, Family.IPV6]
     assert [[str(use.endpoint.address) for use in port.endpoints] for port in explanation.ports] == [["10.244.0.1"], ["fd00::1"]]
-    assert [[str(one.key) for one in port.virtual_servers] for port in explanation.ports] == [
+    assert [[str(one.key) for one in port.served.virtual_servers] for port in explanation.ports] == [
         ["TCP 10.96.0.10:80"],
         ["TCP [fd00:96::10]:80"],
     ]
@@ -138,7 +138,7 @@ def test_an_endpoint_is_shown_as_used_exactly_where_its_real_server_is_programme
     service = builders.service(external=["192.0.2.1"], internal_local=internal_local, external_local=external_local)
     explanation = _explain(service, builders.endpoint_slice(*endpoints, family=Family.IPV4))
     (port,) = explanation.ports
-    for served in port.virtual_servers:
+    for served in port.served.virtual_servers:
         reasons = [use.internal if served.role is Role.CLUSTER_IP else use.external for use in port.endpoints]
         used = {
             RealServerKey.of(use.endpoint.address, use.port)
