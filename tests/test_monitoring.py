@@ -31,6 +31,7 @@ from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters
 from ipvsproxy.store.objects import Changes
 from tests.daemon.metrics.test_traffic import CLUSTER, POD, WEB, Scene
+from tests.support import http_client
 from tests.support.summaries import Clock, state, summary
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -100,7 +101,7 @@ class OurNode:
 
 async def our_page() -> str:
     """A metrics page with every series of this program."""
-    return (await OurNode().metrics.expose()).whole.decode()
+    return http_client.whole(await OurNode().metrics.expose()).decode()
 
 
 async def our_series() -> Mapping[str, set[str]]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import structlog
 
 from ipvsproxy.config.settings import Choices, Config
-from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import until_readable
 from ipvsproxy.daemon.events import Announcer, Recorder
 from ipvsproxy.daemon.http import paths
@@ -27,7 +26,7 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.lifecycle import Signals
-from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
+from ipvsproxy.daemon.process.reload import Reloader
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import Source, Staleness
 from ipvsproxy.daemon.ui.node_page import NodePage
@@ -172,9 +171,8 @@ class _Node(Watcher):
         self._status.synced(summary)
         self.metrics.synced(summary)
         self._announcer.synced(summary)
-        self._health_checks.put(summary.health_checks)
         addresses = summary.view.health_check_addresses
-        self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
+        self._health_checks.put(summary.health_checks, {family: addresses[family] for family in self._status.families})
         self.leftovers.synced(summary)
         if summary.is_audit:
             self._audited.set()
@@ -230,10 +228,7 @@ class _Node(Watcher):
 
     async def _reconfigure(self, new: Config) -> None:
         """Apply a configuration completely or not at all: the step that may fail comes first."""
-        try:
-            choices, why_not = await _choices(self.kernel, new, self.programs)
-        except (CannotStartError, KernelError) as error:
-            raise CannotApplyError(str(error)) from error
+        choices, why_not = await _choices(self.kernel, new, self.programs)
         chosen = {one.path for one in choices.settings.sysctls}
         left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]
         if left:

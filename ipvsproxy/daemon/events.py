@@ -50,22 +50,15 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Regarding(NamedTuple):
-    """The API object that an event is about. If the object is a Node, the namespace is empty."""
+    """The API object that an event is about. The namespace of a Node is empty; an empty ``uid`` means that it is unknown.
+
+    A Node has its name in place of its UID, as kubelet and kube-proxy write it and as kubectl searches for it.
+    """
 
     kind: ObjectKind
     name: str
     namespace: str = ""
     uid: str = ""
-
-
-def of_node(name: str) -> Regarding:
-    """A Node with its name in place of its UID; kubelet and kube-proxy also write the name, and kubectl searches for the name."""
-    return Regarding(ObjectKind.NODE, name, uid=name)
-
-
-def of_service(name: ServiceName, uid: str = "") -> Regarding:
-    """A Service. An empty ``uid`` means that the UID is unknown."""
-    return Regarding(ObjectKind.SERVICE, name.name, name.namespace, uid)
 
 
 class KubernetesEvent(NamedTuple):
@@ -197,7 +190,7 @@ class Announcer:
     """Receives the results of syncs from the event loop, and records events about them."""
 
     def __init__(self, recorder: Recorder, store: Store, status: Status) -> None:
-        self._node = of_node(recorder.node_name)
+        self._node = Regarding(ObjectKind.NODE, recorder.node_name, uid=recorder.node_name)
         self._recorder = recorder
         self._store = store
         self._status = status
@@ -282,4 +275,4 @@ class Announcer:
 
     def _regard(self, service: ServiceName) -> Regarding:
         known = self._store.services.get(service)
-        return of_service(service, known.uid if known else "")
+        return Regarding(ObjectKind.SERVICE, service.name, service.namespace, known.uid if known else "")

@@ -27,7 +27,8 @@ class Family(enum.IntEnum):
         return 32 if self is Family.IPV4 else 128
 
 
-_FAMILIES = {4: Family.IPV4, 16: Family.IPV6}
+FAMILY_BY_LENGTH = {4: Family.IPV4, 16: Family.IPV6}
+"""The family of an address by its number of bytes. ``Address.family`` takes half as long again."""
 
 
 class Protocol(enum.IntEnum):
@@ -50,8 +51,8 @@ class Address(bytes):
 
     @property
     def family(self) -> Family:
-        """The address's IP family, which the number of bytes determines."""
-        return _FAMILIES[len(self)]
+        """The address's IP family, which follows from the number of bytes."""
+        return FAMILY_BY_LENGTH[len(self)]
 
     @property
     def is_loopback(self) -> bool:

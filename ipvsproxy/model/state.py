@@ -51,11 +51,11 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fields of the desired state that only few Services of a cluster have.
 
-    All Services that have only the default values share ``NO_RARITIES``. ``refused`` are the virtual servers that this node
-    itself may not use, because their source ranges do not include the node. ``flows`` maps each UDP and SCTP frontend to the real
-    servers that may still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on
-    this node. ``without_local_internal`` and ``without_local_external`` are the IP families in which a Local traffic policy finds
-    no endpoint on this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
+    All Services without such fields share ``NO_RARITIES``. ``refused`` are the virtual servers that this node itself may not use,
+    because their source ranges do not include the node. ``flows`` maps each UDP and SCTP frontend to the real servers that may
+    still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on this node.
+    ``without_local`` has each traffic policy (``internal`` or ``external``) and IP family for which Local finds no endpoint on
+    this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
     ``scopes`` are the second scopes of external addresses. The weight of a new endpoint reaches its final value after
     ``slow_start_s``; 0 means immediately. ``drain_deadline_s`` replaces the node's drain deadline; 0 means that the node's
     deadline applies.
@@ -64,8 +64,7 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     refused: tuple[VirtualServerKey, ...] = ()
     flows: Mapping[Flow, frozenset[RealServerKey]] = msgspec.field(default_factory=dict)
     local_endpoints: Mapping[HealthCheckPort, int] = msgspec.field(default_factory=dict)
-    without_local_internal: frozenset[Family] = frozenset()
-    without_local_external: frozenset[Family] = frozenset()
+    without_local: frozenset[tuple[str, Family]] = frozenset()
     skipped: tuple[Skipped, ...] = ()
     scopes: tuple[ClusterScope, ...] = ()
     slow_start_s: int = 0

@@ -112,19 +112,13 @@ class Store:
         self._listed: set[ObjectKind] = set()
         # EndpointSlices with fewer endpoints than before, from a list that is not complete yet
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None
-        self._remembered: set[ServiceName] = set()
+        self.remembered: set[ServiceName] = set()
+        """The known Services that are missing from the newest list, which is doubted; Services on that list have precedence."""
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
         self.untaken: Counter[ObjectKind] = Counter()
         """The number of changes that ``take`` has not returned yet, by kind of object."""
-
-    def is_only_remembered(self, name: ServiceName) -> bool:
-        """Whether a known Service is missing from the newest list, which is doubted.
-
-        Services in the newest list have precedence over remembered Services.
-        """
-        return name in self._remembered
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
         """The EndpointSlices of a Service, in no particular order."""
@@ -226,9 +220,9 @@ class Store:
 
     def _only_remember(self, missing: Iterable[ObjectKey], now: float) -> None:
         lacking = self.services.keys() & missing
-        for name in lacking ^ self._remembered:
+        for name in lacking ^ self.remembered:
             self._dirty.setdefault(name, now)
-        self._remembered = lacking
+        self.remembered = lacking
 
     def _size(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
         """The number of Services or Nodes with these keys, or, for EndpointSlices, the number of their endpoints."""
@@ -275,8 +269,8 @@ class Store:
         match item:
             case Service():
                 known = self.services.get(item.name)
-                if self._remembered and item.name in self._remembered:
-                    self._remembered.discard(item.name)
+                if self.remembered and item.name in self.remembered:
+                    self.remembered.discard(item.name)
                     self._dirty.setdefault(item.name, now)
                 if known != item:
                     self._node_addresses.note_service(known, item)
@@ -362,7 +356,7 @@ class Store:
             case Service():
                 self._node_addresses.note_service(gone, None)
                 self._with_direct_return.pop(gone.name, None)
-                self._remembered.discard(gone.name)
+                self.remembered.discard(gone.name)
                 self._note_change(kind, gone.name, now)
             case EndpointSlice():
                 self._node_addresses.note_slice(gone, None)

@@ -182,21 +182,10 @@ def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterat
         yield Sysctl("net/ipv4/conf/all/arp_announce", "2")
 
 
-def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
-    """The number of flows that conntrack should be able to hold; 0 leaves the kernel's setting unchanged."""
-    if not choices.max_per_core:
-        return 0
-    scaled = choices.max_per_core * processors
-    return CONNTRACK_CEILING if scaled > CONNTRACK_CEILING else max(scaled, choices.minimum)
-
-
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
-    """The settings of connection tracking.
-
-    A maximum in the kernel that is larger than the desired maximum is kept, because an administrator has chosen that maximum.
-    """
-    maximum = conntrack_maximum(choices, processors)
-    if maximum:
+    """The settings of connection tracking. A maximum that is larger than ours is kept, because an administrator has chosen it."""
+    if scaled := choices.max_per_core * processors:
+        maximum = CONNTRACK_CEILING if scaled > CONNTRACK_CEILING else max(scaled, choices.minimum)
         yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)
         yield Sysctl(CONNTRACK_BUCKETS, str(maximum // FLOWS_PER_BUCKET), at_least=True)
     settings = (

@@ -54,18 +54,19 @@ def _bear_silence() -> None:
 
 
 def _end_with_reload() -> None:
-    """End the process after a failed reload, as it ends after a failed start."""
+    """End the process after a failed reload, as it ends if a server cannot listen."""
     from ipvsproxy.daemon import app  # noqa: PLC0415 - imported only in the process that needs it
     from ipvsproxy.daemon.base.cannot_start import CannotStartError  # noqa: PLC0415 - imported only in the process that needs it
-    from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.daemon.http import server  # noqa: PLC0415 - imported only in the process that needs it
+    from ipvsproxy.kernel.base.errors import KernelError  # noqa: PLC0415 - imported only in the process that needs it
 
     usual = app._Node._reconfigure
 
     async def reconfigure(self: app._Node, *arguments: Any) -> None:
         try:
             await usual(self, *arguments)
-        except reload.CannotApplyError as error:
-            raise CannotStartError(str(error)) from error
+        except (CannotStartError, KernelError) as error:
+            raise server.BindError(str(error)) from error
 
     app._Node._reconfigure = reconfigure  # type: ignore[method-assign, assignment]  # replaced on purpose
 

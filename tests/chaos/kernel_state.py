@@ -16,7 +16,6 @@ from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficScopes
 from ipvsproxy.translate.view import view_node
 from tests.chaos import foreign
@@ -68,7 +67,7 @@ def desired(
     ends = {item.name: item.addresses for item in others if item.takes_direct_return}
     view = view_node(settings, NODE, nodes[NODE], list(_interface_addresses()), api_servers, tunnel_ends=ends)
     services = [item for item in parsed if isinstance(item, Service)]
-    states = [desired_state.translate(item, slices.get(item.name, ()), view, settings) for item in services]
+    states = [builders.translate(item, slices.get(item.name, ()), view, settings) for item in services]
     sources = [address for item in others for address in item.addresses]
     rendered = golden_translation.render(sorted(states, key=lambda one: one.owner), settings, view, sources)
     rendered["virtual_servers"] |= foreign.VIRTUAL_SERVERS

@@ -13,7 +13,7 @@ from ipvsproxy.config.settings import ListenAddress
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Family, parse_address
-from tests.support import builders, memory_node
+from tests.support import builders, http_client, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel
 
@@ -36,7 +36,7 @@ class Shadowed:
 
     async def differences(self) -> Mapping[str, float]:
         """The exported number of differences of each kind."""
-        lines = (await self.metrics.expose()).whole.decode().splitlines()
+        lines = http_client.whole(await self.metrics.expose()).decode().splitlines()
         found = [line for line in lines if line.startswith("ipvsproxy_dry_run_differences{")]
         return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}
 

@@ -21,8 +21,6 @@ from ipvsproxy.daemon.events import (
     KubernetesEvent,
     Recorder,
     Regarding,
-    of_node,
-    of_service,
 )
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import watch
@@ -39,7 +37,13 @@ from tests.support.api_server import ApiServer
 from tests.support.memory_node import put
 from tests.support.summaries import Clock, summary
 
-NODE = of_node("node-a")
+NODE = Regarding(ObjectKind.NODE, "node-a", uid="node-a")
+
+
+def of_service(name: ServiceName, uid: str = "") -> Regarding:
+    return Regarding(ObjectKind.SERVICE, name.name, name.namespace, uid)
+
+
 WEB = ServiceName("shop", "web")
 
 

@@ -18,7 +18,6 @@ from ipvsproxy.model.service import (
 )
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode, fields, parse
-from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.translation_settings import Settings
 from tests.fuzz import documents
 from tests.fuzz.chooser import Chooser
@@ -76,7 +75,7 @@ def check(events: list[Event]) -> None:
             case _:
                 pass
     for name, service in store.services.items():
-        translated = desired_state.translate(service, store.slices_of(name), _VIEW, _SETTINGS)
+        translated = builders.translate(service, store.slices_of(name), _VIEW, _SETTINGS)
         assert len(translated.rare.skipped) <= MOST_REASONS
         _check_skipped(translated.rare.skipped)
 

@@ -26,7 +26,6 @@ from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.services import desired_state
 from tests.fuzz import documents, restore_text
 from tests.fuzz.chooser import Chooser
 from tests.support import builders
@@ -55,7 +54,7 @@ def rules(data: bytes) -> None:
     slices = [item for _ in range(3) if isinstance(item := _read(chooser, ObjectKind.ENDPOINT_SLICE), EndpointSlice)]
     reconciler = Reconciler(Policy())
     for service in services:
-        translated = desired_state.translate(service, [one for one in slices if one.service == service.name], node_view, settings)
+        translated = builders.translate(service, [one for one in slices if one.service == service.name], node_view, settings)
         at_once(reconciler.putting(service.name, translated))
         _check_encoding(translated)
     for family, supported in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):

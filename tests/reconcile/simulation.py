@@ -19,7 +19,6 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.services import desired_state as translate_state
 from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficScopes
 from tests.support import builders, fake_kernel
 
@@ -86,7 +85,7 @@ class SimulatedNode:
     def put(self, service: Service, *slices: EndpointSlice, remembered: bool = False) -> None:
         """Translate a changed Service, and put its desired state."""
         self._translated[service.name] = (service, slices, remembered)
-        self.put_state(translate_state.translate(service, slices, self._view, self._settings, remembered=remembered))
+        self.put_state(builders.translate(service, slices, self._view, self._settings, remembered=remembered))
 
     @property
     def binding(self) -> Binding:

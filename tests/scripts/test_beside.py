@@ -22,7 +22,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from scripts.benchmark import beside, cases, kube_proxy, outside
-from tests.support import patience, summaries
+from tests.support import http_client, patience, summaries
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAKE = pathlib.Path(__file__).with_name("fake_proxy.py")
@@ -123,9 +123,9 @@ async def test_a_sync_has_finished_once_the_metrics_show_its_time() -> None:
     status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: now_s, wall_clock=lambda: now_s)
     sources = Sources(survey=Reconciler(Policy()).survey, store=Store(started_s=0), status=status)
     metrics.show(sources)
-    assert not outside.has_synced((await metrics.expose()).whole.decode())
+    assert not outside.has_synced(http_client.whole(await metrics.expose()).decode())
     metrics.synced(summaries.summary())
-    assert outside.has_synced((await metrics.expose()).whole.decode())
+    assert outside.has_synced(http_client.whole(await metrics.expose()).decode())
     assert outside.has_synced("kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.75e+09\n")
     assert not outside.has_synced('kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 1.75e+09\n')
     assert not outside.has_synced("kubeproxy_sync_proxy_rules_last_timestamp_seconds 0\n")

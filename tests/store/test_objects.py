@@ -355,7 +355,7 @@ def test_services_missing_from_a_doubted_list_are_only_remembered_until_they_are
     store, services = guarded_store(20)
 
     def remembered() -> set[object]:
-        return {name for name in store.services if store.is_only_remembered(name)}
+        return set(store.remembered)
 
     assert remembered() == set()
     store.deliver([listed(*services[:5])], 10)

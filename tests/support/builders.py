@@ -24,7 +24,10 @@ from ipvsproxy.model.service import (
     ServicePort,
     ServiceType,
 )
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView, view_node
 
@@ -182,6 +185,13 @@ def node_view(
     by_interface = interfaces if interfaces is not None else {"eth0": [str(address) for address in known.addresses]}
     carried = [interface_address(interface, text) for interface, texts in by_interface.items() for text in texts]
     return view_node(settings or Settings(), known.name, known, carried, api_servers=())
+
+
+def translate(
+    service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
+) -> ServiceState:
+    """The desired state of a Service on this node."""
+    return at_once(desired_state.translating(service, slices, view, settings, remembered=remembered))
 
 
 def frontend(address: str, port: int, protocol: Protocol = Protocol.TCP) -> VirtualServerKey:

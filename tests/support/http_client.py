@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
+from ipvsproxy.daemon.http.server import Answer
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -14,6 +16,11 @@ class Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+def whole(answer: Answer) -> bytes:
+    """The body of an answer, including its further parts."""
+    return b"".join((answer.body, *answer.more))
 
 
 async def ask(port: int, path: str, *, host: str = "127.0.0.1", method: str = "GET", headers: str = "") -> Response:

@@ -35,7 +35,6 @@ from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.guard import Guard
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import skeleton, view
-from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel
@@ -252,7 +251,7 @@ def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Mapping[
     reconciler.put_node(settings.families, SYSCTLS, TIMEOUTS)
     at_once(reconciler.observer.observing(kernel.observe(), 0))
     for name, service in store.services.items():
-        at_once(reconciler.putting(name, desired_state.translate(service, store.slices_of(name), node_view, settings)))
+        at_once(reconciler.putting(name, builders.translate(service, store.slices_of(name), node_view, settings)))
     while True:
         for family in settings.families:
             refused = reconciler.survey.refused()

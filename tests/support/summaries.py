@@ -57,8 +57,7 @@ def state(
     ports: Mapping[int, int] | None = None,
     families: Collection[Family] = (Family.IPV4,),
     created_s: float = builders.CREATED_S,
-    without_local_internal: Collection[Family] = (),
-    without_local_external: Collection[Family] = (),
+    without_local: Collection[tuple[str, Family]] = (),
 ) -> ServiceState:
     """The desired state of a Service; ``ports`` maps health-check ports to the number of the Service's endpoints on this node."""
     service = ServiceName(builders.NAMESPACE, name)
@@ -68,8 +67,7 @@ def state(
             local_endpoints={
                 HealthCheckPort(family, port): count for family in families for port, count in (ports or {}).items()
             },
-            without_local_internal=frozenset(without_local_internal),
-            without_local_external=frozenset(without_local_external),
+            without_local=frozenset(without_local),
         ),
     )
 

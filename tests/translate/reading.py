@@ -8,7 +8,6 @@ from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.services.desired_state import translate
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
@@ -19,7 +18,7 @@ def state_of(
     service: Service, *slices: EndpointSlice, view: NodeView | None = None, settings: Settings | None = None
 ) -> ServiceState:
     """Translates the Service on the default node of the builders."""
-    return translate(service, slices, view or builders.node_view(), settings or Settings())
+    return builders.translate(service, slices, view or builders.node_view(), settings or Settings())
 
 
 def frontends(*states: ServiceState) -> set[str]:

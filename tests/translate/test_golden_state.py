@@ -18,7 +18,6 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.api.decode import decode_document
-from ipvsproxy.translate.services.desired_state import translate
 from ipvsproxy.translate.translation_settings import Settings, TrafficScopes
 from ipvsproxy.translate.view import view_node
 from tests.support import builders, golden_fixtures, golden_state, golden_translation
@@ -97,7 +96,7 @@ def _state(directory: Path, profile: str, phase: str) -> State:
         if isinstance(item, EndpointSlice) and item.service:
             slices.setdefault(item.service, []).append(item)
     services = [item for item in objects if isinstance(item, Service)]
-    states = [translate(item, slices.get(item.name, ()), view, settings) for item in services]
+    states = [builders.translate(item, slices.get(item.name, ()), view, settings) for item in services]
     states.sort(key=lambda state: state.owner)
     health = {"health_check_node_ports": dict(_health_rows(states, settings))}
     return golden_translation.render(states, settings, view) | health

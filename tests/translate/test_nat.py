@@ -15,7 +15,6 @@ from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton, trace
-from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.trace import TracedClient
 from ipvsproxy.translate.translation_settings import Binding, LocalMode, Settings
 from tests.support import builders
@@ -136,7 +135,7 @@ def test_with_routes_ipv6_connections_of_this_host_are_masqueraded_by_their_sour
 
 def _is_masqueraded(service: Service, key: VirtualServerKey, client: TracedClient, settings: Settings) -> bool:
     view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
-    desired = desired_state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
+    desired = builders.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
     entries = set(desired.entries)
     rules: Skeleton = skeleton.build_skeleton(Family.IPV4, settings, view, {IP_SETS[entry.set].kind for entry in entries}, ())
     return trace.follow(

@@ -10,7 +10,6 @@ from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton, trace
-from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.trace import TracedClient
 from ipvsproxy.translate.translation_settings import LocalMode, Settings
 from tests.support import builders
@@ -21,7 +20,7 @@ BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))
 
 def _trace(service: Service, key: VirtualServerKey, client: TracedClient, settings: Settings = BY_CLUSTER) -> trace.Trace:
     view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
-    desired = desired_state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
+    desired = builders.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
     entries: set[SetEntry] = set(desired.entries)
     occupied: set[SetKind] = {IP_SETS[entry.set].kind for entry in entries}
     rules = skeleton.build_skeleton(Family.IPV4, settings, view, occupied, ())

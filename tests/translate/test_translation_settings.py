@@ -6,7 +6,6 @@ from ipvsproxy.model.kernel import parse_record, render_record
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import (
     ConntrackChoices,
-    conntrack_maximum,
     conntrack_sysctls,
     direct_return_sysctls,
     ipvs_sysctls,
@@ -58,7 +57,8 @@ def test_with_strict_arp_an_interface_only_answers_arp_requests_for_its_own_addr
 def test_the_conntrack_maximum_grows_with_the_number_of_processors_between_a_minimum_and_a_ceiling(
     per_core: int, minimum: int, processors: int, maximum: int
 ) -> None:
-    assert conntrack_maximum(ConntrackChoices(max_per_core=per_core, minimum=minimum), processors) == maximum
+    settings = conntrack_sysctls(ConntrackChoices(max_per_core=per_core, minimum=minimum), processors)
+    assert next((int(item.value) for item in settings), 0) == maximum
 
 
 def test_only_the_conntrack_settings_that_the_operator_chose_are_set() -> None:

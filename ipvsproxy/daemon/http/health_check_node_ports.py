@@ -80,22 +80,14 @@ class HealthChecks:
         self._failures: dict[ListenAddress, _Failure] = {}
         self._changed = asyncio.Event()
 
-    def put(self, checks: Mapping[HealthCheckPort, HealthCheck]) -> None:
-        """Set the desired health checks of all Services.
+    def put(self, checks: Mapping[HealthCheckPort, HealthCheck], addresses: Mapping[Family, tuple[Address, ...]]) -> None:
+        """Set the desired health checks of all Services, and the addresses on which all ports listen, by IP family.
 
-        The caller may change the items of a mapping, and pass the same mapping again.
+        The caller may pass the same mapping again after changing its items. The unspecified address means all addresses of its
+        family.
         """
-        self._desired = checks
+        self._desired, self._addresses = checks, addresses
         self._changed.set()
-
-    def listen_on(self, addresses: Mapping[Family, tuple[Address, ...]]) -> None:
-        """Set the addresses on which all ports listen, by IP family.
-
-        The unspecified address means all addresses of its IP family.
-        """
-        if addresses != self._addresses:
-            self._addresses = addresses
-            self._changed.set()
 
     @property
     def unopened(self) -> int:

@@ -89,13 +89,15 @@ class MetricsPaths:
         self._checks = 0
         self._pages: Mapping[str, Page] = {
             "/": self._index,
-            "/metrics": self._metrics,
+            "/metrics": lambda asked: self.expose(asked.headers.get("accept", ""), asked.headers.get("accept-encoding", "")),
             "/metrics/slis": self._slis,
             "/healthz": self._ping,
             "/healthz/ping": self._ping,
             "/proxyMode": lambda _: MODE_PAGE,
-            "/configz": lambda _: configz(file.document(self.config())),
-            "/flagz": lambda _: flagz(file.flags_of(self.config())),
+            "/configz": lambda _: _json(OK, {"kubeproxy.config.k8s.io": file.document(self.config())}),
+            "/flagz": lambda _: _debug(
+                "flagz", [f"{name}={value}" for name, value in sorted(file.flags_of(self.config()).items())]
+            ),
             "/statusz": self._statusz,
             "/debug/flags/v": self._verbosity,
         }
@@ -112,9 +114,6 @@ class MetricsPaths:
         links = "".join(f'<li><a href="{path[1:]}">{path}</a>\n' for path in paths)
         page = f"<!doctype html><html lang=en><title>ipvsproxy</title><h1>ipvsproxy</h1><ul>\n{links}</ul>\n"
         return Answer(OK, page.encode(), HTML)
-
-    def _metrics(self, request: Request) -> Awaitable[Answer]:
-        return self.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
 
     def _slis(self, request: Request) -> Answer:
         """The number of health checks of the metrics server so far.
@@ -226,17 +225,11 @@ def _health(status: Status, *, is_fine: bool, eligible: Mapping[str, bool], more
         **({"leftovers": sorted(status.leftovers())} if status.leftovers() else {}),
         **more,
     }
-    return Answer(OK if is_fine else UNAVAILABLE, json.dumps(document, separators=(",", ":")).encode(), JSON)
+    return _json(OK if is_fine else UNAVAILABLE, document)
 
 
-def configz(document: Mapping[str, object]) -> Answer:
-    """``/configz``: the current configuration, as a KubeProxyConfiguration."""
-    return Answer(OK, json.dumps({"kubeproxy.config.k8s.io": document}, separators=(",", ":")).encode(), JSON)
-
-
-def flagz(values: Mapping[str, str]) -> Answer:
-    """``/flagz``: all flags with their current values."""
-    return _debug("flagz", [f"{name}={value}" for name, value in sorted(values.items())])
+def _json(status: int, document: Mapping[str, object]) -> Answer:
+    return Answer(status, json.dumps(document, separators=(",", ":")).encode(), JSON)
 
 
 def _debug(name: str, lines: Iterable[str]) -> Answer:

@@ -65,11 +65,6 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
     more: Sequence[bytes] = ()
 
-    @property
-    def whole(self) -> bytes:
-        """The whole body, including the parts in ``more``."""
-        return b"".join((self.body, *self.more))
-
 
 FAILED = Answer(500, b"internal error\n", TEXT)
 NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)

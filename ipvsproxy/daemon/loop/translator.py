@@ -180,7 +180,7 @@ class Translator:
         for name in names:
             service, desired = self.store.services.get(name), None
             if service is not None and self._view is not None:
-                slices, remembered = self.store.slices_of(name), self.store.is_only_remembered(name)
+                slices, remembered = self.store.slices_of(name), name in self.store.remembered
                 desired = yield from desired_state.translating(service, slices, self._view, self.settings, remembered=remembered)
             journal.log_desired(name, desired)
             self._note_refusals(name, service, desired)

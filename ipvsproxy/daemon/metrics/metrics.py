@@ -29,17 +29,17 @@ from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import series
-from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, Sources, counting
+from ipvsproxy.daemon.metrics.figures import Sources, counting
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.kind import KINDS, DriverName
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import FAMILY_BY_LENGTH, Family
 from ipvsproxy.model.plan import Outcome
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName
-from ipvsproxy.model.state import NO_RARITIES, ServiceState
+from ipvsproxy.model.state import ServiceState
 
 T = TypeVar("T")
 
@@ -89,11 +89,8 @@ def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_c
     yield _labelled(series.WATCH_STALE, {kind: watch.is_stale for kind, watch in watches.items()})
     contacts = {kind: watch.contact_age_s for kind, watch in watches.items() if watch.contact_age_s is not None}
     yield _labelled(series.WATCH_CONTACT_AGE, contacts)
-    restarted = {kind.value: watch.restarts for kind, watch in sources.watches().items()}
-    restarts: dict[tuple[str, ...], float] = {
-        (kind, reason.value): count for kind, counts in restarted.items() for reason, count in counts.items()
-    }
-    yield _family(series.WATCH_RESTARTS, restarts)
+    restarted = ((kind.value, watch.restarts) for kind, watch in sources.watches().items())
+    yield _family(series.WATCH_RESTARTS, {(kind, why.value): count for kind, one in restarted for why, count in one.items()})
 
 
 def _one(metric: Metric, value: float) -> metrics_core.Metric:
@@ -155,7 +152,7 @@ class Metrics:
         self._wall_clock = wall_clock
         self._registry = CollectorRegistry()
         self._rendering = asyncio.Lock()
-        self._without_local: dict[ServiceName, ServiceState] = {}
+        self._without_local: dict[ServiceName, frozenset[tuple[str, Family]]] = {}
         self._sources: Sources | None = None
         self._counted = Families()
         self._traffic: Traffic | None = None
@@ -237,16 +234,13 @@ class Metrics:
 
     def _count_without_local(self, names: Collection[ServiceName], states: Mapping[ServiceName, ServiceState]) -> None:
         for name in names:
-            before, after = self._without_local.pop(name, None), states.get(name)
-            if after and (after.rare.without_local_internal or after.rare.without_local_external):
+            before, state = self._without_local.pop(name, frozenset()), states.get(name)
+            after = state.rare.without_local if state else frozenset()
+            if after:
                 self._without_local[name] = after
-            for state, change in ((before, -1), (self._without_local.get(name), 1)):
-                rare = state.rare if state else NO_RARITIES
-                for policy, families in zip(
-                    series.POLICIES, (rare.without_local_internal, rare.without_local_external), strict=True
-                ):
-                    for family in families:
-                        self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label).inc(change)
+            for places, change in ((before, -1), (after, 1)):
+                for policy, family in places:
+                    self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label).inc(change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
         """A kernel driver has applied operations. This method is called in the thread of the kernel driver."""

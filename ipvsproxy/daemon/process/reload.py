@@ -22,7 +22,9 @@ from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import inotify
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.base.timing import Backoff
+from ipvsproxy.kernel.base.errors import KernelError
 
 POLL_S = 10.0
 """The interval of polls of the file without a report of a change."""
@@ -35,18 +37,14 @@ LONGEST_RETRY_S = 60.0
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-class CannotApplyError(Exception):
-    """A configuration cannot be applied now, and no part of the configuration has been applied."""
-
-
 @dataclasses.dataclass(eq=False)
 class Reloader:
     """Keeps the applied configuration equal to the file. ``config`` is the configuration that is in use now.
 
     ``read`` loads the configuration in the same way as at the start of the process, and may raise ConfigError.
 
-    ``apply`` applies a configuration completely, or raises CannotApplyError and changes nothing. After each reading,
-    ``on_outcome`` is called with whether the file has been applied.
+    ``apply`` applies a configuration completely, or raises CannotStartError or KernelError and changes nothing. After each
+    reading, ``on_outcome`` is called with whether the file has been applied.
     """
 
     config: Config
@@ -126,7 +124,7 @@ class Reloader:
             after = self._without(new, late)
             try:
                 await self.apply(after)
-            except CannotApplyError as error:
+            except (CannotStartError, KernelError) as error:
                 self._try_again_later(str(error), after, applied)
                 return False
             self.config = after

@@ -399,5 +399,5 @@ def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpo
                 yield "its only endpoint is not used"
             case several:
                 yield f"none of its {several} endpoints is used"
-    elif state and state.rare.without_local_internal:
+    elif state and any(policy == "internal" for policy, _ in state.rare.without_local):
         yield "its cluster IP has no endpoint on this node, where internalTrafficPolicy Local keeps the traffic"

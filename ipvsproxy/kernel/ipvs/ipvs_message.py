@@ -12,7 +12,7 @@ from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.net import FAMILY_BY_LENGTH, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import PORT_SIZE, TUNNELLED, Thresholds, without_method
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
@@ -35,7 +35,6 @@ _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
 _MASQUERADE, _TUNNEL = 0, 2
 """Forwarding methods (IP_VS_CONN_F_MASQ, IP_VS_CONN_F_TUNNEL); the kernel's default type of tunnel is IP in IP."""
-_FAMILIES: Mapping[int, Family] = {family.bits // 8: family for family in Family}
 """The IP family of an address, by the address's size."""
 _U16 = (0, 0xFFFF)
 _U32 = (0, 0xFFFFFFFF)
@@ -97,7 +96,7 @@ class Encoder:
         values = () if verb is Verb.REMOVE else (_pack_u32(without_method(weight)),)
         messages: list[bytes] = []
         for size, alike in itertools.groupby(keys, len):  # another program may have added a real server of the other IP family
-            encode = self._destination(verb, _shape(key), _FAMILIES[size - PORT_SIZE], thresholds, method)
+            encode = self._destination(verb, _shape(key), FAMILY_BY_LENGTH[size - PORT_SIZE], thresholds, method)
             messages += [
                 encode((number, *name, one[:-PORT_SIZE], one[-PORT_SIZE:], *values))
                 for one, number in zip(alike, numbers, strict=False)

@@ -26,7 +26,7 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, TUNNELLED, RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServicePort, Skipped
 from ipvsproxy.model.sets import NODE_PORT_SETS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Clients, ClusterScope, Rarities, ServiceState
-from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import Role, VirtualServer, VirtualServerKey
 from ipvsproxy.translate.services import refusal, topology, treatment
 from ipvsproxy.translate.services.topology import Endpoints, find_endpoints, slices_by_port
@@ -49,21 +49,14 @@ class ServedPort(msgspec.Struct, frozen=True):
     virtual_servers: list[VirtualServer]
 
 
-def translate(
+def translating(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
-) -> ServiceState:
-    """The desired state of a Service on this node.
+) -> Generator[None, None, ServiceState]:
+    """Finds the desired state of a Service on this node, in steps.
 
     ``slices`` are the EndpointSlices that are labelled with the Service's name, in any order. ``remembered`` means that the
     newest list of Services does not contain this Service, so each Service in the list has precedence over this Service.
     """
-    return at_once(translating(service, slices, view, settings, remembered=remembered))
-
-
-def translating(
-    service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
-) -> Generator[None, None, ServiceState]:
-    """Like ``translate``, but as a generator of steps."""
     translation = Translation(service, view, settings, remembered=remembered)
     yield from translation.adding(sorted(slices, key=lambda item: item.name))
     return translation.state()
@@ -91,8 +84,7 @@ class Translation:
         self.refused: list[VirtualServerKey] = []
         self.flows: dict[Flow, frozenset[RealServerKey]] = {}
         self.local_endpoints: dict[HealthCheckPort, int] = {}
-        self.without_local_internal: set[Family] = set()
-        self.without_local_external: set[Family] = set()
+        self.without_local: set[tuple[str, Family]] = set()
         self.scopes: list[ClusterScope] = []
 
     def state(self) -> ServiceState:
@@ -107,8 +99,7 @@ class Translation:
             refused=tuple(self.refused),
             flows=self.flows,
             local_endpoints=self.local_endpoints,
-            without_local_internal=frozenset(self.without_local_internal),
-            without_local_external=frozenset(self.without_local_external),
+            without_local=frozenset(self.without_local),
             skipped=tuple(self.skipped),
             scopes=tuple(self.scopes),
             slow_start_s=chosen.slow_start_s if self.ports else 0,
@@ -178,10 +169,9 @@ class Translation:
         )
         internal = self.how.weighed(choice.internal.weights, by_key)
         external = internal if choice.external is choice.internal else self.how.weighed(choice.external.weights, by_key)
-        if choice.lacks_local and options.internal_traffic_local:
-            self.without_local_internal.add(self.family)
-        if choice.lacks_local and external_local:
-            self.without_local_external.add(self.family)
+        for policy, is_local in (("internal", options.internal_traffic_local), ("external", external_local)):
+            if is_local and choice.lacks_local:
+                self.without_local.add((policy, self.family))
         self.ports.append(ServedPort(port, self.family, endpoints, choice, []))
         self._serve(Role.CLUSTER_IP, self.cluster_address, port.protocol, port.port, internal)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)

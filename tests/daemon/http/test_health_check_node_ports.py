@@ -41,7 +41,7 @@ class Ports:
         self.is_healthy = True
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
-        self.checks.listen_on(addresses)
+        self.addresses = addresses
         self._tables = NodeTables(Drains())
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
@@ -56,11 +56,11 @@ class Ports:
     def put(self, *states: ServiceState) -> None:
         for one in states:
             at_once(self._tables.putting(one.owner.service, one))
-        self.checks.put(self._tables.health_checks.desired)
+        self.checks.put(self._tables.health_checks.desired, self.addresses)
 
     def remove(self, name: str) -> None:
         at_once(self._tables.putting(ServiceName(builders.NAMESPACE, name), None))
-        self.checks.put(self._tables.health_checks.desired)
+        self.checks.put(self._tables.health_checks.desired, self.addresses)
 
     def ask(self, where: str) -> tuple[int, str, int]:
         """The HTTP status, the name of the Service, and the number of its endpoints on this node."""
@@ -140,11 +140,12 @@ async def test_of_two_services_with_one_health_check_port_the_older_answers_unti
 
 async def test_listeners_are_opened_and_closed_as_the_node_gains_and_loses_addresses() -> None:
     ports = Ports()
-    ports.checks.listen_on({Family.IPV4: builders.addresses("192.168.0.10", "192.168.1.10"), Family.IPV6: ()})
+    ports.addresses = {Family.IPV4: builders.addresses("192.168.0.10", "192.168.1.10"), Family.IPV6: ()}
     ports.put(state(ports={30001: 1}, families=BOTH))
     await ports.checks.adjust()
     assert ports.answers.keys() == {"192.168.0.10:30001", "192.168.1.10:30001"}
-    ports.checks.listen_on({Family.IPV4: builders.addresses("192.168.1.10", "192.168.2.10"), Family.IPV6: ()})
+    ports.addresses = {Family.IPV4: builders.addresses("192.168.1.10", "192.168.2.10"), Family.IPV6: ()}
+    ports.put()
     await ports.checks.adjust()
     assert ports.answers.keys() == {"192.168.1.10:30001", "192.168.2.10:30001"}
     assert ports.log[2:] == ["close 192.168.0.10:30001", "open 192.168.2.10:30001"]
@@ -198,9 +199,8 @@ async def test_listeners_are_adjusted_after_changes_and_closed_at_the_end_of_the
 async def test_a_health_check_port_on_a_real_socket_answers_any_path_and_method() -> None:
     (port,) = loopback.free_ports(1)
     checks = HealthChecks(is_healthy=lambda: True)
-    checks.listen_on({Family.IPV4: builders.addresses(loopback.HOST)})
     owner = Owner(builders.CREATED_S, ServiceName(builders.NAMESPACE, "web"))
-    checks.put({HealthCheckPort(Family.IPV4, port): HealthCheck(owner, 3)})
+    checks.put({HealthCheckPort(Family.IPV4, port): HealthCheck(owner, 3)}, {Family.IPV4: builders.addresses(loopback.HOST)})
     await checks.adjust()
     for path, method in (("/", "GET"), ("/healthz", "POST")):
         response = await http_client.ask(port, path, host=loopback.HOST, method=method)

@@ -23,7 +23,7 @@ from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Complaint, Store
-from tests.support import builders, golden_fixtures
+from tests.support import builders, golden_fixtures, http_client
 from tests.support.summaries import Clock, state, summary
 
 BOTH = (Family.IPV4, Family.IPV6)
@@ -43,7 +43,7 @@ def _metrics(families: Collection[Family] = BOTH, clock: Clock | None = None) ->
 
 
 async def _page(metrics: Metrics) -> str:
-    return (await metrics.expose()).whole.decode()
+    return http_client.whole(await metrics.expose()).decode()
 
 
 async def _rows(metrics: Metrics) -> Mapping[str, float]:
@@ -155,8 +155,8 @@ async def test_services_without_local_endpoints_are_counted_until_they_have_loca
     metrics.synced(
         summary(
             states=[
-                state("web", without_local_external=BOTH),
-                state("dns", without_local_internal=[Family.IPV4], without_local_external=[Family.IPV4]),
+                state("web", without_local=[("external", family) for family in BOTH]),
+                state("dns", without_local=[("internal", Family.IPV4), ("external", Family.IPV4)]),
             ]
         )
     )
@@ -167,7 +167,7 @@ async def test_services_without_local_endpoints_are_counted_until_they_have_loca
     }
     rows = await _rows(metrics)
     assert [rows[counts[key]] for key in counts] == [1, 0, 2, 1]
-    metrics.synced(summary(states=[state("web", without_local_external=[Family.IPV4])]))
+    metrics.synced(summary(states=[state("web", without_local=[("external", Family.IPV4)])]))
     rows = await _rows(metrics)
     assert [rows[counts[key]] for key in counts] == [1, 0, 2, 0]
     metrics.synced(summary(Changes(services={WEB: 0.0, ServiceName(builders.NAMESPACE, "dns"): 0.0})))
@@ -288,7 +288,7 @@ async def test_the_metrics_page_is_text_that_prometheus_can_parse() -> None:
     metrics.synced(summary(states=[state()]))
     answer = await metrics.expose("text/html, */*;q=0.1")
     assert answer.headers == {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    families = {family.name: family.type for family in parser.text_string_to_metric_families(answer.whole.decode())}
+    families = {family.name: family.type for family in parser.text_string_to_metric_families(http_client.whole(answer).decode())}
     assert families["ipvsproxy_operations"] == "counter"
     assert families["ipvsproxy_virtual_servers"] == "gauge"
 
@@ -297,14 +297,14 @@ async def test_a_client_that_accepts_openmetrics_gets_openmetrics() -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
     answer = await _metrics().expose(accept)
     assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    assert answer.whole.endswith(b"# EOF\n")
-    assert "kubeproxy_proxy_healthz" in {family.name for family in READ_OPENMETRICS(answer.whole.decode())}
+    assert http_client.whole(answer).endswith(b"# EOF\n")
+    assert "kubeproxy_proxy_healthz" in {family.name for family in READ_OPENMETRICS(http_client.whole(answer).decode())}
 
 
 async def test_a_client_that_accepts_gzip_gets_a_compressed_page() -> None:
     answer = await _metrics().expose(accept_encoding="gzip, deflate")
     assert answer.headers["Content-Encoding"] == "gzip"
-    assert b"kubeproxy_proxy_healthz_total" in gzip.decompress(answer.whole)
+    assert b"kubeproxy_proxy_healthz_total" in gzip.decompress(http_client.whole(answer))
 
 
 async def test_the_metrics_page_can_be_read_before_the_served_families_are_known() -> None:

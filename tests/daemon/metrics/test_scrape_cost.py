@@ -15,7 +15,7 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
 from tests.daemon.metrics.test_traffic import Scene
-from tests.support import builders
+from tests.support import builders, http_client
 from tests.support.steps import counted
 
 FEW, MANY = 500, 2000
@@ -54,7 +54,7 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
         answer = await metrics.expose()
         pauses.append(steps.here)
     executor.shutdown()
-    assert answer.whole.count(b"ipvsproxy_service_bytes_total{") == 2 * services
+    assert http_client.whole(answer).count(b"ipvsproxy_service_bytes_total{") == 2 * services
     return Scraped(steps.all, max(later - earlier for earlier, later in itertools.pairwise(pauses)))
 
 

@@ -31,9 +31,8 @@ from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.translation_settings import Settings
-from tests.support import builders
+from tests.support import builders, http_client
 from tests.support.draining import show_draining
 from tests.support.memory_node import InlineExecutor, put
 from tests.support.summaries import Clock
@@ -105,7 +104,7 @@ class Scene:
 
     def put(self, service: Service) -> None:
         self.store.deliver([put(service)], 0)
-        at_once(self.reconciler.putting(service.name, desired_state.translate(service, (), builders.node_view(), Settings())))
+        at_once(self.reconciler.putting(service.name, builders.translate(service, (), builders.node_view(), Settings())))
 
     async def scrape(self) -> Mapping[str, int]:
         self.clock.now += 10
@@ -368,10 +367,10 @@ async def test_prometheus_can_parse_the_page_in_both_formats(limit: int) -> None
     metrics = Metrics()
     metrics.show(scene.sources, scene.traffic)
     read: Any = parser.text_string_to_metric_families
-    plain = {family.name: family.type for family in read((await metrics.expose()).whole.decode())}
+    plain = {family.name: family.type for family in read(http_client.whole(await metrics.expose()).decode())}
     read = openmetrics_parser.text_string_to_metric_families
     answer = await metrics.expose("application/openmetrics-text")
-    opened = {family.name: family.type for family in read(answer.whole.decode())}
+    opened = {family.name: family.type for family in read(http_client.whole(answer).decode())}
     for types in (plain, opened):
         assert types["ipvsproxy_service_bytes"] == types["ipvsproxy_endpoint_connections"] == "counter"
         assert types["ipvsproxy_endpoint_open_connections"] == "gauge"

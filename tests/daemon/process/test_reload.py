@@ -17,8 +17,9 @@ import structlog.testing
 
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.process import reload
-from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
+from ipvsproxy.daemon.process.reload import Reloader
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
 
@@ -49,7 +50,7 @@ class Process:
 
     async def _apply(self, config: Config) -> None:
         if self.failures:
-            raise CannotApplyError(self.failures.pop(0))
+            raise CannotStartError(self.failures.pop(0))
         self.applied.append(config)
         self._has_applied.set()
 

@@ -18,7 +18,6 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate.services import desired_state
 from tests.reconcile import examples, simulation
 from tests.support import builders
 from tests.translate.test_trace import BY_CLUSTER
@@ -37,7 +36,7 @@ def reconciler() -> Reconciler:
     made._tables.put_node(tuple(Family), (), None)
     port = builders.endpoint_port(53, Protocol.UDP)
     slices = [builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="dns", ports=[port])]
-    at_once(made.putting(SERVICE.name, desired_state.translate(SERVICE, slices, builders.node_view(), BY_CLUSTER)))
+    at_once(made.putting(SERVICE.name, builders.translate(SERVICE, slices, builders.node_view(), BY_CLUSTER)))
     return made
 
 

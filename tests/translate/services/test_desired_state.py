@@ -50,8 +50,7 @@ def test_a_service_with_a_cluster_ip_becomes_one_virtual_server_one_address_and_
 def test_a_remembered_service_is_ordered_after_all_listed_services() -> None:
     view = builders.node_view()
     owner, remembered = (
-        desired_state.translate(service(), (), view, Settings(), remembered=is_remembered).owner
-        for is_remembered in (False, True)
+        builders.translate(service(), (), view, Settings(), remembered=is_remembered).owner for is_remembered in (False, True)
     )
     youngest = Owner(4e9, owner.service)
     assert owner < youngest < remembered
@@ -93,7 +92,7 @@ def test_services_without_rare_properties_share_one_empty_object(cluster: tuple[
 def test_a_rare_property_of_one_family_is_kept_when_the_other_family_is_added() -> None:
     local = service(cluster=DUAL, internal_local=True)
     given = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
-    assert given.rare == Rarities(without_local_internal=frozenset({Family.IPV4}))
+    assert given.rare == Rarities(without_local=frozenset({("internal", Family.IPV4)}))
 
 
 def test_the_invalid_parts_of_a_service_are_kept_in_its_state() -> None:
@@ -220,7 +219,8 @@ def test_traffic_goes_to_ready_endpoints_within_its_policy_or_else_to_terminatin
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
     """The numbers of families in which internal and external traffic have policy Local but no endpoint on this node."""
-    return len(state.rare.without_local_internal), len(state.rare.without_local_external)
+    policies = [policy for policy, _ in state.rare.without_local]
+    return policies.count("internal"), policies.count("external")
 
 
 HERE = endpoint_slice(endpoint("10.244.0.5"))
@@ -244,14 +244,14 @@ def test_a_local_policy_is_counted_if_only_other_nodes_have_an_endpoint(
 def test_a_missing_local_endpoint_of_one_family_is_not_counted_for_the_other_family() -> None:
     dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
-    assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
+    assert state.rare.without_local == {("internal", Family.IPV4), ("external", Family.IPV4)}
 
 
 @pytest.mark.checklist(100)
 def test_external_traffic_is_not_counted_for_a_family_without_external_addresses() -> None:
     dual = service(cluster=DUAL, external=["192.0.2.1"], external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5", OTHER_NODE), suffix="2"))
-    assert state.rare.without_local_external == {Family.IPV4}
+    assert state.rare.without_local == {("external", Family.IPV4)}
 
 
 @pytest.mark.checklist(52)
@@ -306,8 +306,7 @@ def _as_sets(state: ServiceState) -> tuple[object, ...]:
         frozenset(state.rare.refused),
         state.rare.flows,
         state.rare.local_endpoints,
-        state.rare.without_local_internal,
-        state.rare.without_local_external,
+        state.rare.without_local,
     )
 
 

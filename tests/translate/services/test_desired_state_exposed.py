@@ -191,7 +191,7 @@ def test_external_addresses_count_for_traffic_policies_even_if_they_are_not_serv
     settings = Settings(external_addresses=False)
     remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
     state = state_of(service(external=["50.60.70.81"], external_local=True), remote, settings=settings)
-    assert state.rare.without_local_external == {Family.IPV4}
+    assert state.rare.without_local == {("external", Family.IPV4)}
 
 
 def test_an_external_address_that_another_interface_has_is_served_but_not_bound_again() -> None:

@@ -10,7 +10,6 @@ from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.service import MOST_SKIPPED, Service, ServiceName
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.services import refusal
-from ipvsproxy.translate.services.desired_state import translate
 from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 from tests.support import builders
@@ -28,19 +27,19 @@ def node_view(**changes: object) -> NodeView:
 def test_an_address_of_another_node_is_served_unless_the_operator_wants_it_refused() -> None:
     other = parse_address("192.168.0.11")
     view = node_view(other_nodes={other: "node-b"})
-    assert other in translate(service("10.96.0.10", "192.168.0.11"), [], view, SETTINGS).addresses
+    assert other in builders.translate(service("10.96.0.10", "192.168.0.11"), [], view, SETTINGS).addresses
     refusing = dataclasses.replace(SETTINGS, refuses_node_addresses=True)
-    state = translate(service("10.96.0.10", "192.168.0.11", "192.168.0.12"), [], view, refusing)
+    state = builders.translate(service("10.96.0.10", "192.168.0.11", "192.168.0.12"), [], view, refusing)
     reason = "spec.externalIPs: 192.168.0.11 is an address of the node node-b (--ipvs-refuse-node-addresses)"
     assert [str(one) for one in state.rare.skipped] == [reason]
     assert state.addresses == (parse_address("10.96.0.10"), parse_address("192.168.0.12"))
     allowing = dataclasses.replace(refusing, allowed_addresses=builders.networks("192.168.0.0/24"))
-    assert other in translate(service("10.96.0.10", "192.168.0.11"), [], view, allowing).addresses
+    assert other in builders.translate(service("10.96.0.10", "192.168.0.11"), [], view, allowing).addresses
 
 
 def test_the_number_of_reasons_is_bounded_however_many_addresses_are_refused() -> None:
     refused = [f"224.0.0.{number}" for number in range(MOST_SKIPPED + 5)]
-    state = translate(service("10.96.0.10", *refused, "203.0.113.5"), [], node_view(), SETTINGS)
+    state = builders.translate(service("10.96.0.10", *refused, "203.0.113.5"), [], node_view(), SETTINGS)
     reasons = [f"spec.externalIPs: {address} is an unspecified, multicast or link-local address" for address in refused]
     summary = f"{reasons[MOST_SKIPPED]}; 5 such parts from here on"
     assert [str(one) for one in state.rare.skipped] == [*reasons[:MOST_SKIPPED], summary]
@@ -67,7 +66,7 @@ def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Serv
 )
 def test_an_external_address_is_refused_with_its_reason(external: str, port: int, reason: str) -> None:
     item = service("10.96.0.10", external, port=port)
-    state = translate(item, [], node_view(), SETTINGS)
+    state = builders.translate(item, [], node_view(), SETTINGS)
     assert [str(one) for one in state.rare.skipped] == ([f"spec.externalIPs: {external} {reason}"] if reason else [])
     key = VirtualServerKey(Protocol.TCP, parse_address(external), port)
     assert (key in state.virtual_servers) is not bool(reason)
@@ -148,7 +147,7 @@ def test_an_api_servers_address_is_served_as_a_cluster_ip_but_refused_as_an_exte
 
 
 def test_a_cluster_ip_equal_to_the_nodes_address_is_refused_and_its_family_is_not_served() -> None:
-    state = translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
+    state = builders.translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
     assert (state.virtual_servers, state.addresses) == ({}, ())
     assert [str(one) for one in state.rare.skipped] == [f"spec.clusterIPs: {builders.NODE_ADDRESS} is the address of this node"]
 
