@@ -203,7 +203,7 @@ class Option(NamedTuple):
     """A flag, a field of the file, or both.
 
     ``flag`` is the flag's name without leading dashes, or empty; ``field`` is the dotted path of the field, or empty. ``to`` is
-    the attribute of ``Config`` that stores the value. ``default`` is written as the value of a flag; if a file is given,
+    the attribute of ``Config`` that stores the value. ``default`` is a text in the syntax of a flag's value; if a file is given,
     ``file_default`` is used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. The
     three bounds of a duration are in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that
     only some commands take.

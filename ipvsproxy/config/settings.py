@@ -97,7 +97,7 @@ class EngineSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """The backend that holds rules and sets, and the protocol number of our local routes, which is set for every binding.
+    """The backend that holds rules and sets, and the protocol number of our local routes, if there are any.
 
     ``direct_return``: whether this node takes part in direct return between nodes.
     """

@@ -125,7 +125,7 @@ def processor_count() -> int:
 
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
-    """Modules that only kernels as old as ``version`` need.
+    """The kernel modules that only a kernel as old as ``version`` needs.
 
     A module that this kernel does not have is left out, because the module's successor may have been ported back.
     """

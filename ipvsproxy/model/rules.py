@@ -212,7 +212,7 @@ def _virtual_server(key: VirtualServerKey) -> str:
     return f"-m ipvs --vproto {key.protocol:d} --vaddr {key.address} --vport {key.port}"
 
 
-def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for each kind of target
+def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one return for each kind of target
     match target:
         case Verdict.REJECT:
             return f"REJECT --reject-with {_REJECT[family]}"

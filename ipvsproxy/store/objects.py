@@ -249,7 +249,7 @@ class Store:
             self._dirty.setdefault(name, now)
 
     def touching_direct_return(self, nodes: Collection[str], now: float) -> Generator[None, None, None]:
-        """In steps, requests the translation of all Services that ask for direct return and have endpoints on one of these nodes.
+        """Requests, in steps, the translation of all Services with direct return that have endpoints on one of these nodes.
 
         If a Service changes between two steps, the change itself requests the translation.
         """

@@ -119,7 +119,7 @@ def open_socket(protocol: int) -> socket.socket:
 
 
 def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable[[int], socket.socket]:
-    """A function that opens sockets as ``connect`` does, and records each socket's port ID, which marks a change as our own."""
+    """A function that opens sockets as ``connect`` does, and records their port IDs, which identify ipvsproxy's own changes."""
 
     def connect_and_note(protocol: int) -> socket.socket:
         opened = connect(protocol)

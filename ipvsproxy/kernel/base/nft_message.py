@@ -1,7 +1,7 @@
 """nf_tables messages as bytes: transactions on tables, chains, rules, sets and elements, and queries for them.
 
-Numbers and layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network byte order, except numbers
-that a register holds.
+The numbers and layouts are from include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network byte order,
+except numbers that a register holds.
 """
 
 import errno

@@ -194,7 +194,7 @@ class EntryBatch(sets_driver.EntryBatch):
             if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
                 failed = dict.fromkeys(range(len(entries)), number)
             else:
-                failed = self._run([_Entries(verb, (one,)) for one in entries])  # one outcome for each entry
+                failed = self._run([_Entries(verb, (one,)) for one in entries])  # so each entry gets an outcome
             for place, reason in failed.items():
                 entry = entries[place].entry
                 expected = (errno.ENOENT,) if verb is Verb.REMOVE else ()

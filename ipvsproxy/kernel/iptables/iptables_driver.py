@@ -152,7 +152,8 @@ class IptablesDriver:
     def usable(self, family: Family) -> Refusal | None:
         """The reason why this host cannot serve this IP family, as far as reading shows; None if the host can serve the family.
 
-        The conditions are the same as kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
+        The conditions for an IP family are the same as in kube-proxy (cmd/kube-proxy/app/server_linux.go,
+        ``platformCheckSupported``).
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)

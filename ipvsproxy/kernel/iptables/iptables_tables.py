@@ -4,7 +4,7 @@ The functions of this module start no process. Legacy tables are read by ``getso
 the packet counters. Tables of nf_tables are read by netlink; with each change of the rules, the kernel increases its generation
 number.
 
-Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and include/uapi/linux/netfilter_ipv6/ip6_tables.h.
+The layouts of answers are from include/uapi/linux/netfilter_ipv4/ip_tables.h and include/uapi/linux/netfilter_ipv6/ip6_tables.h.
 """
 
 import contextlib
@@ -122,9 +122,9 @@ def _action(family: Family, table: str) -> str:
 def take_rules(family: Family, variant: str) -> bool:
     """Whether the kernel certainly accepts rules of an IP family in this variant. The check does not change any rule.
 
-    ``variant`` is a ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at its end, because a
-    reading shows empty tables even if the kernel does not have the tables. A kernel that does not have the legacy table ``nat``
-    yet creates the table during the check.
+    ``variant`` has the same values as ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at
+    its end, because a reading shows empty tables even if the kernel does not have the tables. A kernel that does not have the
+    legacy table ``nat`` yet creates the table during the check.
     """
     try:
         if variant == "legacy":
@@ -199,7 +199,7 @@ class RuleChanges:
         self._channel.close()
 
     def fingerprint(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
-        """The current fingerprint of the rules of an IP family. ``variant`` is a ``Program.variant``.
+        """The current fingerprint of the rules of an IP family. ``variant`` has the same values as ``Program.variant``.
 
         ``tables`` are the legacy tables to read. If one of these tables is absent, the kernel creates the table.
 

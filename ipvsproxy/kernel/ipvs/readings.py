@@ -2,8 +2,8 @@
 
 IPv4 is read by ``getsockopt``, which takes one system call for each query, and whose answers contain scheduler flags and
 thresholds. ``getsockopt`` supports only IPv4, so IPv6 is read by netlink; if the kernel has no ``getsockopt`` interface for IPVS,
-IPv4 is read by netlink, too. The same reader of a family is used until the process ends. Layouts: include/uapi/linux/ip_vs.h
-(``ip_vs_getinfo``, ``ip_vs_get_services``, ``ip_vs_get_dests``, and the entries of the last two).
+IPv4 is read by netlink, too. The same reader of a family is used until the process ends. The layouts of answers are from
+include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services`` and ``ip_vs_get_dests``).
 
 The kernel does not report changes of the IPVS table, because IPVS neither sends notifications nor counts generations. The list of
 all virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. A change of a weight

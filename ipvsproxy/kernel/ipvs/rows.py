@@ -65,7 +65,7 @@ _BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
 _BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)
 _REAL_SERVER = _layout(_DESTINATION, {11: "H", 1: "16s", 2: "2s", 3: "I", 4: "i", 5: "I", 6: "I", 7: "I", 8: "I"})
 _INFORMATION = message.Layout([message.Field((kind,), "I") for kind in (1, 2)])
-# IPVS_SVC_ATTR_STATS64 and IPVS_DEST_ATTR_STATS64: connections, packets in and out, bytes in and out.
+# IPVS_SVC_ATTR_STATS64 and IPVS_DEST_ATTR_STATS64 have connections, packets in and out, and bytes in and out.
 _COUNTERS_OF_SERVICE, _COUNTERS_OF_DESTINATION = (
     message.Layout([message.Field((of, 12, counter), "Q") for counter in range(1, 6)]) for of in (_SERVICE, _DESTINATION)
 )

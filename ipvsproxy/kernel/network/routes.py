@@ -8,7 +8,8 @@ route.
 The routes are on ``lo``, because any other device loses its routes, without a notification, when the device goes down or loses
 its last IPv4 address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
 
-Layouts: include/uapi/linux/rtnetlink.h. The kernel's code for routes is in net/ipv4/fib_trie.c and net/ipv6/route.c.
+The layouts of messages are from include/uapi/linux/rtnetlink.h. The kernel's code for routes is in net/ipv4/fib_trie.c and
+net/ipv6/route.c.
 """
 
 import errno
