@@ -103,7 +103,7 @@ def test_a_flag_and_its_field_give_the_same_setting(attribute: str, value: objec
     assert read(from_file("\n".join(lines))) == value
 
 
-def test_an_annotation_that_does_not_exist_cannot_be_chosen() -> None:
+def test_an_unknown_annotation_is_refused_in_the_list_of_allowed_annotations() -> None:
     (problem,) = problems_of_flags("--service-annotations=scheduler,weight,speed")
     assert "'speed' must be all, none, or some of affinity-netmask, direct-return, drain-deadline" in problem
     assert from_flags("--service-annotations=all").translation.annotations == frozenset(Annotation)

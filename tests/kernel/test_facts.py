@@ -66,7 +66,9 @@ def test_an_interface_is_a_bridge_if_it_has_a_folder_named_bridge(tmp_path: path
         ("iptables-nft", Variant.LEGACY, False),
     ],
 )
-def test_only_legacy_tables_are_read_from_the_output_of_a_program(program: str, variant: Variant, *, is_legacy: bool) -> None:
+def test_only_legacy_tables_are_read_from_the_output_of_an_iptables_program(
+    program: str, variant: Variant, *, is_legacy: bool
+) -> None:
     choice = VariantChoice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
     found = facts._legacy_tables({program: neighbours.DOCKER_IPTABLES}, choice)
     assert [str(table) for table in found] == ([f"{program} filter"] if is_legacy else [])
@@ -79,7 +81,7 @@ def test_facts_that_cannot_be_read_are_reported() -> None:
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_if_iptables_gives_no_answer_doctor_reports_that_and_does_not_report_tables_as_absent(
+def test_if_iptables_gives_no_answer_doctor_reports_the_missing_answer_and_not_absent_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = {

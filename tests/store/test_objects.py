@@ -251,7 +251,7 @@ def test_the_start_of_a_list_of_services_changes_nothing(store: Store) -> None:
     assert store.take() == Changes(services={})
 
 
-def test_changes_are_counted_until_they_are_taken(store: Store) -> None:
+def test_changes_are_counted_until_the_loop_takes_them(store: Store) -> None:
     deliver(store, builders.endpoint_slice(), builders.service("shop"))
     assert store.untaken == {ObjectKind.ENDPOINT_SLICE: 1, ObjectKind.SERVICE: 1}
     store.take()

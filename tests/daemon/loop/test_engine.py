@@ -81,7 +81,7 @@ async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_appl
 
 @in_virtual_time
 @pytest.mark.parametrize(("sync_s", "rest_s"), [(0.002, 0.008), (0.01, 0.04), (0.2, engine.LONGEST_REST_S)])
-async def test_changes_during_the_minimum_interval_after_a_sync_are_collected(
+async def test_changes_during_the_minimum_interval_after_a_sync_are_collected_for_the_next_sync(
     monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
 ) -> None:
     real = desired_state.translating

@@ -66,7 +66,7 @@ class Ipvs(TrafficReader):
         raise AssertionError("a scrape does not ask for the totals")
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
-        """The counters, divided into two parts."""
+        """The counters of the virtual servers, in two parts."""
         self.readings += 1
         if self.error:
             raise self.error
@@ -402,7 +402,7 @@ def test_a_total_grows_by_new_counts_and_is_dropped_when_the_last_object_with_it
 ) -> None:
     """Every two objects have the same labels and share a series.
 
-    Each round has objects, and adds connections to each of them.
+    Each round counts some of the objects, with additional connections.
     """
     ledger = Ledger(10)
     counted: dict[int, int] = {}

@@ -39,7 +39,7 @@ def pod(number: int) -> RealServerKey:
 
 
 class Table:
-    """A fake IPVS table, and the number of requests of each kind. ``failing`` maps kinds of requests to error numbers."""
+    """A fake IPVS table that counts the requests of each kind. ``failing`` maps kinds of requests to error numbers."""
 
     def __init__(self) -> None:
         self.content: dict[VirtualServerKey, tuple[VirtualServerSettings, dict[RealServerKey, tuple[int, int]]]] = {}

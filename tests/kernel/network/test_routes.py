@@ -113,7 +113,10 @@ def test_routes_of_other_programs_are_neither_observed_nor_changed(driver: route
 
 
 def all_routes() -> list[str]:
-    """Every route of the namespace, except routes of link-local addresses. The kernel may add such routes at any time."""
+    """Every route of the namespace, except routes of link-local addresses.
+
+    The kernel may add routes of link-local addresses at any time.
+    """
     lines = (line for option in ("-4", "-6") for line in run_ip(option, "route", "show", "table", "all").splitlines())
     return [line for line in lines if "fe80:" not in line]
 

@@ -121,7 +121,7 @@ def test_an_error_means_that_no_table_exists_only_if_the_kernel_has_no_nf_tables
 @pytest.mark.parametrize(
     ("files", "may_have"), [({}, True), ({"modules.builtin": "", "modules.dep": "kernel/nf_tables.ko:"}, False)]
 )
-def test_a_kernel_that_has_not_loaded_nf_tables_is_not_queried(
+def test_a_kernel_that_has_not_loaded_nf_tables_is_not_queried_for_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *, may_have: bool
 ) -> None:
     def asked(*_: object) -> Any:
