@@ -8,9 +8,10 @@ Rule 2: while somebody looks at the page, the counters of all virtual servers ar
 are many virtual servers (``READ_PER_S``).
 Rule 3: the real servers of a Service are read only if a viewer has opened the Service, or sees a page of the table with the
 Service.
-Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero. Rule 5:
-the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
-interval may be zero or twice the true rate. Rule 6: a Service that had no traffic in all remembered readings takes no memory.
+Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
+Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
+interval may be zero or twice the true rate.
+Rule 6: a Service that had no traffic in all remembered readings takes no memory.
 Rule 7: while somebody looks at the page, the readings that look for drift also add up the open connections of the whole node,
 because they read all real servers anyway.
 """

@@ -13,11 +13,12 @@ Rule 3: a chain to which a rule of another program refers is emptied but not del
 masquerading even keeps its rules, because port mappings of network plug-ins lead to this chain, and our rules masquerade the
 marked packets in either variant.
 Rule 4: nothing is removed while one of our chains in use leads to a leftover chain, because such a chain shows that our rules
-have not been applied. Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on,
-the rules are removed only once every ``PATIENCE_S`` seconds. Rule 6: a table is kube-proxy's if it has the family and the name of
-kube-proxy's table, and all chains and maps of kube-proxy, with each base chain at its hook. If the table has a comment, the
-comment must be kube-proxy's; versions of nft before 0.9.7 write no comment. Any other table with the name of kube-proxy's table
-is not touched.
+have not been applied.
+Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, the rules are removed
+only once every ``PATIENCE_S`` seconds.
+Rule 6: a table is kube-proxy's if it has the family and the name of kube-proxy's table, and all chains and maps of kube-proxy,
+with each base chain at its hook. If the table has a comment, the comment must be kube-proxy's; versions of nft before 0.9.7 write
+no comment. Any other table with the name of kube-proxy's table is not touched.
 """
 
 import dataclasses

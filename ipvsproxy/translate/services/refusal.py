@@ -1,10 +1,10 @@
 """Decides which Service addresses are refused because serving them would disconnect the node or a part of the cluster.
 
 Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. Loopback addresses are served, as by kube-proxy, because
-these addresses affect only the node's own clients. Rule 2: addresses in this node's pod ranges are refused. In the range of the
-whole cluster, only external addresses are refused, because a ``--cluster-cidr`` often includes the range of the cluster IPs. An
-address that this node itself has on an interface, such as the address of the bridge of its pods, does not count as the address of
-a pod.
+these addresses affect only the node's own clients.
+Rule 2: addresses in this node's pod ranges are refused. In the range of the whole cluster, only external addresses are refused,
+because a ``--cluster-cidr`` often includes the range of the cluster IPs. An address that this node itself has on an interface,
+such as the address of the bridge of its pods, does not count as the address of a pod.
 Rule 3: a cluster IP that equals the node's own address is refused. Any other address may be on an interface on purpose, such as
 the address of a DNS cache on each node. Like kube-proxy, ipvsproxy serves an external address that this node has on an interface,
 but not on the ports of the API server and the kubelet.
