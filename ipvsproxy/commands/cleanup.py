@@ -129,7 +129,7 @@ class Result:
 
 
 def run(config: Config) -> int:
-    """Remove our objects from this network namespace, and print the result; returns the exit status."""
+    """Remove the objects of ipvsproxy from this network namespace, and print the result; returns the exit status."""
     result = Result(problems=list(map(str, host.missing_privileges(runs_iptables=bool(shutil.which("iptables"))))))
     if not result.problems:
         _clean_here(config, result)
@@ -237,7 +237,7 @@ def clean(
 
 
 def _removal_of_unlike(node: NodeToClean, result: Result) -> list[Operation]:
-    """Operations that remove sets with our names but other parameters."""
+    """Operations that remove sets that have our names but other parameters than our sets."""
     try:
         return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()]
     except KernelError as error:
@@ -250,7 +250,7 @@ def _observe(node: NodeToClean) -> Observation:
 
 
 def _clear(node: NodeToClean, result: Result, *, may_remove: bool) -> None:
-    """Remove the rules that a proxy has left behind; in a dry run, only find these rules."""
+    """Remove the rules that a proxy has left behind; in a dry run, only find the rules."""
     for place, remains in node.left.items():
         try:
             examined = remains(may_remove=may_remove)
@@ -302,7 +302,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
 
 
 def render_json(result: Result, *, dry_run: bool) -> str:
-    """The result as JSON: one object on one line. ``clean`` is true if none of our objects remains."""
+    """The result as JSON: one object on one line. ``clean`` is true if no object of ipvsproxy remains."""
     document = {
         "dryRun": dry_run,
         "clean": result.is_fine and not (dry_run and (result.outcomes or result.left)),

@@ -331,7 +331,7 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
 def _kube_proxy(facts: Facts) -> Iterator[Finding]:
     """Findings about rules that a kube-proxy in another mode has left behind.
 
-    While some rules cannot be read, neither this check nor the firewall check reports ok.
+    While some rules cannot be read, the checks of leftover rules and of the firewall do not report ok.
     """
     if facts.unread_tables and not facts.privileges:
         text = f"it is unknown what some rules do to packets of Services: {'; '.join(facts.unread_tables)}"

@@ -141,7 +141,7 @@ def _addresses(service: Service) -> Sequence[Address]:
 
 
 def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[str, Address], set[ServiceName]]:
-    """The Services that have an endpoint with this name or address, and the endpoint's name (empty if unknown) and address."""
+    """The Services that have an endpoint with a given name or address, and the endpoint's name (empty if unknown) and address."""
     address = subject.address if isinstance(subject, Place) else None
     found: dict[tuple[str, Address], set[ServiceName]] = {}
     for (service, key), target in targets.items():
@@ -183,7 +183,7 @@ def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collecti
 
 
 def _unserved_loopback(subject: Subject, services: Iterable[Service], view: NodeView) -> Iterator[Document]:
-    """Why node ports do not answer on a loopback address, and on which addresses they answer."""
+    """The reason why node ports do not answer on a loopback address, and the addresses on which node ports answer."""
     if not isinstance(subject, Place) or not subject.address.is_loopback:
         return
     family = subject.address.family
@@ -234,7 +234,7 @@ _NOT_ASKED_FOR = (
 
 
 def render(document: Document, subject: str) -> Iterator[str]:
-    """The text lines that explain this subject, made from the document."""
+    """The document as lines of text."""
     if not any(document[part] for part in _PARTS):
         yield f"{subject}: no Service or endpoint of this name, and no virtual server or endpoint at this address"
         if _NAME.fullmatch(subject):

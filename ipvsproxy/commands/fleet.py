@@ -176,7 +176,7 @@ def _kubeconfig(config: Config) -> str:
 
 
 async def list_pods(connection: HttpConnection, namespace: str, selector: str) -> Sequence[Pod]:
-    """The pods with these labels. A pod that is being deleted or has finished is left out if its node has another pod.
+    """The pods with the given labels. A pod that is being deleted or has finished is left out if its node has another pod.
 
     Raises:
         ApiError: the list could not be read.

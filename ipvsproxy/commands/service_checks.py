@@ -261,7 +261,7 @@ def is_of_kube_proxy(table: NftTable) -> bool:
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether one of our own rules has already accepted the packets; KUBE-FORWARD accepts packets in our variant of iptables."""
+    """Whether a rule of ipvsproxy has already accepted the packets, as KUBE-FORWARD does in the used variant of iptables."""
     choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
     is_forward = hook == "forward" and table.name == "filter"
     return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft

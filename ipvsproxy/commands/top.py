@@ -57,7 +57,7 @@ class Daemon:
         self._viewer = f"top-{secrets.token_hex(4)}"
 
     async def get(self, what: str, /, **query: str | float) -> inspection.Document:
-        """The JSON document with this name and these query parameters.
+        """The JSON document with a given name and query parameters.
 
         Raises:
             NotThereError: the daemon does not have the requested document.

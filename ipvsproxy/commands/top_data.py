@@ -64,9 +64,9 @@ class Picture(NamedTuple):
 class Column(NamedTuple):
     """A column of a table: its title, its text for a row, and whether its texts are figures, which are aligned to the right.
 
-    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide, texts of this column are
-    shortened to ``gives_way`` characters at least; the widest column is shortened first. If ``gives_way`` is 0, the column's
-    texts are never shortened.
+    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide, texts of the column are
+    shortened, but keep at least ``gives_way`` characters. The widest column is shortened first. If ``gives_way`` is 0, the
+    column's texts are never shortened.
     """
 
     title: str
@@ -145,7 +145,7 @@ def _texts(columns: Sequence[Column], row: Any) -> list[str]:
 
 
 def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[list[Column], list[list[str]]]:
-    """The columns that fit a terminal of this width, and the texts of the rows, shortened until all columns but the last fit."""
+    """The columns that fit a terminal, and the texts of the rows, shortened until all columns but the last fit its width."""
     columns = [one for one in all_columns if width >= one.from_width]
     table = [[text for text, one in zip(row.texts, all_columns, strict=True) if one in columns] for row in rows]
     widths = [max(map(len, texts)) for texts in zip([one.title for one in columns], *table, strict=True)]

@@ -106,8 +106,8 @@ class FollowingScreen(Screen[None]):
                 except NoAnswerError as error:
                     problem = str(error)
                     self._lost_since_s = self._lost_since_s or time.monotonic()
-                if not self.read_now.is_set():  # no newer reading was requested
-                    with contextlib.suppress(NoMatches):  # raised while the screen is being closed
+                if not self.read_now.is_set():  # No newer reading was requested.
+                    with contextlib.suppress(NoMatches):  # Textual raises NoMatches while the screen closes.
                         self.show(result, problem)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.interval_s):

@@ -197,7 +197,7 @@ class _Node(Watcher):
             log.error("api_server_address_given_up", done=done, hint="no Service gets the address of an API server")
 
     def note_scheduler(self, name: str, why_not: str) -> None:
-        """Log the scheduler that replaces the configured scheduler, and record an event about it.
+        """Log the scheduler that replaces the configured scheduler, and record an event about the replacement.
 
         ``why_not`` is empty if there is no replacement.
         """
@@ -206,7 +206,7 @@ class _Node(Watcher):
             log.error("scheduler_not_used", reason=why_not, used=name)
 
     async def _find_host_ports(self) -> None:
-        """Log the hostPort rules that come before our rules, and record an event about them.
+        """Log the hostPort rules that come before the rules of ipvsproxy, and record an event about the hostPort rules.
 
         The hostPort rules are read at the start and after each audit.
         """
@@ -303,7 +303,7 @@ async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[F
         log.warning("sets_not_inherited", error=str(error), hint=hint)
     else:
         if count:
-            log.info("sets_inherited", entries=count, hint="these entries tell which virtual servers are ours")
+            log.info("sets_inherited", entries=count, hint="these entries show which virtual servers belong to ipvsproxy")
 
 
 async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
@@ -323,7 +323,7 @@ async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_pr
 
 
 async def follow_rules(engine: Engine, changes: NftChanges | None) -> None:
-    """Make the event loop read rules and sets when another program changes our nftables table.
+    """Make the event loop read rules and sets when another program changes the nftables table of ipvsproxy.
 
     Ends when the notification socket is lost; ``changes`` is None if the backend has no notifications.
     """

@@ -1,6 +1,7 @@
 """Updates the tables with the state that was read from the kernel.
 
-A reading shows which objects exist, which of them are ours, which drains continue, and what other programs have changed (drift).
+A reading shows which objects exist, which objects belong to ipvsproxy, which drains continue, and what other programs have
+changed (drift).
 
 Rule 1: a witness of a virtual server stays until the virtual server has been removed, and until every kind of object has been
 read at least once. A witness that one part of a reading has found stays until the whole reading is complete.
@@ -105,7 +106,7 @@ class Drifts:
         self._withheld.clear()
 
     def may_heal(self, place: DriftPlace, desired: object, now: float) -> bool:
-        """Whether an operation on this object is allowed now."""
+        """Whether an operation on an object is allowed now."""
         if place not in self._contested:
             return True
         history = self._places[place]
@@ -167,8 +168,8 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            # Before the addresses of this host are known, a twin (see ``ownership``) does not prove that a virtual server is
-            # ours, because the virtual server may be a desired node port on one of these addresses.
+            # Before the addresses of this host are known, a twin (see ``ownership``) does not prove that a virtual server belongs
+            # to ipvsproxy, because the virtual server may be a desired node port on one of these addresses.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

@@ -4,7 +4,7 @@ The reconciler does no I/O and reads no clock; callers pass the time as ``now``,
 
 Rule 1: a key whose desired and observed values differ stays pending until its desired value is observed or confirmed. A failure
 only delays the next attempt.
-Rule 2: an operation that needs another object waits until that object exists in the kernel (see ``kinds/kind.py``).
+Rule 2: an operation that needs another object waits until the other object exists in the kernel (see ``kinds/declaration.py``).
 Rule 3: a kernel setting that cannot be written is given up until its desired or observed value changes, and does not count as
 pending in the meantime.
 """
@@ -55,7 +55,7 @@ class Policy:
 
     A ``drain_deadline_s`` of 0 means that there is no deadline. ``excluded`` has the address ranges whose virtual servers are
     never removed. ``families`` are the families that this node serves. Objects of any other family are never removed, because an
-    earlier process may have programmed these objects, and they continue to serve. ``scope_bits`` are the bits of packet marks for
+    earlier process may have programmed the objects for traffic that continues. ``scope_bits`` are the bits of packet marks for
     second scopes.
     """
 

@@ -36,7 +36,7 @@ COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.i
 class Sides(NamedTuple):
     """The desired and the observed side of one virtual server.
 
-    ``is_foreign`` means that the virtual server exists in the kernel and is not ours.
+    ``is_foreign`` means that the virtual server exists in the kernel but does not belong to ipvsproxy.
     """
 
     desired: VirtualServer | None
@@ -48,8 +48,8 @@ class Sides(NamedTuple):
 class Statistics:
     """Desired and observed state in numbers, at one moment.
 
-    ``virtual_servers`` and ``observed`` are in the same order. ``foreign`` has the keys of virtual servers that are not ours.
-    ``set_entries`` has a count for each set. ``pending`` and ``drifted`` have a count for each kind of kernel object.
+    ``virtual_servers`` and ``observed`` are in the same order. ``foreign`` has the keys of virtual servers that do not belong to
+    ipvsproxy. ``set_entries`` has a count for each set. ``pending`` and ``drifted`` have a count for each kind of kernel object.
     ``conflicts`` counts the combinations of address and port that several Services desire. ``without_scope`` counts the Service
     ports that have no mark for their second scope. ``waiting_removals`` is the number of real servers at weight 0 whose removal
     is postponed. ``oldest_drain_age_s`` is 0 if no real server drains.
@@ -86,8 +86,8 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are all desired sets, and the sets that only scopes use, even if no Service desires them now. The sets of direct
-        return are included until all sets have been read once, and as long as they are observed.
+        The sets are all desired sets, and all sets that only scopes use, whether or not a Service desires the set now. The sets
+        of direct return are included until all sets have been read once, and as long as they are observed.
         """
         tables = self._tables
         left = tables.sets.observed if tables.scopes.has_observed_all else IP_SETS.values()
@@ -168,7 +168,7 @@ class Survey:
 
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports that wait for a mark for their second scope, in the order in which they will get marks."""
+        """The Service ports that wait for a mark for their second scope; the first port in the list gets the next mark."""
         return list(self._tables.scopes.marks.waiting)
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
@@ -178,7 +178,7 @@ class Survey:
         return key if mark and key in self._tables.virtual_servers.desired else None
 
     def port_of(self, key: FirewallMark) -> MarkedPort | None:
-        """The Service port whose second scope this virtual server serves."""
+        """The Service port whose second scope a virtual server serves."""
         return self._tables.scopes.marks.port_of(key.mark)
 
     def service_port(self, service: Service, desired: VirtualServer) -> ServicePort | None:
@@ -215,7 +215,7 @@ class Survey:
     def pending_owners(self) -> Iterator[Owner]:
         """The owner of each desired object whose desired and observed values differ.
 
-        An owner of several such objects occurs several times. The caller must not await during the iteration.
+        The owner of several objects that differ occurs several times. The caller must not await during the iteration.
         """
         for table in self._tables.unequal:
             yield from filter(None, map(table.owner_of, table.pending))
@@ -247,7 +247,7 @@ class Survey:
         return Conflict(key, winner.owner, tuple(other.owner for other in waiting), reasons)
 
     def is_desired_entry(self, entry: SetEntry) -> bool:
-        """Whether a Service or the node desires this set entry."""
+        """Whether a Service or the node desires a set entry."""
         return entry in self._tables.entries[entry.set].desired
 
     def rules(self, family: Family) -> Skeleton:
@@ -259,7 +259,7 @@ class Survey:
         return self._tables.skeletons.desired[family]
 
     def witness(self, key: VirtualServerKey) -> BoundAddresses | LocalRoutes | SetEntry | None:
-        """The observed address, local route or set entry that shows that a virtual server is ours; None if there is none."""
+        """The observed address, local route or set entry which shows that a virtual server belongs to ipvsproxy; or None."""
         for object_class, table in self._tables.bindings.items():
             if key.address in table.observed:
                 return object_class.of(key.address)
@@ -273,11 +273,11 @@ class Survey:
         )
 
     def stale(self) -> Collection[VirtualServerKey]:
-        """The observed virtual servers that are ours and not desired."""
+        """The observed virtual servers that belong to ipvsproxy and are not desired."""
         return self._tables.virtual_servers.surplus
 
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
-        """The observed virtual servers that are not ours and not desired.
+        """The observed virtual servers that do not belong to ipvsproxy and are not desired.
 
         Foreign virtual servers may belong to keepalived, docker or an administrator, and stay.
         """

@@ -65,7 +65,7 @@ FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
 
 
 def on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
-    """A rule that matches one of our sets, with a comment about the purpose of the set."""
+    """A rule that matches a set of ipvsproxy, with a comment about the purpose of the set."""
     return Rule(protocol=protocol, comment=COMMENTS[kind], set=match(kind, family, sides), target=target)
 
 
@@ -195,9 +195,9 @@ def _cluster_clients(
         case never:
             assert_never(never)
     if family is Family.IPV6 and settings.binding is Binding.ROUTES:
-        # If the service address is on our device, it is also the source of the connection. If a local route leads to the service
-        # address, the kernel chooses any address of this host as the source, perhaps an address in a range of pods, or an address
-        # to which no other host has a route.
+        # If the service address is on ``kube-ipvs0``, it is also the source of the connection. If a local route leads to the
+        # service address, the kernel chooses any address of this host as the source, perhaps an address in a range of pods, or an
+        # address to which no other host has a route.
         yield dataclasses.replace(everybody, from_this_host=True)
 
 

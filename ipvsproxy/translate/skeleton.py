@@ -116,7 +116,7 @@ def build_skeleton(
     makes local, or will soon make local.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # these rules exist even for empty sets; the rules of scopes do not, because they would see every packet
+    if is_by_connection:  # the rules exist even for empty sets, except rules of scopes, which would see every packet
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:
@@ -165,8 +165,8 @@ _SEGMENT_SIZES: Mapping[Family, int] = {Family.IPV4: 1500 - 20 - 40, Family.IPV6
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
     """The rule that drops this host's own packets to a virtual server.
 
-    As with kube-proxy, the source of these packets is the service address if the service address is on our device. If a local
-    route leads to the service address, the kernel chooses another source for IPv6.
+    As with kube-proxy, the source of the dropped packets is the service address if the service address is on ``kube-ipvs0``. If a
+    local route leads to the service address, the kernel chooses another source for IPv6.
     """
     if by_route:
         return Rule(from_this_host=True, virtual_server=key, to_virtual_server=True, target=Verdict.DROP)
@@ -178,7 +178,7 @@ def _scope_chains(
 ) -> Mapping[ChainKey, tuple[Rule, ...]]:
     """The rules that distinguish clients of this node from other clients, at external addresses with traffic policy Local.
 
-    The number of these rules grows only with the number of pod ranges.
+    The number of rules for second scopes grows only with the number of pod ranges.
 
     A pod that may be on another node counts as a client from outside. Its packets are nevertheless not dropped, because the pod
     may also be on this node. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark,
@@ -218,7 +218,7 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
 
 
 def _guards_tunnels(settings: Settings, view: NodeView) -> bool:
-    """Whether the tunnel devices are ours, so that rules drop tunnels of unknown senders even if no set has an entry."""
+    """Whether ipvsproxy owns the tunnel devices, so that rules drop tunnels of unknown senders even if no set has an entry."""
     return (settings.direct_return or settings.guards_tunnels) and not view.shared_tunnel
 
 
@@ -227,15 +227,15 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
 
     The rules for tunnels come before all other rules, so that a packet from a tunnel is never forwarded. Any host that can send
     an outer packet to this node can put an arbitrary inner packet into the outer packet. If another program uses the tunnel
-    device, no rule may drop the packets of this program. Tunnels of pods, tunnels of other hosts, and tunnels of other programs
-    between nodes are let through.
+    device, no rule may drop the packets of the other program. Tunnels of pods, tunnels of other hosts, and tunnels of other
+    programs between nodes are let through.
     """
     occupied = occupied & {SetKind.NODES, SetKind.TUNNEL}
     if view.shared_tunnel or not (occupied or _guards_tunnels(settings, view)):
         return
     if SetKind.NODES in occupied:
         yield Rule(tunnel=True, set=match(SetKind.NODES, family, (Side.SOURCE,)), target=Verdict.RETURN)
-    if occupied or settings.direct_return:  # otherwise the Nodes are unknown, and only rules for our device follow
+    if occupied or settings.direct_return:  # otherwise the Nodes are unknown, and only rules for ipvsproxy's device follow
         yield Rule(tunnel=True, to_this_host=True, target=Verdict.DROP)
     tunnel = InterfaceMatch(TUNNEL_DEVICES[family])
     if SetKind.TUNNEL in occupied:
@@ -269,8 +269,9 @@ def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> It
     """The ranges whose pods are all on this node: the pod ranges of the Node object, and the ranges of this node's bridges.
 
     Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. With such a plug-in, a pod of
-    any node may have an address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node itself has an address in these
-    ranges. A network that contains the Node's own address is the network of the nodes, and its pods may be on any node.
+    any node may have an address in the ranges of the Node object. If a plug-in uses ``spec.podCIDRs``, this node itself has an
+    address in the ranges. A network that contains the Node's own address is the network of the nodes, and its pods may be on any
+    node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]

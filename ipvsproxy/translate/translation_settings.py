@@ -27,8 +27,8 @@ class LocalMode(enum.StrEnum):
 class TrafficScopes(enum.StrEnum):
     """The endpoints that clients of this node reach at external addresses with externalTrafficPolicy Local.
 
-    With ``API``, clients of this node reach the endpoints of the whole cluster, as in the Service API. With ``KUBE_PROXY``, they
-    reach the same endpoints as all other clients, as in kube-proxy's IPVS mode.
+    With ``API``, clients of this node reach the endpoints of the whole cluster, as in the Service API. With ``KUBE_PROXY``,
+    clients of this node reach the same endpoints as all other clients, as in kube-proxy's IPVS mode.
     """
 
     API = "api"

@@ -25,11 +25,11 @@ class NodeView:
     ``primary_addresses`` has the node's own address for each family, or a loopback address if the node's own address is unknown.
     ``node_port_addresses`` are the addresses on which node ports answer. ``health_check_addresses`` are the addresses on which
     health-check ports listen; the unspecified address means all addresses. ``elsewhere`` are the addresses on all interfaces
-    except our dummy device. A service address among these addresses is served, but is not bound a second time. ``api_servers``
-    are the API servers that are known now; ``former_api_servers`` are all API servers that were known before. ``other_nodes``
-    maps each external or load-balancer address that is known to belong to another node to the name of that node. ``tunnel_ends``
-    has the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's ``spec.podCIDRs``.
-    ``connected`` are the networks of all interfaces except our device.
+    except ``kube-ipvs0``. A service address among these addresses is served, but is not bound a second time. ``api_servers`` are
+    the API servers that are known now; ``former_api_servers`` are all API servers that were known before. ``other_nodes`` maps
+    each external or load-balancer address that is known to belong to another node to the name of that node. ``tunnel_ends`` has
+    the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's ``spec.podCIDRs``.
+    ``connected`` are the networks of all interfaces except ``kube-ipvs0``.
     """
 
     name: str

@@ -113,7 +113,7 @@ class _Output(io.TextIOBase):
 
 
 class Libraries(logging.Handler):
-    """Turns records of Python's ``logging`` into lines of this log.
+    """Turns records of Python's ``logging`` into lines of ipvsproxy's log.
 
     Without this class, Python would write the records of libraries to standard error as bare text.
     """
@@ -147,9 +147,9 @@ def verbosity() -> int:
 
 
 def shows(level: int) -> bool:
-    """Whether the log shows lines of this verbosity.
+    """Whether the log shows lines of a given verbosity.
 
-    Callers check this before they build a log line that is expensive to build.
+    Callers check the verbosity before they build a log line that is expensive to build.
     """
     return _Process.verbosity >= level
 

@@ -33,8 +33,8 @@ class Status:
     the first sync is counted from the creation of this object.
 
     ``updated`` has the time when the last complete sync of each IP family ended. ``drifted_s`` is the time when ipvsproxy last
-    found an object that another program had changed. ``unmet_settings`` maps each indispensable sysctl with a wrong value to this
-    wrong value. ``pending`` counts the objects that differed from their desired state after the last sync.
+    found an object that another program had changed. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to
+    the wrong value. ``pending`` counts the objects that differed from their desired state after the last sync.
 
     ``stale`` returns the kinds whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load balancers away.
     ``missing`` returns the kinds whose first list is not complete. ``unreadable`` returns a sentence for each part of the kernel
@@ -68,7 +68,7 @@ class Status:
         self.drifted_s: float | None = None
 
     def note(self, reason: str, message: str) -> None:
-        """Replace the notice that has this reason; an empty message removes the notice."""
+        """Replace the notice that has the given reason; an empty message removes the notice."""
         self.notices.pop(reason, None)
         if message:
             self.notices[reason] = message
@@ -79,7 +79,7 @@ class Status:
             self._queued_s = now
 
     def listed(self, now: float) -> None:
-        """The first list of every kind is complete. From this time on, the delay of the first sync is counted."""
+        """The first list of every kind is complete. The delay of the first sync is counted from this call on."""
         self._queued_s = now
 
     def syncing(self, now: float) -> None:
@@ -144,7 +144,7 @@ class Status:
         return max(self.updated.values(), default=None)
 
     def is_late(self, family: Family) -> bool:
-        """Whether a change of this IP family has waited too long."""
+        """Whether a change of an IP family has waited too long."""
         if self.missing():
             return False
         since = [time_s for time_s in (self._queued_s, self._incomplete_since_s.get(family)) if time_s is not None]

@@ -118,7 +118,7 @@ class MetricsPaths:
     def _slis(self, request: Request) -> Answer:
         """The number of health checks of the metrics server so far.
 
-        All of these checks succeed, because a server that does not work does not answer at all.
+        All health checks of the metrics server succeed, because a server that does not work does not answer at all.
         """
         if request.method == "DELETE":
             self._checks = 0

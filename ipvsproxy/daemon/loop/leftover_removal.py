@@ -1,4 +1,4 @@
-"""Removes rules that another proxy or an earlier ipvsproxy process has left behind, after our own rules have been programmed.
+"""Removes rules that another proxy or an earlier process of ipvsproxy has left behind, after the new rules have been programmed.
 
 Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that this process does
 not use.
@@ -7,7 +7,7 @@ Rule 1: the module examines an IP family when its rules and sets have been progr
 is run only if a rule has changed since the last examination. While most virtual servers of an IP family, or any set entry, are
 missing, no family is examined, because the old rules still serve traffic.
 Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
-Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``leftovers`` of ``reconcile``).
+Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
 Rule 4: the log has one line when the rules in a place cannot be removed, and one line when no leftover rules remain in the place.
 Rule 5: the rules and sets of the other backend are removed last, as one place for all IP families, because rules of iptables use
 these sets. The function that cleans the other backend logs the removals itself.
@@ -52,7 +52,7 @@ class Examined(NamedTuple):
     """The result of examining a place, with the fingerprint of the place's rules before the examination.
 
     ``failure`` says why an allowed removal did not happen. ``hidden`` names the tables that cannot be listed. ``foreign`` names a
-    table that has the name of a leftover table but belongs to another program, and says how this is known.
+    table that has the name of a leftover table but belongs to another program, and gives the evidence.
     """
 
     fingerprint: object
@@ -183,7 +183,7 @@ class Leftovers:
 
     @property
     def other_backend_resists(self) -> bool:
-        """Whether one of our objects in the other backend could not be removed."""
+        """Whether an object of ipvsproxy in the other backend could not be removed."""
         return bool(self._states[None].ongoing)
 
     @property

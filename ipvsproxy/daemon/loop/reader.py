@@ -60,7 +60,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class ReadableKernel(Protocol):
-    """Reads the kernel. Reads the kernel; commands that change nothing need only these methods."""
+    """Reads the kernel. Reads the kernel; a command that changes nothing needs only the methods of this class."""
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """Read everything: the given sets, the given IP families' rules, the given sysctls (by path), and all other objects.
@@ -83,7 +83,7 @@ class ReadableKernel(Protocol):
     def why_missing(self, scheduler: str) -> str:
         """Like ``why_unusable`` of ``Kernel``, but only looks at the files of kernel modules.
 
-        This function does not ask the kernel for the scheduler.
+        The method does not ask the kernel for the scheduler.
         """
 
     def read_timeouts(self) -> Timeouts:
@@ -244,7 +244,8 @@ class KernelReader:
             depth = max((one for one in Depth if self._due_s[one] <= now), default=Depth.POLL)
             is_audit = depth is Depth.AUDIT
             if is_audit and not self.reconciler.observer.has_observed_all:
-                # All witnesses must be read at one time, because only all of them together show which virtual servers are ours.
+                # All witnesses must be read at one time, because only all witnesses together show which virtual servers belong to
+                # ipvsproxy.
                 await self.observe()
                 self.has_audited = True
                 return

@@ -56,7 +56,7 @@ class SyncSummary:
 
 
 class Watcher:
-    """The interface of objects that the event loop notifies about syncs. This base class ignores all notifications."""
+    """The interface of objects that the event loop notifies about syncs. The base class ignores all notifications."""
 
     def queued(self, now: float) -> None:
         """A change waits for the next sync."""

@@ -65,7 +65,7 @@ def _histogram(
     return Metric(name, Type.HISTOGRAM, meaning, labels, bounds, at_zero)
 
 
-# These metrics of kube-proxy are about syncs; each value is recorded when a sync ends.
+# kube-proxy's metrics about syncs; each value is recorded when a sync ends.
 
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
@@ -90,8 +90,7 @@ CONNTRACK_DURATION = _histogram(
 )
 DELETED_FLOWS = _counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Tracked flows removed.", *BY_FAMILY)
 
-# These metrics of kube-proxy count health checks and the proxy's requests to the API server; each request is recorded when it
-# ends.
+# kube-proxy's metrics about health checks and about requests to the API server; each request is recorded when the request ends.
 
 _CODES = (("200",), ("503",))
 HEALTHZ = _counter("kubeproxy_proxy_healthz_total", "Answers of /healthz.", "code", at_zero=_CODES)
@@ -101,7 +100,7 @@ REQUEST_DURATION = _histogram(
     "rest_client_request_duration_seconds", "Time until the API server began to answer.", REQUEST_S, "host", "verb"
 )
 
-# Only ipvsproxy has these metrics; their values are recorded.
+# Metrics that only ipvsproxy has, and whose values are recorded.
 
 PHASE_DURATION = _histogram(
     "ipvsproxy_sync_phase_duration_seconds",
@@ -151,7 +150,7 @@ DRY_RUN_DIFFERENCES = _gauge(
 )
 DRY_RUN_LAST_LOOK = _gauge("ipvsproxy_dry_run_last_look_timestamp_seconds", "When a dry run last read the kernel.", is_late=True)
 
-# The values of these metrics are counted at a scrape, from the tables of desired and observed state.
+# Metrics whose values are counted at a scrape, from the tables of desired and observed state.
 
 SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of services that no sync has taken yet.")
 ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that no sync has taken yet.")
@@ -204,7 +203,7 @@ WATCH_STALE = _gauge("ipvsproxy_watch_stale", "Whether a watch has been silent f
 WATCH_CONTACT_AGE = _gauge("ipvsproxy_watch_contact_age_seconds", "Time since the API server last sent something.", "kind")
 WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Lists and watches that were started again.", "kind", "reason")
 
-# These metrics show the counters of IPVS.
+# Metrics that show the counters of IPVS.
 
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", "kind")
 TRAFFIC_UNLISTED = _gauge("ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, counted together.", "kind")

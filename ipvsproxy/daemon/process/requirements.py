@@ -202,10 +202,10 @@ def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> N
 
 @contextlib.contextmanager
 def only_instance() -> Iterator[None]:
-    """Hold the exclusive right to program this network namespace.
+    """Hold the exclusive right to program the network namespace of this process.
 
     Raises:
-        CannotStartError: another ipvsproxy process holds this right.
+        CannotStartError: another ipvsproxy process holds the exclusive right.
     """
     try:
         instance = Instance()
@@ -263,7 +263,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: LocalMode) -> Mapping[Family, Program]:
-    """Continue only if addresses can be read, the name of our device is available, and at least one IP family can be served.
+    """Continue only if addresses can be read, the name ``kube-ipvs0`` is available, and at least one IP family can be served.
 
     The name is not available if an interface of another kind has it. Returns the iptables program of each IP family that can be
     served. Logs which features the kernel does not have, including features that only some methods of recognising this node's

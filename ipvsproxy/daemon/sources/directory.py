@@ -3,7 +3,7 @@
 The best method to replace a file is to rename a complete file to its name, as ConfigMaps and careful editors do. The directory is
 read only when it has not changed for a moment, so that a file that is overwritten in place is usually complete.
 
-Rule 1: while a part of a file cannot be read, all known objects from this file are kept. A file with an unreadable part is read
+Rule 1: while a part of a file cannot be read, all known objects from the file are kept. A file with an unreadable part is read
 again, after growing pauses.
 Rule 2: if two files contain the same object, the object is taken from the file whose name sorts first.
 Rule 3: the first complete list removes all objects that the list does not contain, so the list is delivered only when every part
@@ -85,7 +85,7 @@ _ManifestLoader.yaml_implicit_resolvers = {
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file with this name is read, because the name has the suffix of a manifest and the file is not hidden."""
+    """Whether the source reads a file with the given name: the file is not hidden, and the name has the suffix of a manifest."""
     return not name.startswith(".") and pathlib.PurePath(name).suffix in SUFFIXES
 
 

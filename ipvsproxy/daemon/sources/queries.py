@@ -37,7 +37,7 @@ class Resource(NamedTuple):
         return Resource(f"{parent}/namespaces/{urllib.parse.quote(name.namespace, safe='')}/{plural}", label)
 
     def probe_query(self, version: str) -> str:
-        """The query for at most one object, answered from the watch cache of a server that has reached this version.
+        """The query for at most one object, answered from the watch cache of a server that has reached the given version.
 
         The query names the object (and its namespace, if the kind has namespaces), so that the cache finds the object without a
         scan. The object does not have to exist.
@@ -48,7 +48,10 @@ class Resource(NamedTuple):
         return Resource(path, field_selector=selector).list_query(version, limit=0)
 
     def watch_query(self, version: str, timeout_s: float) -> str:
-        """The query for all changes after this version. The query requests that the server end the watch after ``timeout_s``."""
+        """The query for all changes after a given version.
+
+        The query requests that the server end the watch after ``timeout_s``.
+        """
         timeout = str(max(1, round(timeout_s)))
         return self._query({"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": timeout})
 

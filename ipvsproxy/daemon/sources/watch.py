@@ -185,7 +185,7 @@ class KubernetesSource(source.Source):
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)
-        if not hint:  # this restart is regular
+        if not hint:  # the server has ended the watch regularly
             log.debug("watch_restarting", **event, error=message)
             return
         self._failing[kind] = message

@@ -61,7 +61,7 @@ class Query(NamedTuple):
     only_problems: bool = False
 
     def matches(self, service: Service, slices: Collection[EndpointSlice], *, has_problems: bool = False) -> bool:
-        """Whether a Service that has these EndpointSlices matches the search."""
+        """Whether a Service with the given EndpointSlices matches the search."""
         return (
             self.namespace in ("", service.name.namespace)
             and self.type in ("", service.options.type.value)
@@ -141,7 +141,7 @@ class Board:
         self.changed(store.services)
 
     def changed(self, names: Iterable[ServiceName]) -> None:
-        """The caller reports that these Services may have changed."""
+        """The caller reports that the given Services may have changed."""
         self._dirty.update(dict.fromkeys(names))
 
     def refreshing(self) -> Generator[None, None, None]:

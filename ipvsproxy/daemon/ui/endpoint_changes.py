@@ -1,7 +1,7 @@
 """The changes that a sync has made to endpoints, as documents and as text.
 
-An endpoint has a real server in each virtual server of its Service. This module treats these real servers as one endpoint with
-the sum of their connections.
+An endpoint has a real server in each virtual server of its Service. This module treats all real servers of an endpoint as one
+endpoint with the sum of their connections.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """All that is known about a Service or a virtual server, as a document for ``ipvsproxy explain`` and for the web page.
 
-Rule: this module makes no decisions. Reasons come from ``explain`` and ``trace`` of ``translate``, and the desired and observed
-state come from the survey.
+Rule: this module makes no decisions. The reasons come from the modules ``explanations`` and ``trace`` of ``translate``, and the
+desired and observed state come from the survey.
 """
 
 import dataclasses

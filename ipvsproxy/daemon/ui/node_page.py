@@ -61,7 +61,7 @@ class History:
         self._latency_s: float | None = None
 
     def note_changes(self, count: int, latency_s: float) -> None:
-        """Some changes have been applied; ``latency_s`` is the time since the oldest of these changes arrived."""
+        """Record that changes have been applied; ``latency_s`` is the time since the oldest of the changes arrived."""
         if count:
             self._changes += count
             self._latency_s = max(round(latency_s, 3), self._latency_s or 0.0)
@@ -79,7 +79,7 @@ class History:
             self._samples.append((now, counters))
             rates = self._rates()
         if self._points and at_s < self._points[-1].at:
-            self._points.clear()  # the node's clock has been set back
+            self._points.clear()  # The node's clock has been set back.
         # The time is not rounded, because a viewer requests the points that are later than the last one that it has.
         figures = (at_s, *rates, self._changes, self._latency_s, *(connections or ()))
         self._points.append(msgspec.convert(figures, Point))

@@ -10,7 +10,7 @@ object comes before the restricted object:
 order is: the ranges, the rules, the firewall entry that sends packets through the rules, and the virtual server.
 * A virtual server and its real servers come before its address. Otherwise the kernel would refuse clients for a moment.
 * A virtual server is removed before its set entries and its address. The entries and the address are witnesses of the virtual
-server: they show a later process of ipvsproxy that the virtual server is ours. Local routes have the same stages as
+server: they show a later process that the virtual server belongs to ipvsproxy. Local routes have the same stages as
   addresses, because a route may replace an address and vice versa.
 * A packet gets a mark only while the virtual server of that mark has its real servers. A packet without a mark reaches the
 virtual server of its address.
@@ -99,7 +99,7 @@ class Circumstances:
 
     @functools.cached_property
     def witnesses(self) -> ownership.Witnesses:
-        """The observed objects that show which of the undesired virtual servers are ours."""
+        """The observed objects that show which of the undesired virtual servers belong to ipvsproxy."""
         return ownership.Witnesses(self._tables.virtual_servers.surplus)
 
     @functools.cached_property
@@ -131,8 +131,8 @@ class ReconciledKind:
     """One kind of kernel object on one node.
 
     ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. An operation
-    whose verb has no stage is never planned. ``is_witness`` means that objects of this kind show which virtual servers are ours.
-    ``tables`` has the tables of this kind, and ``all`` has the tables of all kinds.
+    whose verb has no stage is never planned. ``is_witness`` means that objects of the kind show which virtual servers belong to
+    ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds.
     """
 
     classes: ClassVar[tuple[type, ...]]
@@ -150,7 +150,7 @@ class ReconciledKind:
         return self.tables[0]
 
     def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
-        """The table of the item's single object, and the key of the object in this table.
+        """The table of the item's single object, and the key of the object in the table.
 
         Raises:
             ValueError: the item has several objects.
@@ -158,10 +158,10 @@ class ReconciledKind:
         return self.table(item), item.key
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation on an object of this kind.
+        """The stage of an operation on an object of the kind.
 
         Raises:
-            KeyError: an operation with this verb is never planned.
+            KeyError: an operation with the given verb is never planned.
         """
         return self.stages[operation.verb]
 
@@ -173,7 +173,7 @@ class ReconciledKind:
         return item.key
 
     def take_in(self, _observed: Observation) -> Iterator[None]:
-        """Records the objects of this kind that a reading has found; a generator of steps.
+        """Records the objects of the kind that a reading has found; a generator of steps.
 
         The tables keep the values of objects that were not read, or could not be read.
         """
@@ -211,7 +211,7 @@ class ReconciledKind:
         return iter(())
 
     def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None, *, of: str = "") -> Difference:
-        """Makes a ``Difference`` of this kind, or of the kind that ``of`` names."""
+        """Makes a ``Difference`` of the kind, or of another kind that ``of`` names."""
         owner = None if owner == NODE_OWNER else owner
         return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 

@@ -1,11 +1,11 @@
-"""The kinds by which a service address becomes local: an address on our device, or a local route.
+"""The two kinds that make a service address local: an address on the device ``kube-ipvs0``, or a local route.
 
-Rule 1: an address is added only if it has a virtual server. An address becomes local as soon as it is on our device or a local
-route leads to it. If there were no virtual server, a program of this host that listens on the Service's port would then answer.
-The rules that close the host's ports do not cover the ports of Services.
-Rule 2: if a route replaces an address on our device, the address stays until the route has been added. If an address on our
-device replaces a route, the route stays until the address has been added. Otherwise the service address would not be local for a
-moment, and nearly every connection would break.
+Rule 1: an address is added only if it has a virtual server. An address becomes local as soon as the address is on ``kube-ipvs0``,
+or a local route leads to the address. If there were no virtual server, a program of this host that listens on the Service's port
+would then answer. The rules that close the host's ports do not cover the ports of Services.
+Rule 2: if a route replaces an address on ``kube-ipvs0``, the address stays until the route has been added. If an address on
+``kube-ipvs0`` replaces a route, the route stays until the address has been added. Otherwise the service address would not be
+local for a moment, and nearly every connection would break.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from ipvsproxy.reconcile.tables.table import Table
 
 
 class Addresses(PresenceKind):
-    """Service addresses on our device. Addresses of a family that this node does not serve are never removed."""
+    """Service addresses on the device ``kube-ipvs0``. Addresses of a family that this node does not serve are never removed."""
 
     classes: ClassVar[tuple[type, ...]] = (BoundAddresses,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ADDRESSES, Verb.REMOVE: Stage.ADDRESS_REMOVALS}
@@ -47,8 +47,8 @@ class Addresses(PresenceKind):
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
         """The surplus addresses that may be removed (rule 2).
 
-        Such an address is no witness of a virtual server, and it is already local by the desired method (device or route) or need
-        not be local.
+        An address may be removed if it is no witness of a virtual server, and is already local by the desired method (device or
+        route) or need not be local.
         """
         if not circumstances.has_observed_all:
             return ()

@@ -42,8 +42,8 @@ class Sysctls(ReconciledKind):
     def given_up(self) -> Mapping[str, str]:
         """The settings that could not be written, each with the reason.
 
-        A setting leaves this list when its desired or observed value changes. The tunnel device records the former values of all
-        settings for tunnels, so a setting for tunnels is also tried again when another setting for tunnels has changed.
+        A setting is no longer included when its desired or observed value changes. The tunnel device records the former values of
+        all settings for tunnels, so a setting for tunnels is also tried again when another setting for tunnels has changed.
         """
         table = self.settings
         return {
@@ -152,7 +152,7 @@ class Rules(ReconciledKind):
     def lacks(self, family: Family) -> bool:
         """Whether the kernel lacks desired rules of a family.
 
-        Rules that mark packets do not count, as a kernel may refuse them.
+        Rules that mark packets do not count, because a kernel may refuse such rules.
         """
         if family not in self.skeletons.pending:
             return False
@@ -168,7 +168,7 @@ class Rules(ReconciledKind):
     def differences(self) -> Iterator[Difference]:
         """Yields one difference for each chain and each jump.
 
-        The difference of one of our chains names the first rule that differs.
+        The difference of a chain of ipvsproxy names the first rule that differs.
         """
         for family, desired in ((one, self.skeletons.desired[one]) for one in self.skeletons.pending):
             observed = self.skeletons.observed.get(family) or ObservedSkeleton(family=family, chains={}, jumps=frozenset())

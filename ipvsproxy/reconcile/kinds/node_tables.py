@@ -119,7 +119,7 @@ class NodeTables:
         """The stage of an operation.
 
         Raises:
-            KeyError: an operation with this verb is never planned.
+            KeyError: an operation with the given verb is never planned.
         """
         return self.by_class[type(operation.item)].stage(operation)
 

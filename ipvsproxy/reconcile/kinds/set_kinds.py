@@ -59,7 +59,7 @@ class Entries(PresenceKind):
     def stage(self, operation: Operation) -> Stage:
         """The stage of an operation on entries, which for some sets is not the usual stage."""
         verb, item = operation
-        assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind have this class
+        assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind are ``SetEntries``
         return _STAGES.get((verb, item.set)) or self.stages[verb]
 
     def surplus(self, sets: Collection[str]) -> Iterator[SetEntry]:
@@ -77,7 +77,7 @@ class Entries(PresenceKind):
     def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The pending entries that may be added now (rules 1 to 3).
 
-        An entry that is added now shuts out no admitted source, loses no answers, and marks no packets too early.
+        The addition of such an entry shuts out no admitted source, loses no answers, and marks no packets too early.
         """
         name = self.names[table]
         entries = table.pending

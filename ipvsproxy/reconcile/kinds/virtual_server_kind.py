@@ -1,13 +1,13 @@
 """The kind of virtual servers, with their real servers.
 
-Rule 1: a virtual server with source ranges is added only after these ranges are in the kernel.
+Rule 1: a virtual server with source ranges is added only after the ranges are in the kernel.
 Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
-``entries``).
-Rule 3: a virtual server by mark is added only when the kernel has the set entry that shows that the virtual server is ours. A
-virtual server by mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program
-has made a virtual server by this mark in the meantime, the other program's virtual server stays as it is. The virtual server of a
-mark does not change while an undesired entry still gives the mark to packets, because these packets may be for an address of
-another Service.
+``set_kinds.py``).
+Rule 3: a virtual server by mark is added only when the kernel has the set entry which shows that the virtual server belongs to
+ipvsproxy. A virtual server by mark gets its real servers in a later plan, after the kernel has added the virtual server. If
+another program has made a virtual server by this mark in the meantime, the other program's virtual server stays as it is. The
+virtual server of a mark does not change while an undesired entry still gives the mark to packets, because these packets may be
+for an address of another Service.
 """
 
 import errno
@@ -138,7 +138,7 @@ class VirtualServers(ReconciledKind):
         return {key for key in self.servers.pending if key in going or ownership.node_port(key) in going}
 
     def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Plans to remove our virtual servers that no Service desires."""
+        """Plans to remove the virtual servers of ipvsproxy that no Service desires."""
         for key in self.servers.surplus:
             if key not in circumstances.still_given:
                 yield from virtual_server_operations(key, None, self.servers.observed[key], self._drains.may_remove)

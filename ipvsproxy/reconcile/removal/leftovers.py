@@ -1,19 +1,19 @@
-"""Leftover rules: the rules of kube-proxy's iptables and nftables modes, and our own rules in the unused variant of iptables.
+"""Leftover rules: rules of kube-proxy's iptables and nftables modes, and rules of ipvsproxy in the unused variant of iptables.
 
-Leftover rules are removed once our rules are in the kernel. The names and comments come from pkg/proxy/iptables/proxier.go,
-cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. Every version of kube-proxy from 1.29 on has at least the
-chains and maps of the nftables mode that this module lists. ``kube-proxy --cleanup`` itself identifies its table only by the name
-of the table.
+Leftover rules are removed once the desired rules are in the kernel. The names and comments come from
+pkg/proxy/iptables/proxier.go, cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. Every version of kube-proxy
+from 1.29 on has at least the chains and maps of the nftables mode that this module lists. ``kube-proxy --cleanup`` itself
+identifies its table only by the name of the table.
 
-Rule 1: a chain is removed if only kube-proxy's iptables mode has a chain of this name, or if the chain is our chain in the unused
-variant.
-Rule 2: a rule of a built-in chain is removed if kube-proxy or ipvsproxy writes a rule with this target and this comment into that
+Rule 1: a chain is removed if only kube-proxy's iptables mode has a chain of that name, or if it is a chain of ipvsproxy in the
+unused variant.
+Rule 2: a rule of a built-in chain is removed if kube-proxy or ipvsproxy writes rules with the same target and comment into the
 chain.
 Rule 3: a chain to which a rule of another program refers is emptied but not deleted. The chain that marks packets for
-masquerading even keeps its rules, because port mappings of network plug-ins lead to this chain, and our rules masquerade the
+masquerading even keeps its rules, because port mappings of network plug-ins lead to the chain, and ipvsproxy masquerades the
 marked packets in either variant.
-Rule 4: nothing is removed while one of our chains in use leads to a leftover chain, because such a chain shows that our rules
-have not been applied.
+Rule 4: nothing is removed while a chain of ipvsproxy that is in use leads to a leftover chain, because the desired rules have
+then not been applied.
 Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, the rules are removed
 only once every ``PATIENCE_S`` seconds.
 Rule 6: a table is kube-proxy's if it has the family and the name of kube-proxy's table, and all chains and maps of kube-proxy,
@@ -72,7 +72,7 @@ def is_of_iptables_mode(key: ChainKey) -> bool:
 class LeftoverScope:
     """The definition of leftover rules in one family and one variant of iptables.
 
-    ``used`` has our chains if the variant is in use, and otherwise ``unused`` has our chains; the remaining field is empty.
+    If the variant is in use, ``used`` has the chains of ipvsproxy, otherwise ``unused`` has them; the other field is empty.
     ``own_jumps`` are the jumps to the chains in ``unused``.
     """
 
@@ -85,14 +85,14 @@ class LeftoverScope:
         return self.is_left(key) or any(key == (jump.table, jump.target) for jump in JUMPS)
 
     def is_left(self, key: ChainKey) -> bool:
-        """Whether this chain is a leftover."""
+        """Whether a chain is a leftover."""
         return key in self.unused or is_of_iptables_mode(key)
 
 
 def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: bool) -> LeftoverScope:
     """The definition of leftover rules for a used or an unused variant of iptables.
 
-    ``chains`` and ``jumps`` are our chains and jumps.
+    ``chains`` and ``jumps`` are the chains and jumps of ipvsproxy.
     """
     return LeftoverScope(used=frozenset(chains)) if is_used else LeftoverScope(unused=frozenset(chains), own_jumps=jumps)
 

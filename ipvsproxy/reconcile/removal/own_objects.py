@@ -5,8 +5,8 @@ A cleanup may also be limited to the objects that kube-proxy does not know, or t
 Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. Then the rules are removed, then
 the sets that the rules name, then the device, and then local routes. Settings that let packets in by tunnel are restored before
 the rules that drop packets from tunnels of unknown senders are removed.
-Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Otherwise no later run would recognise the
-virtual server as ours.
+Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Otherwise no later run would recognise that the
+virtual server belongs to ipvsproxy.
 """
 
 import itertools
@@ -28,7 +28,7 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 
 
 class Cleanup(NamedTuple):
-    """The operations of a cleanup. ``witnesses`` must not be removed before all our virtual servers have been removed.
+    """The operations of a cleanup. ``witnesses`` must not be removed before all virtual servers of ipvsproxy have been removed.
 
     ``additions`` come first: the addresses that stay in use but that only a route makes local. ``witnesses`` must not be removed
     before ``additions`` have been made. ``rules`` and ``witnesses`` must not be removed before ``settings`` have been restored.
@@ -52,10 +52,10 @@ def plan(
     excluded: Collection[Network],
     node_port_ranges: Collection[Network] = ownership.EVERYWHERE,
 ) -> Cleanup:
-    """The removals of all observed objects that are ours.
+    """The removals of all observed objects that belong to ipvsproxy.
 
-    ``skeletons`` has the names of our chains and jumps. Virtual servers in ``excluded`` ranges are kept. ``node_port_ranges`` has
-    the same meaning as in ``ownership``.
+    ``skeletons`` has the names of the chains and jumps of ipvsproxy. Virtual servers in ``excluded`` ranges are kept.
+    ``node_port_ranges`` has the same meaning as in ``ownership``.
     """
     return Cleanup(
         virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
@@ -94,11 +94,11 @@ def give_up(
 ) -> Cleanup:
     """The removals of all objects that keep connections to the given API servers on this node.
 
-    The address of each API server is removed from our device and from our routes. Our virtual server and set entries at the API
-    server's port are removed, too. ``allowed`` addresses stay. If any kind of object could not be read, all objects stay. A
-    cluster IP stays, because it may lead to the API servers. Our set entries, or the ``former`` set entries of the other backend,
-    show which address is a cluster IP. A virtual server with real servers also stays, because its set entries may have been lost,
-    unless an entry shows that its address is an external address.
+    The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server and set entries at
+    the API server's port are removed, too. ``allowed`` addresses stay. If any kind of object could not be read, all objects stay.
+    A cluster IP stays, because it may lead to the API servers. The set entries of this backend, or the ``former`` set entries of
+    the other backend, show which address is a cluster IP. A virtual server with real servers also stays, because its set entries
+    may have been lost, unless an entry shows that its address is an external address.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):
@@ -134,7 +134,7 @@ def _witnesses_of(observed: Observation, places: Collection[VirtualServerKey]) -
 
 
 def may_remove_witnesses(observed: Observation) -> bool:
-    """Whether every kind of object that shows which virtual servers are ours was read."""
+    """Whether every kind of object was read that shows which virtual servers belong to ipvsproxy."""
     return None not in (
         observed.virtual_servers,
         observed.sets,
@@ -145,7 +145,7 @@ def may_remove_witnesses(observed: Observation) -> bool:
 
 
 def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
-    """The removals of our rules, one for each family that has such rules."""
+    """The removals of ipvsproxy's rules, one for each family that has such rules."""
     return tuple(
         Operation(Verb.REMOVE, skeletons[family])
         for family, image in sorted(observed.skeletons.items())

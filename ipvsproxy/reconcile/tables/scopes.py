@@ -9,12 +9,12 @@ server. A Service port has a mark while its Service owns at least one of the por
 Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
 counts only if its Service owns the virtual server of the entry.
 Rule 4: a virtual server by mark that no Service desires any more keeps its connections. The virtual server stays in the desired
-state, without real servers, until its former real servers have drained; then it is removed. The set entries that give packets the
-mark of this virtual server are removed first (see ``kinds/virtual_servers.py``).
+state, without real servers, until its former real servers have drained; then it is removed. The set entries that give the virtual
+server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
 
 Of marks:
 
-Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps this mark. With direct return a
+Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps the mark. With direct return a
 Service port has two marks, one for each of the two ways in which its packets arrive.
 Rule 6: marks are given in the order in which Service ports request marks. If there are more Service ports than marks, the later
 Service ports wait. A waiting Service port has only one scope, as with kube-proxy. Marks that were never in use are given before
@@ -78,7 +78,7 @@ class Marks:
         return [port for port in news if port in self._waiting]
 
     def adopt(self, bits: int) -> None:
-        """Use these bits from now on, and take back all marks."""
+        """Use the given bits from now on, and take back all marks."""
         self.bits, self._unused = bits, (1 << bits.bit_count()) - 1
         for known in (self._marks, self._ports, self._waiting, self._returned):
             known.clear()
@@ -146,7 +146,7 @@ class Marks:
         return self._ports.get(mark)
 
     def protocol_of(self, mark: int) -> Protocol | None:
-        """The protocol of the Service port that had a mark last; None if it is not known."""
+        """The protocol of the Service port that had a mark last; None if the protocol is not known."""
         return self._returned.get(mark)
 
 
@@ -239,7 +239,7 @@ class Scopes:
             self._changed[name] = None
 
     def use_bits(self, bits: int) -> None:
-        """Use these bits of packet marks. If other bits were used before, every scope gets a new mark."""
+        """Use the given bits of packet marks. If other bits were used before, every scope gets a new mark."""
         if bits == self.marks.bits:
             return
         self.marks.adopt(bits)
@@ -292,7 +292,7 @@ class Scopes:
         return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 
     def refuse(self, key: FirewallMark) -> None:
-        """Release a mark because another program has made a virtual server by this mark.
+        """Release a mark because another program has made a virtual server by the mark.
 
         The mark's Service port gets another mark.
         """
@@ -303,23 +303,24 @@ class Scopes:
             at_once(self.putting(port.service, self._states[port.service]))
 
     def is_refused(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server belongs to another program although our set entry wrongly shows that it is ours."""
+        """Whether a virtual server belongs to another program although a set entry of ipvsproxy shows the opposite."""
         return key in self._refused
 
     def _has_mark(self, mark: int) -> bool:
         """Whether an object in the kernel uses a mark.
 
-        The object may be a virtual server of any program, or the set entry that shows that a virtual server is ours.
+        The object may be a virtual server of any program, or the set entry which shows that a virtual server belongs to
+        ipvsproxy.
         """
         return any(key in self.virtual_servers.observed or self.is_witnessed(key) for key in by_family(mark).values())
 
     def is_witnessed(self, key: FirewallMark) -> bool:
-        """Whether the kernel has the set entry that shows that the virtual server of a mark is ours."""
+        """Whether the kernel has the set entry which shows that the virtual server of a mark belongs to ipvsproxy."""
         entry = mark_entry(key)
         return entry in self.entries[entry.set].observed
 
     def _is_foreign(self, mark: int) -> bool:
-        """Whether another program has a virtual server by this mark."""
+        """Whether another program has a virtual server by a mark."""
         return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:

@@ -84,7 +84,7 @@ class SlowStarts:
         """Give the next weight to each endpoint whose next step is due; a generator, which can pause.
 
         With ``afresh``, forget when endpoints began their slow start, because a new process, which only reads the kernel, would
-        not know this.
+        not know the times.
         """
         if afresh:
             self._began_s.clear()
@@ -151,7 +151,7 @@ class SlowStarts:
 
 
 def _lowered(item: VirtualServer, began_s: Mapping[RealServerKey, float], duration_s: float, now: float) -> VirtualServer:
-    """The virtual server with the weights that its endpoints in slow start have at this moment."""
+    """The virtual server with the weights that its endpoints in slow start have at a given moment."""
     if not began_s:
         return item
     weights: dict[bytes, int] = {

@@ -4,7 +4,7 @@ Rule 1: a key whose desired and observed values differ is pending or surplus, no
 the cause. No other data structure records the remaining work.
 Rule 2: if several owners desire one key, the owner with the lowest rank has the key and the other owners wait. When an owner
 releases the key, the next owner gets the key. The rank is the owner itself, unless the table has a function that computes ranks.
-Rule 3: an observed key that has no owner is removed only if it is ours and is not protected.
+Rule 3: an observed key that has no owner is removed only if it belongs to ipvsproxy and is not protected.
 
 For most kinds of objects (set entries, addresses, sets, the device), only the presence of an object counts. The desired and the
 observed side are nearly always equal, and there may be hundreds of thousands of keys. Therefore a ``PresenceTable`` does not
@@ -117,7 +117,10 @@ class Table(Generic[K, V, W]):
 
     @property
     def contested(self) -> Collection[K]:
-        """The keys that more than one owner desires. If there are no such keys, each owner has all keys that it desires."""
+        """The keys that more than one owner desires.
+
+        If no key has several owners, each owner has all keys that the owner desires.
+        """
         return self._waiting.keys()
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
@@ -178,8 +181,9 @@ class Table(Generic[K, V, W]):
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
         """Replace the observed side; a generator of steps, with ``ITEMS_AT_ONCE`` keys each.
 
-        No other method may change the table between two steps. An observed key that is ours, and is still present, stays ours. If
-        the observed value is equal to the stored value, the table keeps the object that it already has.
+        No other method may change the table between two steps. An observed key that belongs to ipvsproxy, and is still present,
+        continues to belong to ipvsproxy. If the observed value is equal to the stored value, the table keeps the object that it
+        already has.
         """
         self.begin_reading()
         yield from self.observing_some(listing, is_ours)
@@ -226,7 +230,7 @@ class Table(Generic[K, V, W]):
                 yield
 
     def notice(self, key: K, value: W) -> None:
-        """Record the observed value of one key that is certainly ours."""
+        """Record the observed value of one key that certainly belongs to ipvsproxy."""
         self.note_change(key)
         self._replace_observed(key, value, counts=self.observed.get(key, value) != value)
 
@@ -257,7 +261,7 @@ class Table(Generic[K, V, W]):
     def confirm(self, key: K, value: W | None) -> None:
         """Record that this process has set a value in the kernel, or, if the value is None, has removed the key.
 
-        From now on, the key is ours.
+        From now on, the key belongs to ipvsproxy.
         """
         if self.foreign:
             self.foreign.discard(key)

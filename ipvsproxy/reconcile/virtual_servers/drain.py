@@ -1,8 +1,8 @@
 """Drains: a TCP real server that is no longer desired keeps its connections but gets no new connections.
 
-The weight of such a real server becomes 0 at once. A drained real server is removed when both of its connection counts are 0 and
-the kernel's list of removed real servers has capacity (see ``pace``), or when its deadline has passed. UDP and SCTP real servers
-are removed at once, as kube-proxy does.
+When a drain begins, the weight of the real server becomes 0 at once. A drained real server is removed when both of its connection
+counts are 0 and the kernel's list of removed real servers has capacity (see ``attempts.py``), or when its deadline has passed.
+UDP and SCTP real servers are removed at once, as kube-proxy does.
 
 A reading of connection counts is about one virtual server, and the kernel's answer has the counts of all its real servers.
 Therefore each virtual server with draining connections has one time at which its counts are read next.
@@ -152,8 +152,8 @@ class Drains:
     ) -> Collection[RealServerKey]:
         """Decide which drains of a virtual server are over, given its connection counts.
 
-        Returns the real servers of this virtual server whose drain is over now. ``counts`` is None if the connections could not
-        be read. A real server that is missing from ``counts`` is no longer in the kernel, and therefore has no connections.
+        Returns the real servers of the virtual server whose drain is over now. ``counts`` is None if the connections could not be
+        read. A real server that is missing from ``counts`` is no longer in the kernel, and therefore has no connections.
         ``deadline_s`` is the time in seconds for which connections may last. Up to ``may_wait`` real servers without connections
         wait until ``release`` is called, even after the deadline.
         """

@@ -1,27 +1,27 @@
-"""Decides who owns a virtual server: whether an undesired virtual server is ours, and which Service gets a desired one.
+"""Decides who owns a virtual server: whether an undesired one belongs to ipvsproxy, and which Service gets a desired one.
 
 Programs share the kernel's table of virtual servers: keepalived, kube-vip and docker may also have virtual servers in the table.
-A new process does not know which virtual servers an earlier process has made, but other kernel objects show this. An entry in one
-of our sets is added before its virtual server and removed after the virtual server. The address on our device, or our local
-route, is also removed after the virtual server (see the stages in ``kinds/kind.py``). Therefore every virtual server of an
-earlier process has a witness.
+A new process does not know which virtual servers an earlier process has made, but other kernel objects show this. An entry in a
+set of ipvsproxy is added before its virtual server and removed after the virtual server. The address on ``kube-ipvs0``, or the
+local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Therefore every virtual server
+of an earlier process has a witness.
 
-The entry of a node port in one of our sets names no address, so the entry is a witness only on the addresses of this host where
-node ports are served. On any other address, the virtual server on the same port may belong to keepalived, whether or not this
-host has the address now. A virtual server on such an address may also be ours, if an earlier process served node ports on other
-addresses, or on an address that this host lost while no process ran. If such a virtual server is ours, it has a twin with the
-same settings and real servers, which another witness shows to be ours. The twin is on the same port of an address where node
-ports are served, or on the Service's cluster IP. The virtual server of another program has other real servers than ours, unless
-the real servers have addresses of hosts. Therefore a twin with a real server on an address of this host does not count.
+The set entry of a node port names no address, so the entry is a witness only on the addresses of this host where node ports are
+served. On any other address, the virtual server on the same port may belong to keepalived, whether or not this host has the
+address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or on an
+address that this host lost while no process ran. If such a virtual server belongs to ipvsproxy, it has a twin with the same
+settings and real servers, and the twin has a witness. The twin is on the same port of an address where node ports are served, or
+on the Service's cluster IP. The virtual server of another program has other real servers than a virtual server of ipvsproxy,
+unless the real servers have addresses of hosts. Therefore a twin with a real server on an address of this host does not count.
 
-A virtual server by firewall mark is ours if our set of marks contains its mark.
+A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 
 If several Services desire a virtual server:
 
 Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. The author of a Service
 chooses the Service's external and load-balancer addresses, so such an address never wins against an allocated address, even if
 its Service is older.
-Rule 2: a Service that is in the newest list takes precedence over a remembered Service (see ``Owner``).
+Rule 2: a Service that is in the newest list takes precedence over a Service that is not (see ``Owner``).
 Rule 3: the older Service takes precedence.
 """
 
@@ -93,13 +93,13 @@ def owned_virtual_servers(
     left_behind: Mapping[VirtualServerKey, ObservedVirtualServer] = MappingProxyType({}),
     node_port_ranges: Collection[Network] = EVERYWHERE,
 ) -> Callable[[VirtualServerKey], bool]:
-    """Returns a function that decides from the other observed objects whether a virtual server is ours.
+    """Returns a function that decides from the other observed objects whether a virtual server belongs to ipvsproxy.
 
-    ``local`` are the addresses on our device and the addresses that our local routes lead to. ``host_addresses`` are the
-    addresses of this host on interfaces other than our device. If our set has a node port, the virtual server of that port is
-    ours on each host address in ``node_port_ranges``. Loopback addresses never count, and IPv6 link-local addresses do not count
-    in a range of all addresses. ``left_behind`` has all observed virtual servers if a virtual server on an address without node
-    ports may be ours; otherwise it is empty.
+    ``local`` are the addresses on ``kube-ipvs0`` and the addresses to which ipvsproxy's local routes lead. ``host_addresses`` are
+    the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set has a node port, the virtual server of
+    that port belongs to ipvsproxy on each host address in ``node_port_ranges``. Loopback addresses never count, and IPv6
+    link-local addresses do not count in a range of all addresses. ``left_behind`` has all observed virtual servers if a virtual
+    server on an address without node ports may belong to ipvsproxy; otherwise it is empty.
     """
 
     def serves(address: Address) -> bool:

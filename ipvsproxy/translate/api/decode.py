@@ -76,7 +76,7 @@ class _Reader:
     def key(self, metadata: schema.Metadata | None) -> ObjectKey | None:
         """The key of the object that has the given metadata; None if the metadata contain no name.
 
-        The parsed object uses this key as its name.
+        The parsed object uses the key as its name.
         """
         if metadata is None or not metadata.name:
             return None
@@ -145,7 +145,7 @@ def read_page(kind: ObjectKind, body: bytes) -> Page:
 
 
 def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
-    """One page of a list of this kind.
+    """One page of a list of the given kind.
 
     Raises:
         UndecodableError: the body is not a list at all. Each invalid item is represented by a ``Rejected`` in the page.
@@ -173,7 +173,7 @@ def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
 
 
 def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
-    """One line of a watch of this kind.
+    """One line of a watch of the given kind.
 
     Raises:
         UndecodableError: the line is not a watch event. An invalid object is represented by a ``Rejected`` in the line.
@@ -264,8 +264,8 @@ class ListReader:
         self._kind = kind
         self._buffer = bytearray()
         self._before_items = b""
-        self._end_of_item = b""  # empty until the first item has begun
-        self._searched = 0  # no item ends in the buffer before this position
+        self._end_of_item = b""  # Empty until the first item has begun.
+        self._searched = 0  # No item ends in the buffer before this position.
         self._is_in_one_piece = False
 
     def feed(self, piece: bytes) -> list[Put | Rejected]:

@@ -8,7 +8,7 @@ the client.
 Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. The virtual server of
 the address is the same with and without a second scope, so kube-proxy and ipvsproxy treat a packet without the scope's mark in
 the same way.
-Rule 5: each address and port has only one role for its Service (see ``_is_taken``).
+Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port (see ``_is_taken``).
 Rule 6: an external address with direct return has two further scopes. Clients outside the cluster reach the endpoints of this
 node, and, by tunnel, other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is forwarded
 a second time.
@@ -267,9 +267,9 @@ class Translation:
     ) -> None:
         """Add two scopes to the external addresses of a port: for clients outside the cluster, and for packets from a tunnel.
 
-        The inner packet of a tunnel is sent to the address that the client has chosen, and this address must be local on the
-        other node. Therefore node ports have no direct return. The weight of a real server by tunnel is the sum of the weights of
-        its node's endpoints.
+        The inner packet of a tunnel keeps the address that the client has chosen, and the address must be local on the other
+        node. Therefore node ports have no direct return. The weight of a real server by tunnel is the sum of the weights of its
+        node's endpoints.
         """
         addresses = dict.fromkeys((*self.external_addresses, *self.load_balancer_addresses))
         keys = tuple(

@@ -1,6 +1,6 @@
 """Explains how a Service is served: lists each endpoint with the reason why the endpoint is used or not used.
 
-Rule: this module decides nothing. ``state.Translation`` determines the desired state and the endpoints that are used.
+Rule: this module decides nothing. ``desired_state.Translation`` determines the desired state and the endpoints that are used.
 """
 
 import dataclasses

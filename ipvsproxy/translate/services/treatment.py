@@ -62,7 +62,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return _settings(self.scheduler, self.flags, 0, 0)
 
     def weighs(self, slices: Iterable[EndpointSlice]) -> bool:
-        """Whether endpoints of these EndpointSlices may have weights other than 1."""
+        """Whether endpoints of the given EndpointSlices may have weights other than 1."""
         if self.chosen.weights is not None or self.chosen.slow_start_s:
             return True
         # All endpoints of an EndpointSlice have the same weight.
