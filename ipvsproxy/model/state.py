@@ -54,8 +54,8 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     All Services without such fields share ``NO_RARITIES``. ``refused`` are the virtual servers that this node itself may not use,
     because their source ranges do not include the node. ``flows`` maps each UDP and SCTP frontend to the real servers that may
     still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on this node.
-    ``without_local`` has each traffic policy (``internal`` or ``external``) and IP family for which Local finds no endpoint on
-    this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
+    ``without_local`` has each pair of a traffic policy (``internal`` or ``external``) and an IP family for which Local finds no
+    endpoint on this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
     ``scopes`` are the second scopes of external addresses. The weight of a new endpoint reaches its final value after
     ``slow_start_s``; 0 means immediately. ``drain_deadline_s`` replaces the node's drain deadline; 0 means that the node's
     deadline applies.
