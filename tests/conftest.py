@@ -61,7 +61,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if os.geteuid() != 0 or not pathlib.Path("/proc/net/ip_vs").exists():
         _refuse("needs root and a kernel with ip_vs: scripts/kernel .venv/bin/pytest -m kernel")
-    forked.prepare()  # before a fixture moves this thread to another network namespace
+    forked.prepare()  # started before a fixture moves this thread to another network namespace
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
     finally:
         returned = _libc.setns(before, _CLONE_NEWNET)
         os.close(before)
-        if returned != 0:  # otherwise the next tests would run in the wrong namespace
+        if returned != 0:  # in this case the next tests would run in the wrong namespace
             pytest.exit(f"cannot return from a network namespace: {os.strerror(ctypes.get_errno())}", returncode=3)
 
 

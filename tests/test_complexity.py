@@ -402,7 +402,7 @@ class Steps:
 
     @contextlib.contextmanager
     def counting(self, stage: str) -> Iterator[None]:
-        counters: dict[int, _Counter] = {}  # by identity, because hashing a code object reads all of it
+        counters: dict[int, _Counter] = {}  # functions are compared by identity, because hashing a code object reads all of it
 
         def calls(frame: types.FrameType, _event: str, _: object) -> Any:
             code = frame.f_code

@@ -21,7 +21,7 @@ FLAGS = (
     "--manifests=/tmp/demo",
     "--hostname-override=demo-node",
     "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
-    "--conntrack-max-per-core=0",  # the limit is writable only in the host's own network namespace
+    "--conntrack-max-per-core=0",  # this limit is writable only in the host's own network namespace
 )
 STARTED_WITHIN_S = 90
 

@@ -52,7 +52,7 @@ class Module:
                     yield node
                 case ast.Call(args=arguments) if any(map(_is_logger, arguments)):
                     yield node
-                case ast.Call(func=ast.Name(id="write")):  # the logger's method that was passed as an argument
+                case ast.Call(func=ast.Name(id="write")):  # ``write`` is the logger's method that was passed as an argument
                     yield node
                 case _:
                     pass

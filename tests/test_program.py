@@ -36,7 +36,7 @@ LARGE = 20_000
 FLAGS = (
     "--hostname-override=node-a",
     "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
-    "--conntrack-max-per-core=0",  # the limit is writable only in the host's own network namespace
+    "--conntrack-max-per-core=0",  # this limit is writable only in the host's own network namespace
 )
 XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
 BETWEEN_LOOKS_S = 0.5
@@ -319,7 +319,7 @@ async def test_a_new_service_is_served_while_the_iptables_lock_is_held_and_its_r
     folder: pathlib.Path,
 ) -> None:
     new = service("new", 9)
-    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first external IP, on which a rule depends
+    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first external IP; one rule depends on it
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
         with locked_tables() as free:

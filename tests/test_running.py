@@ -29,13 +29,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
 HEALTH = "http://127.0.0.1:10256/healthz"
 STOPPED_WITHIN_S = patience.seconds(60.0)
-FLAGS = (
-    "--hostname-override=node-a",
-    "--conntrack-max-per-core=0",
-)  # the limit is writable only in the host's own network namespace
-CAPABILITIES = (
-    "+net_admin" if iptables_process.LIBRARY.exists() else "+net_admin,+net_raw"
-)  # as after an installation without a compiler
+# The limit of tracked connections is writable only in the host's own network namespace.
+FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")
+# After an installation without a compiler, ipvsproxy also needs net_raw.
+CAPABILITIES = "+net_admin" if iptables_process.LIBRARY.exists() else "+net_admin,+net_raw"
 UNPRIVILEGED = (
     "unshare",
     "--mount",
@@ -173,7 +170,7 @@ def test_without_init_only_an_unwritable_indispensable_setting_ends_the_program_
     with Started(folder, *FLAGS, "--ipvs-sync-period=1s", by=UNPRIVILEGED) as program:
         program.wait_until_synced()
         program.wait_until(lambda: (folder / "log").read_text().count("net/ipv4/vs/expire") > 0, "warned", SYNCED_WITHIN_S)
-        time.sleep(2.5)  # longer than two audit intervals
+        time.sleep(2.5)  # this time is longer than two audit intervals
         assert ask_health() == 200
         assert program.stop() == 0
     (warning,) = [line for line in warnings(folder) if "kernel_settings_not_writable" in line]
@@ -282,7 +279,8 @@ def test_the_program_stops_on_a_signal_without_waiting_for_a_hanging_modprobe(
     # If /sys/module is empty, the program runs modprobe.
     unseen = ("sh", "-c", 'mount -t tmpfs none /sys/module && exec "$@"', "sh")
     by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--mount", "--fork", "--kill-child=SIGTERM", *unseen)
-    with Started(folder, *FLAGS, flag, by=by) as program:  # as the first process of a container, which no signal ends by default
+    # The program is like the first process of a container, which no signal ends by default.
+    with Started(folder, *FLAGS, flag, by=by) as program:
         program.wait_until((folder / "asked").exists, "at modprobe", SYNCED_WITHIN_S)
         (inner,) = run("pgrep", "--parent", str(program.process.pid)).split()
         began_s = time.monotonic()
@@ -298,7 +296,8 @@ def test_a_log_that_nobody_reads_does_not_end_the_program_but_each_stop_signal_e
 ) -> None:
     by = ("bash", "-c", f'exec "$@" {how}', "bash")
     with Started(folder, *FLAGS, by=by) as program:
-        # Wait for health, because the log with event=synced is unreadable and virtual servers are programmed before rules.
+        # The test waits for health, because the log with event=synced is unreadable and virtual servers are programmed before
+        # rules.
         program.wait_until(lambda: ask_health() == 200, "healthy", SYNCED_WITHIN_S)
         assert program.stop(number) == 0
     assert virtual_servers() != []

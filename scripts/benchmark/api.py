@@ -52,7 +52,7 @@ class MemoryApi:
             while size := file.readinto(self._buffer):
                 # All kinds share the buffer, so no other task may run before the caller has read this chunk.
                 yield cast("bytes", memoryview(self._buffer)[:size])
-                await asyncio.sleep(0)  # lets other tasks run, as reading from a socket does
+                await asyncio.sleep(0)  # the pause lets other tasks run, as reading from a socket does
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         """Yields the chunks of a watch, which never ends."""

@@ -78,7 +78,7 @@ def measure(
                 "churn": lambda: steadily.churn(churn_s),
             }
             figures |= {name: await part() for name, part in known.items() if name in parts}
-            await _scraped()  # as on a real node, whose metrics are scraped
+            await _scraped()  # the metrics of a real node are scraped, too
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 

@@ -130,7 +130,7 @@ def only_build() -> Iterator[None]:
 def replace(configuration: str, made_of: str) -> None:
     """Build, and put the result in place of the former kernel."""
     unfinished = BUILT.with_name("nf-tables-kernel.unfinished")
-    if unfinished.exists():  # left behind by a killed build
+    if unfinished.exists():  # a killed build left this folder behind
         shutil.rmtree(unfinished)
     try:
         made = build_in(unfinished, configuration)
@@ -195,7 +195,7 @@ def compile_kernel(tree: pathlib.Path, configuration: str, log: pathlib.Path) ->
     """Configure and compile the kernel, and print the progress from time to time."""
     (tree / ".config").write_text(configuration)
     make(tree, log, "olddefconfig")
-    listed = tree.with_name("modules")  # in the notation of lsmod
+    listed = tree.with_name("modules")  # a list of modules in the notation of lsmod
     listed.write_text("".join(f"{name} 0 0\n" for name in ("Module", *modules())))
     make(tree, log, f"LSMOD={listed}", "localmodconfig")
     began = reported = time.monotonic()

@@ -39,7 +39,7 @@ def run(command: list[str], deadline: float | None, iptables: str | None) -> int
         raise NoKernelError(f"the host's kernel cannot be used: {reason}")
     for module in control.modules(iptables):  # loaded one by one, because an unknown name would prevent loading all modules
         processes.quiet(["modprobe", module])
-    mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]  # shows the devices of the network namespace that mounts it
+    mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]  # this mount shows the devices of the network namespace that mounts it
     with control.directory(command, mounts, iptables) as directory:
         process = subprocess.Popen(
             [*processes.IN_NAMESPACES, "--net", str(directory / "init"), "host"],

@@ -55,4 +55,4 @@ def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
         with contextlib.suppress(ChildProcessError):
             while True:
-                os.waitpid(-1, 0)  # orphans of the killed session
+                os.waitpid(-1, 0)  # these are orphans of the killed session

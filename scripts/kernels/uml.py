@@ -118,7 +118,7 @@ def allow_many_mappings() -> None:
         if int(MOST_MAPPINGS.read_text()) < MAPPINGS:
             MOST_MAPPINGS.write_text(str(MAPPINGS))
     except OSError:
-        pass  # in some containers this is not permitted; small processes also work without it
+        pass  # in some containers, raising the limit is not permitted; small processes also work without it
 
 
 @contextlib.contextmanager

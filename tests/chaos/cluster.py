@@ -90,7 +90,7 @@ class Directory:
         garbage = self._path / GARBAGE
         if targets or garbage.exists():
             time.sleep(UNREADABLE_S)
-        for target, text in targets.items():  # nothing changes in the directory itself
+        for target, text in targets.items():  # when the target of a link appears, nothing changes in the directory itself
             target.write_text(text)
         garbage.unlink(missing_ok=True)  # a start would wait for the broken manifest
         for key in gone:

@@ -394,7 +394,7 @@ class History:
         """Wait until the kernel equals the model; foreign objects must be unchanged."""
         desired = self.desired()
         deadline_s = time.monotonic() + within_s
-        # Do not slow down a start by reading the kernel at the same time.
+        # A start would be slower if the kernel were read at the same time.
         self._running.wait_until(lambda: SYNCED in self.log.read_bytes()[self._logged_before :], "synced", within_s)
         time.sleep(SETTLE_S)
         began_s = time.monotonic()
@@ -402,7 +402,7 @@ class History:
             if not self._running.is_alive:
                 raise self.violation("the program has ended", differences)
             began_s, before_s = time.monotonic(), began_s
-            if before_s > deadline_s:  # when the reading began; it may take long on a busy machine
+            if before_s > deadline_s:  # the time at which the reading began, because a reading may take long on a busy machine
                 raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", differences)
             time.sleep(POLL_S)
         self.figures.quiet_points += 1

@@ -25,7 +25,7 @@ class LogReader:
         # This opens the same pipe again, because the descriptor of the program must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
         _fill(pipe)
-        self._has_stalled.wait()  # until the thread has read once more
+        self._has_stalled.wait()  # the thread first reads the pipe once more
         _fill(pipe)
         os.close(pipe)
 

@@ -131,7 +131,7 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path, kin
 
 
 @pytest.mark.kernel
-@patience.THOROUGH  # tested without a kernel in tests/daemon/sources/test_directory.py
+@patience.THOROUGH  # this case is tested without a kernel in tests/daemon/sources/test_directory.py
 def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_again_later(node: lab.Lab, tmp_path: Path) -> None:
     assert live_through(node, tmp_path, Trouble.UNREADABLE_FILES).troubles.total() == 1
 
@@ -160,6 +160,6 @@ def test_the_node_recovers_from_each_kind_of_harm(node: lab.Lab, tmp_path: Path,
 def test_the_suite_detects_a_program_from_which_a_fix_was_removed(
     node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # a shorter wait for a condition that never holds
+    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # the test waits less for a condition that never holds
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
         live_through(node, tmp_path, kind, without=kind)

@@ -50,7 +50,7 @@ _HEADER = struct.Struct("=IHHII")
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
 _REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h)
-_FIRST_FAMILY = 17  # numbers of generic netlink families begin after the number of their controller
+_FIRST_FAMILY = 17  # Numbers of generic netlink families begin after the number of their controller
 
 
 class Order(NamedTuple):

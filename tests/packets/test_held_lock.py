@@ -113,7 +113,7 @@ def test_no_packet_is_treated_according_to_a_former_policy_while_another_program
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
     with Cluster(laboratory, tmp_path, *API, f"--rules-backend={former}") as running:
         running.have(services(changed=False))
-        # as a kubelet with the legacy variant of iptables does; programs of the other variant take no lock
+        # a kubelet with the legacy variant of iptables makes this chain; programs of the other variant take no lock
         for program in PROGRAMS:
             laboratory.run("node", program, "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
         running.program.__exit__(None, None, None)

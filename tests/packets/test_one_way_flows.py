@@ -32,7 +32,7 @@ NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
 def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("one-way")
     with Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
-        # As in a cluster, packets to an address that nobody has leave the node, and are tracked.
+        # Packets to an address that no machine has leave the node, and are tracked, as in a cluster.
         laboratory.ip("node", "route replace default via 172.18.0.50", "route replace default via fc00:f853:ccd::50")
         for pod, namespace in NAMESPACES.items():
             for family in Family:

@@ -150,7 +150,7 @@ def test_an_external_ip_equal_to_the_address_of_another_node_makes_that_node_unr
     running, refused = start(*flags), flags == REFUSING
     laboratory = running.lab
     agent = service("agent", 2, "r1", protocols=["TCP"])
-    for item in agent[1:]:  # an agent in the network namespace of the host
+    for item in agent[1:]:  # the agent runs in the network namespace of the host
         item["endpoints"] = [
             {"addresses": [cluster.address("remote", Family[item["addressType"].upper()])], "nodeName": "node-b"}
         ]

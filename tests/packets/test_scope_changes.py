@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.kernel]
 
 def ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:
     inside, source = from_, None
-    if from_.startswith(("client", "r")):  # pods of the other node, and addresses of the client, are in one namespace each
+    # All pods of the other node are in one namespace, and all addresses of the client in another.
+    if from_.startswith(("client", "r")):
         inside, source = "client" if from_.startswith("client") else "remote", cluster.address(from_, family)
     return running.lab.probe(inside, "TCP", cluster.address(to, family), port, src=source, count=ATTEMPTS, timeout_s=2.0)
 

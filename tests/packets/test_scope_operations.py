@@ -46,7 +46,8 @@ def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(la
         (load,) = loads
         assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
         held[0].abort()
-        configure(path, trafficScopes="kube-proxy", drainDeadline="1s")  # otherwise closed connections remain for two minutes
+        # Without this deadline, closed connections remain for two minutes.
+        configure(path, trafficScopes="kube-proxy", drainDeadline="1s")
         running.wait_until(lambda: traces(running) == [], "without a trace")
         assert running.program.process_id == process
         assert running.program.is_alive

@@ -203,7 +203,7 @@ def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() 
     node.put(service)
     node.states.clear()
     node.restart()
-    node.plan()  # writes the rules that are needed until every Service has been put
+    node.plan()  # from here on, the rules are desired that are needed until every Service has been put
     early = at_once(node.reconciler.planning(node.now, only_additions=True))
     assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
     node.put(service)

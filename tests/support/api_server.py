@@ -131,7 +131,7 @@ class ApiServer:
         await self.close()
 
     async def _listen(self, app: web.Application, port: int) -> None:
-        # Otherwise a handler whose client has disconnected would count as a watcher forever.
+        # Without ``handler_cancellation``, a handler whose client has disconnected would count as a watcher forever.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
         context = self._tls.server_context() if self._tls else None
@@ -296,7 +296,7 @@ class ApiServer:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
         store = self.cache if self.cache and version and not token else self.store
         self._require_reached(_revision(query), store)
-        if version not in {"", "0"} and limit and int(version) != store.revision:  # an exact version is requested
+        if version not in {"", "0"} and limit and int(version) != store.revision:  # the request is for an exact version
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0" and self.has_cache:
             limit = 0  # the watch cache has no pages
@@ -361,7 +361,7 @@ class ApiServer:
 
     @contextlib.asynccontextmanager
     async def _open(self, watcher: _Watcher) -> AsyncIterator[None]:
-        # Registered before the first await after reading the history, so that no change is lost between the two.
+        # The watcher is registered before the first await after reading the history, so that no change is lost in between.
         self._watchers.append(watcher)
         async with self._changed:
             self._changed.notify_all()

@@ -12,6 +12,6 @@ def opened() -> set[tuple[str, str]]:
     """
     found = set()
     for path in pathlib.Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists this directory
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists this directory is gone by now
             found.add((path.name, str(path.readlink())))
     return found

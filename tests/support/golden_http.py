@@ -20,7 +20,7 @@ def read_answers(recorded: Mapping[str, Any]) -> State:
     """The sections listed in ``SECTIONS``, requested from this namespace, with the ports and values of the recording."""
     ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
     with_value = {row for row, metric in recorded["metrics"].items() if "value" in metric}
-    health = _read_health(ports)  # before the metrics, which count these requests
+    health = _read_health(ports)  # health is read before the metrics, because the metrics count these requests
     return health | {"metrics": _read_metrics(with_value)}
 
 

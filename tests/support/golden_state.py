@@ -48,7 +48,7 @@ HOST_CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
 
 _PROTOCOL_OPTIONS = {"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
 _PROTOCOL_OF = {name: option for option, name in _PROTOCOL_OPTIONS.items()}
-# The kernel chooses these values itself, and differently at every boot.
+# The kernel itself chooses the values of these options, and differently at every boot.
 _SET_OPTIONS_OF_THE_KERNEL = frozenset({"hashsize", "bucketsize", "initval"})
 _BUILT_IN_TABLES = ("nat", "filter", "mangle")
 
@@ -136,7 +136,7 @@ def parse_sets(text: str) -> State:
         if not name.startswith("KUBE-"):
             continue
         if verb == "create":
-            has_marks = rest[-1] == "skbinfo"  # the only option without a value
+            has_marks = rest[-1] == "skbinfo"  # ``skbinfo`` is the only option without a value
             pairs = zip(rest[1::2], rest[2::2], strict=not has_marks)
             options = " ".join(f"{option} {value}" for option, value in pairs if option not in _SET_OPTIONS_OF_THE_KERNEL)
             options += " skbinfo" if has_marks else ""

@@ -37,11 +37,11 @@ _EVERYWHERE = {
     "net/ipv4/conf/default/rp_filter": "0",
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
-    "net/ipv4/icmp_ratelimit": "0",  # a second refusal within a second would look like a timeout
+    "net/ipv4/icmp_ratelimit": "0",  # with a limit, a second refusal within a second would look like a timeout
     "net/ipv6/icmp/ratelimit": "0",
     "net/ipv4/icmp_ratemask": "0",  # the kernel also limits the rate of all senders together
     "net/ipv6/icmp/ratemask": "\n",
-    "net/ipv6/conf/default/accept_dad": "0",  # makes addresses usable at once
+    "net/ipv6/conf/default/accept_dad": "0",  # without this check, an address can be used at once
     "net/ipv6/conf/all/disable_ipv6": "0",
     "net/ipv6/conf/default/disable_ipv6": "0",
 }

@@ -52,7 +52,7 @@ class Traffic(TrafficReader):
     def _now(self) -> float:
         try:
             return asyncio.get_running_loop().time()
-        except RuntimeError:  # runs in the kernel's thread
+        except RuntimeError:  # this method also runs in the kernel's thread
             return time.monotonic()
 
     def totals_at(self, age_s: float) -> Counters:

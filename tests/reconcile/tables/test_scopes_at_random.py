@@ -53,7 +53,7 @@ class Shops:
             assert (server.settings, server.real_servers) == (THEIRS.settings, {}), f"theirs was changed: {operation}"
         for entry in self.entries():
             if str(entry.address) == SHARED:
-                continue  # the mark may have been given to another Service a moment ago
+                continue  # the mark of a shared address may have been given to another Service a moment ago
             server = marked[FirewallMark.of(Family.IPV4, entry.mark)]
             used = [one for one, weight in server.real_servers.items() if weight]
             strangers = [one for one in used if one.address[3] // 10 != number_of(entry)]
