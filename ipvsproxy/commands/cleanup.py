@@ -76,8 +76,8 @@ class NodeToClean(NamedTuple):
     ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left`` maps
     each place that can hold rules to a function that searches that place for rules left behind by a proxy. ``skipped`` has a line
     for each part of the cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the sets
-    in our nftables table that have our names but other parameters; these sets come from another version of ipvsproxy. ``kernel``
-    must have been created with the chains and jumps of ``extent``.
+    in the nftables table of ipvsproxy whose parameters come from another version of ipvsproxy. ``kernel`` must have been created
+    with the chains and jumps of ``extent``.
     """
 
     kernel: Kernel
@@ -92,13 +92,12 @@ class NodeToClean(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Result:
-    """The result of a cleanup, or of its dry run.
+    """The result of a cleanup, or of a dry run.
 
-    ``outcomes`` maps each operation to its outcome: a virtual server, for example, belongs to no backend of rules, so the
-    cleanups of both backends find it, but it appears only once. ``left`` maps the name of a place and IP family in which a proxy
-    has left rules to the reason why some of these rules are not removed (an empty reason means that all rules are removed).
-    ``problems`` has a line for each other reason why some of our objects may remain. ``notes`` has a line for each omitted part
-    of the cleanup.
+    ``outcomes`` maps each operation to its outcome. An operation that the cleanups of both backends apply, such as the removal of
+    a virtual server, appears only once. ``left`` maps the name of a place and IP family in which a proxy has left rules to the
+    reason why some of these rules are not removed (an empty reason means that all rules are removed). ``problems`` has a line for
+    each other reason why objects of ipvsproxy may remain. ``notes`` has a line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -143,7 +142,7 @@ def _clean_here(config: Config, result: Result) -> None:
         with contextlib.ExitStack() as closing:
             instance = closing.enter_context(contextlib.closing(Instance()))
             if config.dry_run:
-                instance.close()  # a dry run does not keep a proxy from starting
+                instance.close()  # a dry run must not keep a proxy from starting
             for backend in backends.to_clean(skeleton.CHAINS):
                 own = ONLY_OWN_OF_IPTABLES if backend is Backend.IPTABLES else ONLY_OWN
                 extent = own if config.only else EVERYTHING
@@ -197,7 +196,7 @@ def _unlike_sets() -> Collection[IpSet]:
 def clean(
     node: NodeToClean, excluded: Collection[Network], node_port_ranges: Collection[Network], result: Result, *, dry_run: bool
 ) -> None:
-    """Remove our objects of ``node.extent``, except virtual servers in ``excluded`` ranges.
+    """Remove the objects of ``node.extent``, except virtual servers in ``excluded`` ranges.
 
     With ``dry_run``, the function only finds the objects, and removes none.
     """
@@ -237,7 +236,7 @@ def clean(
 
 
 def _removal_of_unlike(node: NodeToClean, result: Result) -> list[Operation]:
-    """Operations that remove sets that have our names but other parameters than our sets."""
+    """Operations that remove the sets whose parameters come from another version of ipvsproxy."""
     try:
         return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()]
     except KernelError as error:
@@ -284,7 +283,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
     rules = [*(str(item) for item in removed if isinstance(item, Skeleton)), *left]
     counts = counted_kinds(Counter(kind_of(item) for item in removed if not isinstance(item, Skeleton)))
     number = ", ".join(filter(None, [counts, *rules]))
-    if result.problems:  # perhaps the objects could not be read
+    if result.problems:  # the objects may be unknown because of a problem
         empty = "not known" if dry_run else "nothing"
         number += "; the rest is not known" if dry_run and number else ""
     else:

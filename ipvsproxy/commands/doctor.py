@@ -187,7 +187,7 @@ def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
     """Finds objects of ipvsproxy in the backend that this command's configuration does not choose.
 
-    The configuration of ``run`` may choose that backend.
+    ``ipvsproxy run`` may have another configuration, which chooses that backend.
     """
     if facts.unread_backend and not facts.privileges:
         text = f"it is unknown whether another backend still holds rules or sets of ours: {facts.unread_backend}"
@@ -205,7 +205,7 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
 def _choice(choice: backends.BackendChoice, config: Config) -> str:
     """The backend that this command's configuration chooses, and why.
 
-    The configuration of ``run`` may choose the other backend.
+    ``ipvsproxy run`` may have another configuration, which chooses the other backend.
     """
     asked = config.drivers.rules_backend
     rests_on = f"--rules-backend={asked}" + (f": {choice.reason}" if asked is Backend.AUTO else "")
@@ -234,7 +234,7 @@ def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Virtual servers of other programs."""
+    """Findings about virtual servers of other programs."""
     observed = facts.observation
     if observed.virtual_servers is None:
         return

@@ -49,7 +49,7 @@ def parse_subject(text: str) -> Subject:
     If only a name is given, the namespace is empty.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text does not have one of the listed forms.
     """
     bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d{1,5}))?", text)
     plain = re.fullmatch(r"([\d.]+)(?::(\d{1,5}))?", text)
@@ -173,7 +173,7 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
     """The reason why ipvsproxy does not use any part of the object with this name.
 
-    If the Service is known, the entry of the Service shows its unused parts instead.
+    The unused parts of a known Service are shown in the entry of the Service instead.
     """
     for complaint in complaints:
         is_shown = complaint.name in known and not complaint.where

@@ -3,8 +3,8 @@
 The command reads the health status through the pod proxy of the API server.
 
 Rule 1: the caller needs only two permissions in one namespace: to get pods/proxy and, unless ``--pods`` is given, to list pods.
-Rule 2: the program that answers a request may be broken or hostile. The command checks the time, size and types of an answer. It
-follows no redirect, because the other server would get the caller's credentials.
+Rule 2: the program that answers a request may be broken or hostile. The command checks the time, size and types of an answer. The
+command follows no redirect, because the target of a redirect would get the caller's credentials.
 Rule 3: every node appears in the result. If a node does not answer, the reason is reported.
 """
 
@@ -43,7 +43,7 @@ _GONE = ("Succeeded", "Failed")
 
 
 class Fault(enum.StrEnum):
-    """Properties in which nodes can differ, as worded in the output."""
+    """The properties in which nodes can differ, in the words of the output."""
 
     NO_ANSWER = "no answer"
     NOT_IN_FORCE = "not in force"

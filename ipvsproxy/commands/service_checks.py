@@ -111,7 +111,7 @@ def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
 def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, mtu: int) -> Iterator[Finding]:
     """Whether this node can take part in direct return, and whether the other nodes know that it can.
 
-    ``mtu`` is a result of ``mtu_of``.
+    ``mtu`` is the value that ``mtu_of`` returns.
     """
     takes_part = node is not None and node.takes_direct_return
     if not settings.direct_return:
@@ -236,8 +236,8 @@ def _collision(service: ServiceName, place: VirtualServerKey, taker: BoundSocket
 def judge_firewalls(facts: Facts) -> Iterator[Finding]:
     """The chains of other programs that reject packets by default.
 
-    The check does not find out which packets such a chain accepts. A firewall that rejects a packet decides finally. A firewall
-    that accepts a packet decides only for its own table (nf_tables) or its own variant of iptables.
+    The check does not find out which packets such a chain accepts. If a firewall rejects a packet, the packet is lost. If a
+    firewall accepts a packet, another table (nf_tables) or variant of iptables may still reject the packet.
     """
     closed = [
         (table, chain, place.hook)

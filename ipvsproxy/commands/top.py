@@ -48,7 +48,7 @@ class NotThereError(NoAnswerError):
 class Daemon:
     """A running ipvsproxy, from which each document is read over a new connection.
 
-    ``url`` is the URL of its metrics server, without a path.
+    ``url`` is the URL of the metrics server, without a path.
     """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -133,7 +133,7 @@ class Daemon:
             return top_data.details(document)
 
     async def with_rates(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
-        """Like ``documents``, but if the counters are soon read for the second time, waits for that reading.
+        """Like ``documents``, but waits for the second reading of the counters if the daemon makes it soon.
 
         Raises:
             NoAnswerError: the daemon does not answer.

@@ -107,7 +107,7 @@ def seconds(value: float | None) -> str:
 
 
 def _counted(endpoints: Document) -> str:
-    """The numbers of endpoints that get connections, drain, and are unused: ``3+1d-2`` means three, one and two endpoints."""
+    """The numbers of endpoints; for example, ``3+1d-2`` means that three get connections, one drains and two are unused."""
     text = str(endpoints["ready"])
     if endpoints["draining"]:
         text += f"+{endpoints['draining']}d"
@@ -145,7 +145,7 @@ def _texts(columns: Sequence[Column], row: Any) -> list[str]:
 
 
 def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[list[Column], list[list[str]]]:
-    """The columns that fit a terminal, and the texts of the rows, shortened until all columns but the last fit its width."""
+    """The columns that fit the width of a terminal, and the texts of the rows, shortened so that all but the last column fit."""
     columns = [one for one in all_columns if width >= one.from_width]
     table = [[text for text, one in zip(row.texts, all_columns, strict=True) if one in columns] for row in rows]
     widths = [max(map(len, texts)) for texts in zip([one.title for one in columns], *table, strict=True)]

@@ -242,7 +242,7 @@ class MainScreen(FollowingScreen):
         super().show(result, problem)
 
     def lines(self, shown: Picture) -> Iterable[str]:
-        """The lines about the node, then which Services are shown, and in which order."""
+        """The lines about the node, and a line about the shown Services and their order."""
         order = f"by {self._question.sort}" + (", reversed" if self._question.is_reversed else "")
         page = f", page {shown.page} of {shown.pages}" if shown.pages > 1 else ""
         return *shown.lines, f"Services {order}: {shown.matching}{page}"

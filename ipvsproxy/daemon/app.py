@@ -227,7 +227,7 @@ class _Node(Watcher):
             self._audited.clear()
 
     async def _reconfigure(self, new: Config) -> None:
-        """Apply a configuration completely or not at all: the step that may fail comes first."""
+        """Apply a configuration completely or not at all; therefore the only step that may fail comes first."""
         choices, why_not = await _choices(self.kernel, new, self.programs)
         chosen = {one.path for one in choices.settings.sysctls}
         left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]

@@ -50,7 +50,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Regarding(NamedTuple):
-    """The API object that an event is about. The namespace of a Node is empty; an empty ``uid`` means that it is unknown.
+    """The API object that an event is about. The namespace of a Node is empty; an empty ``uid`` means that the UID is unknown.
 
     A Node has its name in place of its UID, as kubelet and kube-proxy write it and as kubectl searches for it.
     """

@@ -98,9 +98,9 @@ class Retries:
     ) -> list[Operation]:
         """The given operations without the operations that must wait after a failure.
 
-        The failures of an object that no given operation concerns are forgotten. ``identity`` returns the key under which the
-        failures of an operation are counted. The real servers of a missing virtual server wait until the virtual server has been
-        added.
+        If no given operation is about an object, the failures of the object are forgotten. ``identity`` returns the key under
+        which the failures of an operation are counted. The real servers of a missing virtual server wait until the virtual server
+        has been added.
         """
         identities = [identity(operation) for operation in operations]
         for key in self._failures.keys() - identities:

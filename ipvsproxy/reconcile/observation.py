@@ -58,7 +58,7 @@ class DriftPlace(NamedTuple):
 class News(NamedTuple):
     """The drift since the last call: the number of objects by kind, and the objects whose repair is delayed.
 
-    ``left_alone`` holds, for each delayed object, how often its desired value was undone.
+    ``left_alone`` maps each delayed object to how often another program has undone its desired value.
     """
 
     drifted: Mapping[str, int]
@@ -169,7 +169,7 @@ class Observer:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # Before the addresses of this host are known, a twin (see ``ownership``) does not prove that a virtual server belongs
-            # to ipvsproxy, because the virtual server may be a desired node port on one of these addresses.
+            # to ipvsproxy, because the virtual server may be a desired node port on one of the addresses.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

@@ -127,7 +127,7 @@ class Reconciler:
                 self._drains.ask(key, 0)
 
     def _deadline_s(self, key: VirtualServerKey) -> float:
-        """How long connections to undesired real servers may last.
+        """The time for which connections to undesired real servers of a Service may last.
 
         The deadline of the Service applies, or, if the Service has no deadline, the deadline of the node.
         """
@@ -173,8 +173,8 @@ class Reconciler:
     def _may_wait(self, key: VirtualServerKey) -> int:
         """The number of real servers without connections whose removal may be postponed.
 
-        The number is 0 if the scheduler would still choose the real servers. It is also 0 with session affinity, because affinity
-        to a real server ends only when the real server is removed.
+        The number is 0 if the scheduler would still choose the real servers. The number is also 0 with session affinity, because
+        affinity to a real server ends only when the real server is removed.
         """
         desired = self._tables.virtual_servers.desired.get(key)
         if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in PATIENT_SCHEDULERS:
@@ -194,7 +194,7 @@ class Reconciler:
 
         A new process would make the same update right after its first reading. The update concerns second scopes of external
         addresses, as far as there are free marks, and the weights of endpoints in slow start. Undesired scopes drain. The caller
-        must have put all Services before.
+        must have put the desired state of every Service before this call.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))

@@ -196,7 +196,7 @@ class Survey:
         return len(self._drains)
 
     def draining_connections(self) -> list[tuple[VirtualServerKey, RealServerKey, ConnectionCounts]]:
-        """The draining real servers whose connections are known, except real servers that only wait to be removed."""
+        """The draining real servers whose connections are known, without those that only wait for their removal."""
         drains = self._drains.with_connections()
         return [(one.virtual_server, one.key, one.connections) for one in drains if one.connections is not None]
 
@@ -206,7 +206,7 @@ class Survey:
         return self._drains.virtual_servers
 
     def draining_of(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts | None]:
-        """The draining real servers of a virtual server, including real servers that only wait to be removed.
+        """The draining real servers of a virtual server, including those that only wait for their removal.
 
         Each real server has its connections at the last reading; None means that the connections were not read.
         """
@@ -273,7 +273,7 @@ class Survey:
         )
 
     def stale(self) -> Collection[VirtualServerKey]:
-        """The observed virtual servers that belong to ipvsproxy and are not desired."""
+        """The observed virtual servers that belong to ipvsproxy although no Service desires them."""
         return self._tables.virtual_servers.surplus
 
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
@@ -286,7 +286,7 @@ class Survey:
         return ((key, table.observed[key]) for key in keys if key not in table.desired)
 
     def owner_of(self, item: Item) -> Owner | None:
-        """The owner of a kernel object: ``NODE_OWNER`` if the node itself needs the object, None if the object is not desired."""
+        """The owner of a kernel object; ``NODE_OWNER`` if the node itself needs the object, None if the object is not desired."""
         table, key = self._tables.by_class[type(item)].place(item)
         return table.owner_of(key)
 

@@ -180,10 +180,10 @@ def _scope_chains(
 
     The number of rules for second scopes grows only with the number of pod ranges.
 
-    A pod that may be on another node counts as a client from outside. Its packets are nevertheless not dropped, because the pod
-    may also be on this node. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark,
-    and no packets are dropped. Packets are marked in the table ``mangle``, because the kernel allows marks in this table, and
-    because ``nat`` and IPVS process packets later.
+    A pod that may be on another node counts as a client from outside. The packets of the pod are not dropped, because the pod may
+    also be on this node. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark, and no
+    packets are dropped. Packets are marked in the table ``mangle``, because the kernel allows marks in this table, and because
+    ``nat`` and IPVS process packets later.
     """
     arrival = list(_from_tunnels(family, settings, view, occupied))
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
@@ -291,7 +291,7 @@ def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterab
 
 
 def _closed_port_rules(family: Family) -> Iterable[Rule]:
-    """Service addresses answer only on the ports of their Services: other ports of the host are closed on these addresses."""
+    """The rules that close the other ports of the host on service addresses, which answer only on the ports of their Services."""
     for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
         yield Rule(set=match(kind, family, TO_PORT), target=Verdict.RETURN)
     yield Rule(set=match(SetKind.HEALTH_CHECK_NODE_PORT, family, TO), target=Verdict.RETURN)

@@ -11,7 +11,7 @@ from ipvsproxy.model.rules import Backend
 
 
 class LocalMode(enum.StrEnum):
-    """How rules recognise traffic from this node's pods; this is ``detectLocalMode`` of KubeProxyConfiguration."""
+    """The method by which rules recognise traffic from this node's pods (``detectLocalMode`` of KubeProxyConfiguration)."""
 
     CLUSTER_CIDR = "ClusterCIDR"
     NODE_CIDR = "NodeCIDR"
@@ -71,8 +71,8 @@ class Settings:
     ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
     ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` maps each scheduler that an annotation names
     and that is unusable to the reason. ``direct_return`` means that this node takes part in direct return. ``guards_tunnels``
-    means that the node takes no part, but an earlier process may have left a tunnel device up. ``backend`` (never ``AUTO``) is
-    the backend that holds the rules.
+    means that the node takes no part in direct return, but an earlier process may have left a tunnel device up. ``backend``
+    (never ``AUTO``) is the backend that holds the rules.
     """
 
     scheduler: str = "rr"
@@ -183,7 +183,11 @@ def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterat
 
 
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
-    """The settings of connection tracking. A maximum that is larger than ours is kept, because an administrator has chosen it."""
+    """The settings of connection tracking.
+
+    If the maximum in the kernel is larger than the desired maximum, the kernel's maximum is kept, because an administrator has
+    chosen it.
+    """
     if scaled := choices.max_per_core * processors:
         maximum = CONNTRACK_CEILING if scaled > CONNTRACK_CEILING else max(scaled, choices.minimum)
         yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)

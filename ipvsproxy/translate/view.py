@@ -25,11 +25,11 @@ class NodeView:
     ``primary_addresses`` has the node's own address for each family, or a loopback address if the node's own address is unknown.
     ``node_port_addresses`` are the addresses on which node ports answer. ``health_check_addresses`` are the addresses on which
     health-check ports listen; the unspecified address means all addresses. ``elsewhere`` are the addresses on all interfaces
-    except ``kube-ipvs0``. A service address among these addresses is served, but is not bound a second time. ``api_servers`` are
-    the API servers that are known now; ``former_api_servers`` are all API servers that were known before. ``other_nodes`` maps
-    each external or load-balancer address that is known to belong to another node to the name of that node. ``tunnel_ends`` has
-    the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's ``spec.podCIDRs``.
-    ``connected`` are the networks of all interfaces except ``kube-ipvs0``.
+    except ``kube-ipvs0``. A service address that another interface already has is served, but is not bound a second time.
+    ``api_servers`` are the API servers that are known now; ``former_api_servers`` are all API servers that were known before.
+    ``other_nodes`` maps each external or load-balancer address that is known to belong to another node to the name of that node.
+    ``tunnel_ends`` has the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's
+    ``spec.podCIDRs``. ``connected`` are the networks of all interfaces except ``kube-ipvs0``.
     """
 
     name: str
@@ -130,7 +130,7 @@ def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ..
 
 
 def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
-    """The ranges of node ports that are known without an API server; no ranges if they depend on the Node object."""
+    """The ranges in which node ports answer, as far as they are known without an API server; none if they depend on the Node."""
     bind_address = settings.bind_address
     if settings.node_port_primary and (bind_address is None or bind_address.is_unspecified):
         return ()
@@ -221,8 +221,8 @@ class Lingering:
     """The addresses that this host lost a moment ago, and on which node ports are still served.
 
     Rule 1: most lost addresses come back soon, because ``netplan apply``, a DHCP client or keepalived remove an address only for
-    a moment. The removal of a lost address's virtual servers would end their connections (``expire_nodest_conn``), so these
-    virtual servers stay for a grace period.
+    a moment. The removal of a lost address's virtual servers would end their connections (``expire_nodest_conn``), so the virtual
+    servers stay for a grace period.
     Rule 2: only a successful reading without the address ends its grace period.
 
     ``present`` are the addresses of the last reading. ``until_s`` has the end of the grace period for each lost address.

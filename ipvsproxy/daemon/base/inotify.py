@@ -63,7 +63,7 @@ class DirectoryChanges:
         self._open()
 
     def _open(self) -> None:
-        """Watch the directory that the path leads to now; watching the same directory again has no effect."""
+        """Watch the directory to which the path leads now; a second call for the same directory has no effect."""
         before, self._polled = self._polled, self._poll()
         if self._polled[:2] != before[:2]:  # otherwise both directories would be watched
             self._close()

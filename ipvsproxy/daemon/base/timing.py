@@ -81,7 +81,7 @@ class Backoff:
 
 
 async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool:
-    """Wait for at most ``longest_s`` seconds; None means that there is no limit.
+    """Wait for at most ``longest_s`` seconds; a value of None means no limit.
 
     Returns whether ``wait`` returned in that time.
     """

@@ -1,15 +1,15 @@
 """The health of the node: whether changes are applied in time, and whether load balancers may send traffic.
 
-Rule 1: an IP family is late if one of its changes has waited for two sync periods. It is also late if an object that all of its
-Services need (device, sets and rules) has been missing for two sync periods. An IP family is not late if only a single Service
-cannot be programmed.
+Rule 1: an IP family is late if one of its changes has waited for two sync periods. An IP family is also late if an object that
+all of its Services need (device, sets and rules) has been missing for two sync periods. An IP family is not late if only a single
+Service cannot be programmed.
 Rule 2: after its first complete sync, a node is eligible for traffic from load balancers while its Node object is known and is
 not about to be removed.
 Rule 3: ``/healthz`` reports a stale watch. A stale watch turns load balancers away only if the operator has configured that.
 ``/livez`` ignores a stale watch, because a restart does not help. Unreadable manifests always turn load balancers away, because
 the manifests belong to this node alone.
-Rule 4: no IP family counts as late until the first lists are complete, because no Service can be programmed before. Until then,
-load balancers are turned away, but ``/livez`` reports a live process, because a restart would not help.
+Rule 4: before the first lists are complete, no IP family counts as late, because no Service can be programmed yet. Before the
+first lists are complete, load balancers are turned away, but ``/livez`` reports a live process, because a restart would not help.
 Rule 5: a process that is about to stop reports itself as unhealthy before it stops.
 """
 

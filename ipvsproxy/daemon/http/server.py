@@ -3,8 +3,8 @@
 Rule 1: each server limits the number of connections, the time in which a client must send its request and read the answer, and
 the size of headers. The server does not wait for request bodies, except for the first bytes of a PUT.
 Rule 2: when the maximum number of connections is reached, a new connection replaces the connection that has been idle for the
-longest time. A client with many connections therefore cannot keep other clients out. A connection is accepted only if the limit
-allows it. Connections that have no file descriptor yet wait in the kernel's queue.
+longest time. A client with many connections therefore cannot keep other clients out. A new connection is accepted only if the
+limit on connections allows another one. Connections that have no file descriptor yet wait in the kernel's queue.
 """
 
 import asyncio
@@ -196,7 +196,7 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
                 asked = asked._replace(body=await _first_bytes(request))
             try:
                 answer = await handler(asked)
-            except Exception:  # probes must get answers whatever fails here
+            except Exception:  # a health probe must get an answer even if a page fails
                 log.exception("request_failed", path=asked.path)
                 answer = FAILED
             response = web.StreamResponse(status=answer.status, headers=answer.headers)
@@ -242,7 +242,7 @@ class Listener:
         return int(self._bound.getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening, then close every connection. Requests in progress have ``CLOSE_S`` to finish."""
+        """Stop listening, then close every connection. Requests in progress have ``CLOSE_S`` seconds to finish."""
         if self._pause:
             self._pause.cancel()
         self._loop.remove_reader(self._bound)

@@ -300,7 +300,7 @@ class Engine:
         self.watcher.synced(summary)
 
     async def _learn_schedulers(self, now: float) -> None:
-        """Ask the kernel about the schedulers that annotations name for the first time.
+        """Ask the kernel about each scheduler that an annotation names for the first time.
 
         If the kernel does not answer, the query is repeated later.
         """

@@ -216,7 +216,7 @@ class Journal:
             log.warning("drift_returns", kind=place.kind, name=str(place), times=times, hint=hint)
 
     def log_settings(self, given_up: Mapping[str, str]) -> None:
-        """Log which sysctls, by path, cannot be written, and why.
+        """Log the paths of the sysctls that cannot be written, and the reasons.
 
         The failure is logged once, and again when another sysctl cannot be written. If an indispensable sysctl has a wrong value,
         no Service of its IP families works, so the node's health also shows the sysctl.

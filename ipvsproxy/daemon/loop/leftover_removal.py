@@ -4,7 +4,7 @@ Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables
 not use.
 
 Rule 1: the module examines an IP family when its rules and sets have been programmed, and after each audit. An external program
-is run only if a rule has changed since the last examination. While most virtual servers of an IP family, or any set entry, are
+is run only if a rule has changed since the last examination. While most virtual servers of an IP family or a set entry are
 missing, no family is examined, because the old rules still serve traffic.
 Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
 Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
@@ -141,7 +141,7 @@ def announce(remains: Mapping[AnyPlace, Remains]) -> None:
 class _State:
     """The state of one place that may have leftover rules.
 
-    ``known`` is the last examination that found nothing to remove. ``ongoing`` are the log events that still apply, and is empty
+    ``known`` is the last examination that found nothing to remove. ``ongoing`` has the log events that still apply; it is empty
     if no leftover rules remain. ``reason`` is the reason in the last log event. ``due_s`` is the time of the next examination;
     infinity means that the next examination follows the next audit.
     """
@@ -160,7 +160,7 @@ class Leftovers:
     Waiting for an iptables program therefore delays no other work. ``in_thread`` is a function that examines a place in another
     thread.
 
-    ``remove_other_backend`` removes our objects from the other backend, and returns the sets that rules still use.
+    ``remove_other_backend`` removes the objects of ipvsproxy from the other backend, and returns the sets that rules still use.
     ``remove_other_backend`` may raise KernelError and OSError.
     """
 

@@ -111,7 +111,7 @@ class Kernel(ReadableKernel, Protocol):
         """
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why virtual servers cannot have a scheduler, found by trying the scheduler; empty if they can.
+        """The reason why virtual servers cannot have a scheduler, found by trying the scheduler; empty if the scheduler works.
 
         Raises:
             KernelError: the kernel could not answer at the moment.
@@ -141,7 +141,8 @@ class Depth(enum.IntEnum):
 class _Reading:
     """A reading of the kernel that is in progress.
 
-    ``lacks_witnesses`` means that an unreadable part may contain witnesses of our virtual servers (rules contain no witnesses).
+    ``lacks_witnesses`` means that an unreadable part may contain witnesses of ipvsproxy's virtual servers (rules contain no
+    witnesses).
     """
 
     parts: Iterator[Observation]

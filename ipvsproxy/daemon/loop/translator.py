@@ -1,4 +1,4 @@
-"""Makes the desired state, which no other module may do.
+"""Makes the desired state; no other module may make desired state.
 
 The module takes the store, the node and the operator's settings, and passes the desired state to a reconciler.
 

@@ -50,8 +50,8 @@ class Sources:
     """The sources of the values that the metrics and the web page show.
 
     The age of drains and of watches is measured with the clock of ``status``. ``leftovers`` maps each place to whether rules of
-    another proxy may remain there. ``other_backend`` says whether our objects may remain in the other backend. ``unopened_ports``
-    counts the health-check node ports that could not be opened.
+    another proxy may remain there. ``other_backend`` says whether objects of ipvsproxy may remain in the other backend.
+    ``unopened_ports`` counts the health-check node ports that could not be opened.
     """
 
     survey: Survey
@@ -72,7 +72,7 @@ class Sources:
 
 
 class Numbers(NamedTuple):
-    """The numbers of our virtual servers and real servers in the kernel, by IP family.
+    """The numbers of ipvsproxy's virtual servers and real servers in the kernel, by IP family.
 
     ``tunnels`` are the real servers that get their packets by tunnel.
     """

@@ -159,8 +159,8 @@ class Traffic:
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
         """The counters of the real servers of all virtual servers that have had traffic.
 
-        The virtual servers include those whose own counters were not read this time. Without a reading of its endpoints, such a
-        virtual server would count as removed, and its traffic would be counted from zero when it returns.
+        The virtual servers include those whose own counters were not read this time. A virtual server whose endpoints are not
+        read would count as removed, and its traffic would be counted from zero when it returns.
         """
         keys = itertools.chain(counters, (key for key in self._labels if key not in counters))
         chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self._clock))

@@ -80,8 +80,9 @@ class Signals:
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
     """Threads for which the end of the process does not wait.
 
-    Their work may hang, for example because an iptables program hangs for a minute. If a thread cannot be started because the
-    limit of processes is reached, ``submit`` raises an ``OSError``: the caller's work fails, but the caller can try again.
+    The work of such a thread may hang, for example because an iptables program hangs for a minute. If a thread cannot be started
+    because the limit of processes is reached, ``submit`` raises an ``OSError``: the caller's work fails, but the caller can try
+    again.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
@@ -135,9 +136,9 @@ def set_up_log(config: Config) -> None:
 def use_little_memory() -> None:
     """Make the C library return most of the freed memory to the system.
 
-    The C library then returns each block of ``LARGE_BYTES`` or more to the kernel when the block is freed. By default, glibc
-    raises the threshold for large blocks whenever it frees a large block. A dictionary that has grown to a hundred thousand
-    Services would then leave 13 MB of unused memory: the blocks of its dozen earlier sizes.
+    After this call, the C library returns each block of ``LARGE_BYTES`` or more to the kernel when the block is freed. By
+    default, glibc raises the threshold for large blocks whenever it frees a large block. With that threshold, a dictionary that
+    has grown to a hundred thousand Services would leave 13 MB of unused memory: the blocks of its dozen earlier sizes.
 
     All threads share one heap. Python lets only one thread allocate at a time. If each thread had its own heap, no other thread
     could use the memory that a thread has freed.

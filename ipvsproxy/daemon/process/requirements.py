@@ -265,9 +265,9 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: LocalMode) -> Mapping[Family, Program]:
     """Continue only if addresses can be read, the name ``kube-ipvs0`` is available, and at least one IP family can be served.
 
-    The name is not available if an interface of another kind has it. Returns the iptables program of each IP family that can be
-    served. Logs which features the kernel does not have, including features that only some methods of recognising this node's
-    pods need (``local_mode``).
+    The name is not available if an interface of another kind has the name. Returns the iptables program of each IP family that
+    can be served. Logs which features the kernel does not have, including features that only some methods of recognising this
+    node's pods need (``local_mode``).
 
     Raises:
         CannotStartError: a condition for the start is not met, and waiting would not help.
@@ -284,7 +284,7 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: Local
     await until_answered(demand_usable_addresses)
     if lacking := await until_answered(lambda: kernel.call(lambda node: node.lacking(by_interface=local_mode.is_by_interface))):
         names = [one.name for one in lacking]
-        log.info("kernel_lacks", features=names, hint="docs/compatibility.md says under Kernels what happens without them")
+        log.info("kernel_lacks", features=names, hint="docs/compatibility.md, section Kernels, describes the consequences")
     return await until_answered(lambda: kernel.call(usable_programs))
 
 

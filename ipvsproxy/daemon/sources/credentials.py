@@ -142,7 +142,7 @@ async def _ask(plugin: Plugin) -> PluginStatus:
         raise PluginError(f"{name}: exit status {status}. {errors.decode(errors='replace').strip()}")
     try:
         answer = msgspec.json.decode(output, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the answer is not shown, because it may contain secrets
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the answer is not shown, because the answer may contain secrets
         raise PluginError(f"{name}: its answer is not an ExecCredential with a status") from error
     if answer.api_version != plugin.api_version:
         raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
@@ -154,7 +154,7 @@ async def _ask(plugin: Plugin) -> PluginStatus:
 async def _output(plugin: Plugin) -> tuple[int, bytes, bytes]:
     """Runs the plugin; returns its exit status, standard output and standard error.
 
-    Always kills the plugin's process group afterwards.
+    Always kills the plugin's process group at the end.
     """
     info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
     given = {variable.name: variable.value for variable in plugin.env or ()}

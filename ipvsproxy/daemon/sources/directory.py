@@ -1,7 +1,7 @@
-"""The source that reads a directory, without an API server: Services, EndpointSlices and Nodes come from manifest files.
+"""The source that reads Services, EndpointSlices and Nodes from the manifest files in a directory, without an API server.
 
-The best method to replace a file is to rename a complete file to its name, as ConfigMaps and careful editors do. The directory is
-read only when it has not changed for a moment, so that a file that is overwritten in place is usually complete.
+The best method to replace a file is to rename a complete new file to the old name, as ConfigMaps and careful editors do. The
+directory is read only when it has not changed for a moment, so that a file that is overwritten in place is usually complete.
 
 Rule 1: while a part of a file cannot be read, all known objects from the file are kept. A file with an unreadable part is read
 again, after growing pauses.
@@ -63,7 +63,7 @@ class _ManifestLoader(yaml.CSafeLoader):
     _depth = 0
 
     def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002  # of the base class
-        """Count one more level of nesting.
+        """Enter a level of nesting.
 
         The composer calls this method at the beginning of each YAML node. The method of the base class does nothing that
         manifests need.
@@ -73,7 +73,7 @@ class _ManifestLoader(yaml.CSafeLoader):
             raise yaml.YAMLError(f"is nested more than {DEEPEST} levels deep")
 
     def ascend_resolver(self) -> None:
-        """Count one level of nesting less. The composer calls this method at the end of each YAML node."""
+        """Leave a level of nesting. The composer calls this method at the end of each YAML node."""
         self._depth -= 1
 
 

@@ -31,7 +31,7 @@ class Resource(NamedTuple):
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 
     def of_service(self, name: ServiceName) -> "Resource":
-        """The resource for the EndpointSlices of one Service; may be called only on the resource for all EndpointSlices."""
+        """The resource for the EndpointSlices of one Service; call this method only on the resource for all EndpointSlices."""
         parent, _, plural = self.path.rpartition("/")
         label = f"kubernetes.io/service-name={name.name},{self.label_selector}"
         return Resource(f"{parent}/namespaces/{urllib.parse.quote(name.namespace, safe='')}/{plural}", label)

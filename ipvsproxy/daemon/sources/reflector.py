@@ -8,15 +8,15 @@ Rule 3: a server that was restored from a backup does not know the resource vers
 server answers 504, or it keeps the watch silent until its version reaches the reflector's version again, and never sends the
 changes made before. Therefore the reflector first queries the server's version after a watch that broke, or that ended without a
 line (bookmarks come once a minute).
-Rule 4: if a watch is silent for ``LONGEST_SILENCE_S`` after its first bookmark, it counts as broken. Keepalive messages do not
+Rule 4: a watch that is silent for ``LONGEST_SILENCE_S`` after its first bookmark counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
 Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. After watches have
 broken, they begin again at random times within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks the watches
 of all nodes.
-Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so it may be old. Each later list
-requests the last version that the reflector has read, even in an incomplete list, and is not older than that version. A list of
-the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list from the
-reflector's version on, or while a list is in doubt, because a cache that lags cannot confirm its own list.
+Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so the list may be old. Each later
+list requests the last version that the reflector has read, even in an incomplete list, so the list is not older than that
+version. A list of the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list
+from the reflector's version on, or while a list is in doubt, because a cache that lags cannot confirm its own list.
 
 The protocol is described on the page "Kubernetes API Concepts". Where the reflector of client-go has an interval or a limit, this
 module uses the same value.
@@ -256,7 +256,7 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # reset before the delivery, because the delivery may request a list
+        self._list_again_at_s = math.inf  # reset first, because the delivery may request another list
         deliver((Listed(self._kind, keys),))
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:
@@ -378,8 +378,8 @@ class Reflector:
     def _is_new(self, key: ObjectKey, version: int) -> bool:
         """Whether a change is newer than all earlier changes of the same object.
 
-        An API server that has just taken over may send changes again or late. A change whose version cannot be compared counts as
-        new.
+        An API server to which the watch has just moved may send changes again or late. A change whose version cannot be compared
+        counts as new.
         """
         if 0 < version <= self._newest.get(key, self._floor):
             return False

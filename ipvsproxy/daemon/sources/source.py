@@ -180,7 +180,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Staleness:
     """Detects stale watches.
 
-    ``clock`` is the clock with which the watches measure their times. With a ``limit_s`` of 0, watches never count as stale.
+    ``clock`` is the clock that gives the times of the watches. With a ``limit_s`` of 0, watches never count as stale.
     """
 
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]]

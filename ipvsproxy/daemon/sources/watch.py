@@ -142,7 +142,7 @@ class KubernetesSource(source.Source):
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
 
     async def targets(self, service: ServiceName | None = None) -> Targets:
-        """Implements ``Source``; the description is there.
+        """Implements the method of ``Source``.
 
         Requests one list with all EndpointSlices, or with the EndpointSlices of one Service, without pages. The list is decoded
         in a thread.
@@ -169,11 +169,11 @@ class KubernetesSource(source.Source):
             await connection.post(path, body)
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
-        """Implements ``Observer``; the description is there."""
+        """Implements the method of ``Observer``."""
         log.info("listed", kind=kind.value, objects=objects, server=self._server)
 
     def watching(self, kind: ObjectKind) -> None:
-        """Implements ``Observer``; the description is there."""
+        """Implements the method of ``Observer``."""
         if kind in self._failing:
             del self._failing[kind]
             log.info("watch_resumed", kind=kind.value, server=self._server)
@@ -224,7 +224,7 @@ class KubernetesSource(source.Source):
 
 
 async def _addresses_of(configuration: credentials.Configuration) -> Collection[_SocketAddress]:
-    """The addresses to which the names of the API server and of the HTTP proxy before it resolve.
+    """The addresses to which the name of the API server, or of the HTTP proxy before the API server, resolves.
 
     A name that cannot be resolved has no addresses.
     """
@@ -276,7 +276,7 @@ class HttpConnection:
             return response.status, bytes(body)
 
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
-        """Implements ``ApiConnection``; the description is there."""
+        """Implements the method of ``ApiConnection``."""
         async with self._request(path, ANSWER_TIMEOUT_S) as response:
             async for piece in response.content.iter_any():
                 yield piece
@@ -287,7 +287,7 @@ class HttpConnection:
             await response.read()
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """Implements ``ApiConnection``; the description is there."""
+        """Implements the method of ``ApiConnection``."""
         async with self._request(path, idle_s) as response:
             _keep_alive(response, self.on_peer)
             yield b""

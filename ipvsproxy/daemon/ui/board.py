@@ -4,8 +4,9 @@ Rule 1: the table is built in steps when a viewer opens the web page, and is dis
 Rule 2: after a change, only the rows of the changed Services are built again. The result of a search, a list of names in order,
 is kept until a change may have changed the result.
 
-A search finds Services by a part of the name, by the beginning of an address of a Service or endpoint (``10.244.1.`` finds the
-pods of a node), by a port or node port, or by an address with a port as ``ipvsadm -Ln`` prints them: ``address:port``.
+A search finds Services by a part of the name, by a port or node port, or by the beginning of an address of a Service or endpoint
+(``10.244.1.`` finds the pods of a node). A search can also be an address with a port, as ``ipvsadm -Ln`` prints them:
+``address:port``.
 """
 
 import heapq

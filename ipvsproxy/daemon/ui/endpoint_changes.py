@@ -1,6 +1,6 @@
 """The changes that a sync has made to endpoints, as documents and as text.
 
-An endpoint has a real server in each virtual server of its Service. This module treats all real servers of an endpoint as one
+An endpoint has a real server in each virtual server of its Service. This module shows all real servers of an endpoint as one
 endpoint with the sum of their connections.
 """
 

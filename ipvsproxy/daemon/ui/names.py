@@ -1,4 +1,4 @@
-"""The names of the pods behind the endpoints of the Services that viewers look at.
+"""The names of the pods behind the endpoints of the Services that viewers have opened.
 
 Rule 1: the daemon stores no pod names permanently, because proxying does not need them, and the names for 100,000 endpoints would
 take some ten megabytes. The names of a Service's pods are read from the source while a viewer looks at the Service, and are
@@ -6,8 +6,8 @@ discarded when the Service has no viewer any more.
 Rule 2: anybody who can open the page can cause requests from this process to the API server, so all readings together have a rate
 limit.
 Rule 3: a response waits for the names at most ``WAIT_S``, and only if the request has started the reading of the names. If the
-names are not known, the page shows addresses. A response waits before it takes the lock that puts responses one after the other,
-so that a slow API server delays no other response.
+names are not known, the page shows addresses. The names are awaited before the lock that puts responses one after the other, so
+that a slow API server delays no other response.
 """
 
 import asyncio

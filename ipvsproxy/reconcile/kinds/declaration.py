@@ -15,7 +15,7 @@ server: they show a later process that the virtual server belongs to ipvsproxy. 
 * A packet gets a mark only while the virtual server of that mark has its real servers. A packet without a mark reaches the
 virtual server of its address.
 
-The order within one plan is not sufficient, since operations can fail. Therefore an operation may have a precondition, which
+The order within one plan is not sufficient, because operations can fail. Therefore an operation may have a precondition, which
 names objects that must already exist in the kernel.
 """
 
@@ -88,8 +88,8 @@ class Difference:
 class Circumstances:
     """The facts on which the preconditions of one plan depend.
 
-    ``has_observed_all`` means that every kind of witness of virtual servers has been read at least once. ``keeping`` holds
-    entries, addresses and local routes that this plan must not remove.
+    ``has_observed_all`` means that every kind of witness of virtual servers has been read at least once. ``keeping`` has the set
+    entries, addresses and local routes that the plan must not remove.
     """
 
     def __init__(self, tables: "NodeTables", *, has_observed_all: bool = True, keeping: Collection[object] = ()) -> None:

@@ -1,8 +1,8 @@
 """The two kinds that make a service address local: an address on the device ``kube-ipvs0``, or a local route.
 
 Rule 1: an address is added only if it has a virtual server. An address becomes local as soon as the address is on ``kube-ipvs0``,
-or a local route leads to the address. If there were no virtual server, a program of this host that listens on the Service's port
-would then answer. The rules that close the host's ports do not cover the ports of Services.
+or a local route leads to the address. Without a virtual server, connections to a local address reach a program of this host that
+listens on the Service's port. The rules that close the host's ports do not cover the ports of Services.
 Rule 2: if a route replaces an address on ``kube-ipvs0``, the address stays until the route has been added. If an address on
 ``kube-ipvs0`` replaces a route, the route stays until the address has been added. Otherwise the service address would not be
 local for a moment, and nearly every connection would break.

@@ -1,4 +1,4 @@
-"""All tables of the node, and the code that puts desired state into them.
+"""All tables of the node, and the code that puts desired state into the tables.
 
 Rule 1: a Service's desired state replaces its former desired state as a whole.
 Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the set entry (see
@@ -58,7 +58,7 @@ class NodeTables:
     ) -> None:
         """Excluded virtual servers are never removed.
 
-        Also never removed are virtual servers and addresses of a family that this node does not serve.
+        Virtual servers and addresses of a family that this node does not serve are also never removed.
         """
         self._states: dict[ServiceName, ServiceState] = {}
         self.states: Mapping[ServiceName, ServiceState] = self._states

@@ -75,7 +75,7 @@ class VirtualServers(ReconciledKind):
         super().__init__(all_tables, self.servers)
 
     def begin_settling(self, now: float) -> None:
-        """Starts recording the outcomes of a plan."""
+        """Prepares for recording the outcomes of a plan."""
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
@@ -131,7 +131,7 @@ class VirtualServers(ReconciledKind):
         return {key for key in table.pending if key not in table.observed and waits(ownership.firewall_entry(key))}
 
     def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
-        """Virtual servers that may get no real servers yet: an undesired entry exempts them from masquerading (rule 2)."""
+        """Virtual servers that may get no real servers yet, because an undesired entry prevents masquerading (rule 2)."""
         going = set(map(ownership.named_by, self.all.of_entries.surplus(ownership.LOCAL_SETS)))
         if not going:
             return frozenset()

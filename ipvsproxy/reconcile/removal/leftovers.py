@@ -18,7 +18,7 @@ Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes
 only once every ``PATIENCE_S`` seconds.
 Rule 6: a table is kube-proxy's if it has the family and the name of kube-proxy's table, and all chains and maps of kube-proxy,
 with each base chain at its hook. If the table has a comment, the comment must be kube-proxy's; versions of nft before 0.9.7 write
-no comment. Any other table with the name of kube-proxy's table is not touched.
+no comment. A table that only has the name of kube-proxy's table is not touched.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ The last chain is also one of ours. By these jumps, the iptables mode makes this
 
 
 def is_of_iptables_mode(key: ChainKey) -> bool:
-    """Whether only kube-proxy's iptables mode makes such a chain, and not the kubelet, a network plug-in, or the IPVS mode."""
+    """Whether only kube-proxy's iptables mode has such a chain, but not the kubelet, a network plug-in, or the IPVS mode."""
     return key in _CHAINS or (key.table == "nat" and _CHAIN_OF_SERVICE.fullmatch(key.chain) is not None)
 
 

@@ -2,9 +2,9 @@
 
 A cleanup may also be limited to the objects that kube-proxy does not know, or to the objects that hide the API server.
 
-Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. Then the rules are removed, then
-the sets that the rules name, then the device, and then local routes. Settings that let packets in by tunnel are restored before
-the rules that drop packets from tunnels of unknown senders are removed.
+Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. After the virtual servers, the
+rules are removed, then the sets that the rules name, then the device, and then local routes. Settings that let packets in by
+tunnel are restored before the rules that drop packets from tunnels of unknown senders are removed.
 Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Otherwise no later run would recognise that the
 virtual server belongs to ipvsproxy.
 """
@@ -55,7 +55,7 @@ def plan(
     """The removals of all observed objects that belong to ipvsproxy.
 
     ``skeletons`` has the names of the chains and jumps of ipvsproxy. Virtual servers in ``excluded`` ranges are kept.
-    ``node_port_ranges`` has the same meaning as in ``ownership``.
+    ``node_port_ranges`` has the same meaning as in the module ``ownership``.
     """
     return Cleanup(
         virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
@@ -95,7 +95,7 @@ def give_up(
     """The removals of all objects that keep connections to the given API servers on this node.
 
     The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server and set entries at
-    the API server's port are removed, too. ``allowed`` addresses stay. If any kind of object could not be read, all objects stay.
+    the API server's port are removed, too. ``allowed`` addresses stay. If one kind of object could not be read, all objects stay.
     A cluster IP stays, because it may lead to the API servers. The set entries of this backend, or the ``former`` set entries of
     the other backend, show which address is a cluster IP. A virtual server with real servers also stays, because its set entries
     may have been lost, unless an entry shows that its address is an external address.

@@ -4,8 +4,8 @@ Virtual servers by mark, and the set entries that mark packets, are derived from
 
 Rule 1: a packet without a mark reaches the virtual server of its address, so a scope may be absent at any time. While a scope is
 absent, its Service port has no mark.
-Rule 2: marks are given only after every Service has been put, because only then is it known which Service owns which virtual
-server. A Service port has a mark while its Service owns at least one of the port's virtual servers.
+Rule 2: marks are given only after every Service has been put, because before, the owners of virtual servers are not certain. A
+Service port has a mark while its Service owns at least one of the port's virtual servers.
 Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
 counts only if its Service owns the virtual server of the entry.
 Rule 4: a virtual server by mark that no Service desires any more keeps its connections. The virtual server stays in the desired
@@ -20,8 +20,8 @@ Rule 6: marks are given in the order in which Service ports request marks. If th
 Service ports wait. A waiting Service port has only one scope, as with kube-proxy. Marks that were never in use are given before
 marks that were given back.
 Rule 7: a mark that an object of any program in the kernel still uses is not given to another Service port.
-Rule 8: the largest marks are given first. A packet with a mark reaches the virtual server of the mark, even if its destination is
-another address, and programs that mark their own packets usually number their marks from 1.
+Rule 8: the largest marks are given first. The reason: a packet with a mark reaches the virtual server of the mark, even if the
+packet is for another address, and other programs usually number their marks from 1.
 """
 
 import dataclasses

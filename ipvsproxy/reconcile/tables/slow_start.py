@@ -5,7 +5,7 @@ connections. If no other real server could take the endpoint's share, the endpoi
 Rule 2: the weight rises in a few steps of equal length (``STEPS`` at most), so an endpoint needs one edit per step, and no work
 between the steps.
 Rule 3: a new process continues from the weights that it finds in the kernel. The new process assumes that an endpoint with less
-than its full weight is in slow start. An endpoint that the kernel already has never begins its slow start again.
+than its full weight is in slow start. The slow start of an endpoint that the kernel already has never begins again.
 """
 
 import math
@@ -23,7 +23,7 @@ STEPS = 8
 
 
 def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
-    """The weight of an endpoint a given time after its slow start began.
+    """The weight that an endpoint has ``elapsed_s`` after the beginning of its slow start.
 
     The weight in slow start is 1 at first, and the endpoint's full weight after the duration.
     """

@@ -1,8 +1,8 @@
 """Drains: a TCP real server that is no longer desired keeps its connections but gets no new connections.
 
-When a drain begins, the weight of the real server becomes 0 at once. A drained real server is removed when both of its connection
-counts are 0 and the kernel's list of removed real servers has capacity (see ``attempts.py``), or when its deadline has passed.
-UDP and SCTP real servers are removed at once, as kube-proxy does.
+When a drain begins, the weight of the real server becomes 0 at once. A draining real server is removed when both of its
+connection counts are 0 and the kernel's list of removed real servers has room (see ``attempts.py``). A draining real server is
+also removed when its deadline has passed. UDP and SCTP real servers are removed at once, as kube-proxy does.
 
 A reading of connection counts is about one virtual server, and the kernel's answer has the counts of all its real servers.
 Therefore each virtual server with draining connections has one time at which its counts are read next.

@@ -12,7 +12,8 @@ address now. The virtual server may also belong to ipvsproxy, if an earlier proc
 address that this host lost while no process ran. If such a virtual server belongs to ipvsproxy, it has a twin with the same
 settings and real servers, and the twin has a witness. The twin is on the same port of an address where node ports are served, or
 on the Service's cluster IP. The virtual server of another program has other real servers than a virtual server of ipvsproxy,
-unless the real servers have addresses of hosts. Therefore a twin with a real server on an address of this host does not count.
+unless the real servers have addresses of hosts. Therefore a virtual server that has a real server on an address of this host has
+no twin.
 
 A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 
@@ -21,7 +22,7 @@ If several Services desire a virtual server:
 Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. The author of a Service
 chooses the Service's external and load-balancer addresses, so such an address never wins against an allocated address, even if
 its Service is older.
-Rule 2: a Service that is in the newest list takes precedence over a Service that is not (see ``Owner``).
+Rule 2: a Service in the newest list of Services takes precedence over a Service that is missing there (see ``Owner``).
 Rule 3: the older Service takes precedence.
 """
 

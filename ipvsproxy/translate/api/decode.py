@@ -148,7 +148,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     """One page of a list of the given kind.
 
     Raises:
-        UndecodableError: the body is not a list at all. Each invalid item is represented by a ``Rejected`` in the page.
+        UndecodableError: the body is not a list. Each invalid item is represented by a ``Rejected`` in the page.
     """
     page = read_page(kind, body)
     # Items are parsed one at a time, because the values of five hundred items at once would not fit into the processor's fast
@@ -303,7 +303,7 @@ class ListReader:
         return decode_list(self._kind, self._before_items + self._buffer)
 
     def _begin(self) -> bool:
-        """Take the bytes before the first item out of the buffer; returns False if the first item has not begun yet."""
+        """Take the bytes before the first item out of the buffer; returns False if the buffer has no beginning of an item."""
         before_items = _BEFORE_ITEMS.search(self._buffer, 0, MOST_BYTES_BEFORE_ITEMS)
         item = _BEGINNING.match(self._buffer, before_items.end()) if before_items else None
         if before_items is None or item is None:

@@ -125,8 +125,9 @@ def parse_service_annotations(raw: Mapping[str, str | None], skipped: list[Skipp
 def parse_slice_weight(raw: Mapping[str, str | None], skipped: list[Skipped]) -> int | None:
     """The weight that annotations give to all endpoints of an EndpointSlice; None if there is no valid weight.
 
-    An invalid weight adds a ``Skipped``. Cilium's annotation (cilium/cilium #46061) counts only if our annotation is absent. Only
-    the weight 0 means the same in both annotations, because Cilium gives the weight 100 to each EndpointSlice without a weight.
+    An invalid weight adds a ``Skipped``. Cilium's annotation (cilium/cilium #46061) counts only if ipvsproxy's annotation is
+    absent. Only the weight 0 means the same in both annotations, because Cilium gives the weight 100 to each EndpointSlice
+    without a weight.
     """
     text, alias = raw.get(Annotation.WEIGHT.whole), raw.get("service.cilium.io/weight")
     if text is None:

@@ -10,8 +10,8 @@ the address is the same with and without a second scope, so kube-proxy and ipvsp
 the same way.
 Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port (see ``_is_taken``).
 Rule 6: an external address with direct return has two further scopes. Clients outside the cluster reach the endpoints of this
-node, and, by tunnel, other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is forwarded
-a second time.
+node and, by tunnel, the endpoints of other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no
+packet is forwarded a second time.
 """
 
 import functools
@@ -93,7 +93,7 @@ class Translation:
             return ServiceState(owner=self.owner, rare=Rarities(skipped=(not_served, *self.service.skipped)))
         addresses = tuple(self.addresses)
         if addresses == self.service.cluster_addresses:
-            addresses = self.service.cluster_addresses  # shares the tuple of the parsed Service
+            addresses = self.service.cluster_addresses  # the state and the parsed Service share one tuple
         by_routes, chosen = self.settings.binding is Binding.ROUTES, self.how.chosen
         rare = Rarities(
             refused=tuple(self.refused),
@@ -327,7 +327,7 @@ class Translation:
             self.refused.append(key)
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
-        """Desire that the tracked flows of a port be cleaned, because flows outlive their endpoint.
+        """Add the tracked flows of a port, which must be cleaned because flows outlive their endpoint.
 
         Without a serving endpoint, the flows are left alone.
         """

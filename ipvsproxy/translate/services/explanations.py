@@ -52,9 +52,9 @@ class PortUse(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A Service, its desired state on this node, and the reasons for this state.
+    """A Service, its desired state on this node, and the reasons for the desired state.
 
-    ``skipped`` holds the skipped parts of each object.
+    ``skipped`` has the skipped parts of each object.
     """
 
     service: Service

@@ -13,8 +13,8 @@ known API servers are the endpoints of the API server's Service, and the address
 server. An address stays refused after its API server has disappeared, because the API server may come back at that address. On
 addresses of this node, including loopback addresses, only the port of the API server is refused. A cluster IP is not refused for
 being an API server's address, because the API servers may be reachable only by this cluster IP.
-Rule 5: serving another node's address as an external address would make that node unreachable from this node. Such an address is
-refused only if the operator has configured this, because kube-proxy serves the address.
+Rule 5: serving another node's address as an external address would make that node unreachable from this node. The address of
+another node is refused only if the operator has configured this, because kube-proxy serves such an address.
 """
 
 from collections.abc import Iterable

@@ -108,7 +108,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
     """The routes of one service port: one for traffic to the cluster IP, and one for traffic to all other addresses.
 
-    ``cluster`` is the route that ignores the traffic policy; clients of this node take it to all other addresses.
+    ``cluster`` is the route that ignores the traffic policy; it is for clients of this node to all other addresses.
     ``lacks_local`` means that a traffic policy requires endpoints on this node, but only other nodes have usable endpoints.
     """
 
@@ -173,9 +173,9 @@ def in_order(keys: Iterable[bytes], node: str) -> EvenWeights:
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
     """The node hint and the zone hint that a ready endpoint must have.
 
-    A hint is empty if the endpoint needs no such hint. Hints count only if every ready endpoint has a hint and at least one hint
-    is for this node or its zone. If some hints are missing, the control plane is about to write all hints again. Hints for nodes
-    (PreferSameNode) take precedence over hints for zones (PreferSameZone, PreferClose, topology-mode).
+    A hint is empty if endpoints need no hint of that kind. Hints count only if every ready endpoint has a hint and at least one
+    hint is for this node or its zone. If some hints are missing, the control plane is about to write all hints again. Hints for
+    nodes (PreferSameNode) take precedence over hints for zones (PreferSameZone, PreferClose, topology-mode).
     """
     if not ready or not (ready[0].node_hints or ready[0].zone_hints):  # nearly always
         return "", ""

@@ -1,7 +1,7 @@
 """Decides how the annotations of a Service affect the Service on this node.
 
-The operator may forbid some annotations, and the kernel may have no module for a scheduler. Rule: a setting that is not possible
-is replaced by the node's default, and a ``Skipped`` gives the reason. The Service is served in every case.
+The operator may forbid some annotations, and the kernel may have no module for a scheduler. Rule: the node's default replaces a
+setting that is not possible, and a ``Skipped`` gives the reason. The Service is served in every case.
 """
 
 import functools
