@@ -28,6 +28,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Gone, Listed, ObjectKey, ObjectKind, Put, Service, ServiceName
 from ipvsproxy.model.sets import SetEntries
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
@@ -464,7 +465,8 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
             explainer = Explainer(
                 survey=survey, store=served.store, translation=served.settings, view=view, connections=lambda *_: None
             )
-            explainer.service(name, {item.key for item in survey.states[name].served} & survey.virtual_servers.keys())
+            keys_of_name = {item.key for item in survey.states[name].served} & survey.virtual_servers.keys()
+            at_once(explainer.describing(name, keys_of_name))
         kind, item = items[-2]
         if kind is ObjectKind.ENDPOINT_SLICE:
             added = {"addresses": ["10.222.1.1"], "conditions": {"ready": True}, "nodeName": "other"}

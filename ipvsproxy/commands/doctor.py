@@ -43,10 +43,7 @@ _BAD: Mapping[str, tuple[str, str]] = {
         "set it to 2 or 0: answers that come back by another interface than the kernel expects are dropped",
     ),
     _BRIDGES: ("0", f"set it to 1: {_NO_ANSWER}"),
-    _REUSE: (
-        "0",
-        "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed",
-    ),
+    _REUSE: ("0", "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed"),
 }
 """Settings that ipvsproxy does not write: the value that stops traffic, and what to do."""
 OLDEST = (4, 18)
@@ -101,21 +98,21 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
     if any(one.settings.scheduler == config.translation.scheduler for one in servers):
         asked.pop(scheduler, None)
     by_state = {state: [name for name, one in asked.items() if one is state] for state in ModuleState}
-    if missing := by_state[ModuleState.MISSING]:
-        remedy = "install the kernel's modules package, or use a kernel that has them"
-        yield fail("modules", f"this kernel lacks {_few(missing, 'module')}", remedy)
-    if unknown := by_state[ModuleState.UNKNOWN]:
-        remedy = "mount the host's /lib/modules, or run modprobe there"
-        yield warn("modules", f"it is unknown whether this kernel has {_few(unknown, 'module')}", remedy)
-    if loadable := by_state[ModuleState.LOADABLE]:
-        yield ok("modules", f"run loads {_few(loadable, 'module')}")
+    install = "install the kernel's modules package, or use a kernel that has them"
+    for state, make, text, remedy in (
+        (ModuleState.MISSING, fail, "this kernel lacks", install),
+        (
+            ModuleState.UNKNOWN,
+            warn,
+            "it is unknown whether this kernel has",
+            "mount the host's /lib/modules, or run modprobe there",
+        ),
+        (ModuleState.LOADABLE, ok, "run loads", ""),
+    ):
+        if names := by_state[state]:
+            yield make("modules", f"{text} {counted(len(names), 'module')} ({_some(names, ', ')})", remedy)
     there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
     yield ok("modules", f"{counted(there, 'module')} loaded or built in")
-
-
-def _few(names: Sequence[str], noun: str) -> str:
-    """A text with the number of names and the first few names."""
-    return f"{counted(len(names), noun)} ({_some(names, ', ')})"
 
 
 def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:

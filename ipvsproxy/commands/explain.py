@@ -1,6 +1,7 @@
 """``ipvsproxy explain`` gives the reasons for everything that ipvsproxy programs for a Service, or at an address."""
 
 import asyncio
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,8 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.kernel import rivals
 from ipvsproxy.kernel.rivals import Rivals
-from ipvsproxy.model.net import Address, Family, Protocol, host_port, parse_address
+from ipvsproxy.model import steps
+from ipvsproxy.model.net import Address, Family, Protocol, host_port, parse_host_port
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import ObjectKind, Service, ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
@@ -51,13 +53,8 @@ def parse_subject(text: str) -> Subject:
     Raises:
         ValueError: the text does not have one of the listed forms.
     """
-    bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d{1,5}))?", text)
-    plain = re.fullmatch(r"([\d.]+)(?::(\d{1,5}))?", text)
-    match = bracketed or plain
-    if match:
-        return Place(parse_address(match[1]), int(match[2] or 0))
-    if text.count(":") > 1:
-        return Place(parse_address(text), 0)
+    with contextlib.suppress(ValueError):
+        return Place(*parse_host_port(text.strip("[]") if text.endswith("]") else text))
     if _NAME.fullmatch(text):
         namespace, _, name = text.rpartition("/")
         return ServiceName(namespace, name)
@@ -113,7 +110,13 @@ async def describe(
     return {
         **inspection.head("explain", node.config.node_name),
         "zone": comparison.view.zone,
-        "services": [{**explainer.service(name, set(keys)), **_colliding(name, collisions)} for name in names],
+        "services": [
+            {
+                **steps.at_once(explainer.describing(name, set(keys))),
+                "collisions": [{"text": one.text, "remedy": one.remedy} for one in collisions if one.service == name],
+            }
+            for name in names
+        ],
         "pods": [
             {
                 "target": pod or None,
@@ -128,10 +131,6 @@ async def describe(
         ],
         "unclaimed": [explainer.unclaimed(key) for key in keys if not survey.sides(key).desired],
     }
-
-
-def _colliding(name: ServiceName, collisions: Iterable[service_checks.Collision]) -> Document:
-    return {"collisions": [{"text": one.text, "remedy": one.remedy} for one in collisions if one.service == name]}
 
 
 def _addresses(service: Service) -> Sequence[Address]:
@@ -159,7 +158,7 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
     """Whether each port of a Service uses a pod; if no port uses the pod, ``reason`` says why."""
     if name not in comparison.store.services:
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
-    document = explainer.service(name, set(_keys_of(comparison, name)))
+    document = steps.at_once(explainer.describing(name, set(_keys_of(comparison, name))))
     ports = [
         {**{field: port[field] for field in ("name", "protocol", "port", "family")}, "endpoint": one, "traffics": traffics(port)}
         for port in document["ports"]

@@ -1,6 +1,7 @@
 """``ipvsproxy list``: prints the table that ``ipvsadm -Ln`` prints, with the names of Services and pods next to the addresses."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
@@ -14,6 +15,8 @@ from ipvsproxy.kernel.ipvs.rows import MASQUERADED, TUNNEL, IpvsTable, RealServe
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.virtual_servers import PERSISTENT, FirewallMark, VirtualServerKey
+from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
 
 NAME_COLUMN = 70
@@ -30,7 +33,7 @@ async def describe(node: Inspected, rows: IpvsTable, targets: Targets, text: str
     """
     comparison = Comparison(node)
     await comparison.read()
-    names = _Names(comparison, targets)
+    names = _Names(comparison.survey, comparison.store, targets)
     document, query = table(node.config.node_name, rows, names), _query(text)
     pairs = zip(rows.virtual_servers, document["virtualServers"], strict=True)
     return {**document, "virtualServers": [one for row, one in pairs if names.matches(row.key, one, query)]}
@@ -42,33 +45,32 @@ def _query(text: str) -> Query:
     return parse_query(given["query"])._replace(namespace=namespace, type=kind, node=node, only_problems="problems" in given)
 
 
-class _Names:
+class _Names(NamedTuple):
     """Finds the names of the Services and pods that belong to the rows of the table."""
 
-    def __init__(self, comparison: Comparison, targets: Targets) -> None:
-        self._survey = comparison.survey
-        self._store = comparison.store
-        self._targets = targets
+    survey: Survey
+    store: Store
+    targets: Targets
 
     def matches(self, key: VirtualServerKey, one: Document, query: Query) -> bool:
         """Whether a virtual server passes a filter.
 
         A virtual server without a Service passes only an empty filter or the filter for problems.
         """
-        desired = self._survey.sides(key).desired
-        service = self._store.services.get(desired.owner.service) if desired else None
+        desired = self.survey.sides(key).desired
+        service = self.store.services.get(desired.owner.service) if desired else None
         has_problems = bool(one["problems"] or any(each["state"] in _WRONG for each in one["realServers"]))
         if service is None:
             return query == Query(only_problems=query.only_problems) and (has_problems or not query.only_problems)
-        return query.matches(service, self._store.slices_of(service.name), has_problems=has_problems)
+        return query.matches(service, self.store.slices_of(service.name), has_problems=has_problems)
 
     def virtual_server(self, row: VirtualServerRow) -> Document:
         """The owner of a virtual server, and the virtual server's problem; without an owner, all names are null."""
         key = row.key
-        sides = self._survey.sides(key)
+        sides = self.survey.sides(key)
         name = sides.desired.owner.service if sides.desired else None
-        service = self._store.services.get(name) if name else None
-        port = self._survey.service_port(service, sides.desired) if service and sides.desired else None
+        service = self.store.services.get(name) if name else None
+        port = self.survey.service_port(service, sides.desired) if service and sides.desired else None
         is_scope = isinstance(key, FirewallMark)
         return {
             "owner": "service" if name else "other" if sides.is_foreign else "stale" if sides.observed else "unknown",
@@ -79,7 +81,7 @@ class _Names:
         }
 
     def _problems(self, row: VirtualServerRow) -> Iterator[str]:
-        sides = self._survey.sides(row.key)
+        sides = self.survey.sides(row.key)
         if sides.desired:
             found = {one.key for one in row.real_servers}
             if not found:
@@ -90,8 +92,8 @@ class _Names:
 
     def real_server(self, key: VirtualServerKey, row: RealServerRow) -> Document:
         """The pod behind a real server, and why the real server exists."""
-        desired = self._survey.sides(key).desired
-        target = self._targets.get((desired.owner.service, row.key)) if desired else None
+        desired = self.survey.sides(key).desired
+        target = self.targets.get((desired.owner.service, row.key)) if desired else None
         return {
             "target": target.name or None if target else None,
             "node": target.node or None if target else None,
@@ -199,20 +201,15 @@ def _netmask(family: str, prefix_length: int) -> list[str]:
     return [f"mask {Address(mask.to_bytes(4, 'big'))}"] if mask != everything else []
 
 
+_NO_SERVICE = {"other": "(not ours)", "stale": "(no Service desires it any more)", "unknown": "(removed meanwhile)"}
+
+
 def _service(one: Document) -> str:
-    match one.get("owner"):
-        case "service":
-            name = f"{one['service']}:{one['servicePort']}" if one["servicePort"] else one["service"]
-            remarks = ["second scope"] * one["secondScope"] + one["problems"]
-            return f"{name} ({'; '.join(remarks)})" if remarks else str(name)
-        case "other":
-            return "(not ours)"
-        case "stale":
-            return "(no Service desires it any more)"
-        case "unknown":
-            return "(removed meanwhile)"
-        case _:
-            return ""
+    if one.get("owner") != "service":
+        return _NO_SERVICE.get(str(one.get("owner")), "")
+    name = f"{one['service']}:{one['servicePort']}" if one["servicePort"] else one["service"]
+    remarks = ["second scope"] * one["secondScope"] + one["problems"]
+    return f"{name} ({'; '.join(remarks)})" if remarks else str(name)
 
 
 def _target(one: Document) -> str:

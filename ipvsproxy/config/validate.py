@@ -19,7 +19,7 @@ from ipvsproxy.config.option import ConfigError, Given, Likeness, Problem, Value
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
-from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
+from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_host_port, parse_network
 from ipvsproxy.translate.translation_settings import LocalMode
 
 HEALTH_PORT = 10256
@@ -29,7 +29,6 @@ _PRIMARY = "primary"
 _ALL = "all"
 _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
 """The ranges that a word of ``nodePortAddresses`` stands for (cmd/kube-proxy/app/server.go since 1.37)."""
-_HOST_PORT = re.compile(r"(?:\[(.+)\]|([^:]+)):([0-9]{1,5})", re.ASCII)
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # The kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL.
 _INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # The excluded characters are not allowed in a rule or in a name.
 _MARK_DROP = 0x8000  # The mark bit of the kubelet's chain KUBE-MARK-DROP.
@@ -42,12 +41,7 @@ _INTERFACE_NAMES: Mapping[LocalMode, tuple[str, int]] = {
 """The option that names the interfaces of a mode, and the longest name in bytes."""
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}", re.ASCII)
 _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
-IPVS_SYSCTLS = {
-    "sloppy_sctp": range(2),
-    "sloppy_tcp": range(2),
-    "conn_lfactor": range(-8, 9),
-    "svc_lfactor": range(-8, 9),
-}
+IPVS_SYSCTLS = {"sloppy_sctp": range(2), "sloppy_tcp": range(2), "conn_lfactor": range(-8, 9), "svc_lfactor": range(-8, 9)}
 """The settings of IPVS that an operator may choose, with their values.
 
 All other settings of IPVS are left unchanged, or chosen by ipvsproxy.
@@ -220,11 +214,10 @@ def _listen(
 
 
 def _parse_listen(text: str, default_port: int) -> ListenAddress:
-    match = _HOST_PORT.fullmatch(text)
-    host, port = (match[1] or match[2], int(match[3])) if match else (text, default_port)
     with contextlib.suppress(ValueError):
-        if 1 <= port <= 65535:  # noqa: PLR2004 - a port
-            return ListenAddress(parse_address(host), port)
+        listen = ListenAddress(*parse_host_port(text, default_port))
+        if 1 <= listen.port <= 65535:  # noqa: PLR2004 - a port
+            return listen
     raise ValueError("IP or IP:port with a port in 1..65535")
 
 

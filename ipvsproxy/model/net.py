@@ -6,6 +6,7 @@ address (16 bytes).
 """
 
 import enum
+import re
 import socket
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ class Family(enum.IntEnum):
 
 FAMILY_BY_LENGTH = {4: Family.IPV4, 16: Family.IPV6}
 """The family of an address by its number of bytes. ``Address.family`` takes half as long again."""
+_HOST_PORT = re.compile(r"(?:\[(.+)\]|([^:]+)):([0-9]{1,5})", re.ASCII)
 
 
 class Protocol(enum.IntEnum):
@@ -166,6 +168,16 @@ def network(address: Address, prefix_length: int) -> Network:
     host_bits = address.family.bits - prefix_length
     first = int.from_bytes(address, "big") >> host_bits << host_bits
     return Network(Address(first.to_bytes(len(address), "big")), prefix_length)
+
+
+def parse_host_port(text: str, default_port: int = 0) -> tuple[Address, int]:
+    """Parse an address and a port as ``host_port`` writes them, or an address alone, which gets the default port.
+
+    Raises:
+        ValueError: the text is neither; the port has at most five digits, but may be larger than 65535.
+    """
+    match = _HOST_PORT.fullmatch(text)
+    return (parse_address(match[1] or match[2]), int(match[3])) if match else (parse_address(text), default_port)
 
 
 def host_port(address: Address, port: int) -> str:

@@ -9,6 +9,7 @@ A search finds Services by a part of the name, by a port or node port, or by the
 ``address:port``.
 """
 
+import contextlib
 import heapq
 import itertools
 import re
@@ -21,7 +22,7 @@ from ipvsproxy.daemon.ui import counters
 from ipvsproxy.daemon.ui.counters import CounterFollower, keys_of
 from ipvsproxy.model import steps
 from ipvsproxy.model.kind import counted
-from ipvsproxy.model.net import Address, parse_address
+from ipvsproxy.model.net import Address, parse_host_port
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import Clients, ServiceState
@@ -42,7 +43,6 @@ PENDING_SEEN = 5000
 LONGEST_QUERY = 253
 """The most characters of a text to search for."""
 _ADDRESS_START = re.compile(r"[0-9]+\.[0-9.]*|[0-9a-f]*:[0-9a-f:.]*")
-_HOST_PORT = re.compile(r"\[([0-9a-f:.]+)\]:([0-9]{1,5})|([0-9.]+):([0-9]{1,5})")
 
 
 class Query(NamedTuple):
@@ -98,12 +98,10 @@ class Query(NamedTuple):
 def parse_query(text: str) -> Query:
     """Parse the text of a search. Every text is a valid search."""
     text = text.strip().lower()
-    if found := _HOST_PORT.fullmatch(text):
-        try:
-            address = parse_address(found[1] or found[3])
-        except ValueError:
-            return Query(text)
-        return Query(text, address=address, port=int(found[2] or found[4]))
+    with contextlib.suppress(ValueError):
+        address, port = parse_host_port(text)
+        if port:
+            return Query(text, address=address, port=port)
     return Query(
         text,
         starts_address=_ADDRESS_START.fullmatch(text) is not None,
@@ -183,7 +181,9 @@ class Board:
         stamp = self._stamp(selection)
         known = self._sorted.pop(key, None)
         if known is None or known[0] != stamp:
-            matching = yield from self._searching(selection.query)
+            matching = list(self._rows)
+            if selection.query != Query():
+                matching = yield from steps.choosing(lambda name: self._matches(selection.query, name), matching)
             known = stamp, (yield from self._sorting(matching, selection))
         self._sorted[key] = known
         if len(self._sorted) > SEARCHES:
@@ -197,10 +197,6 @@ class Board:
         if selection.sort == "name" and selection.query == Query():
             return self._names, 0
         return self._revision, 0
-
-    def _searching(self, query: Query) -> Generator[None, None, list[ServiceName]]:
-        names = list(self._rows)
-        return names if query == Query() else (yield from steps.choosing(lambda name: self._matches(query, name), names))
 
     def _matches(self, query: Query, name: ServiceName) -> bool:
         service, row = self._store.services.get(name), self._rows.get(name)

@@ -13,7 +13,7 @@ from ipvsproxy.model.kernel import DEVICE, BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, TUNNELLED, RealServerKey, Thresholds, without_method
 from ipvsproxy.model.rules import render
-from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.state import Clients, ClusterScope
 from ipvsproxy.model.virtual_servers import (
@@ -74,12 +74,11 @@ class Explainer:
     rates: Callable[[VirtualServerKey, RealServerKey], Document] = lambda _key, _real_server: {}
     targets: Targets = dataclasses.field(default_factory=dict)
 
-    def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
-        """Describes a known Service that has been translated, and those of its virtual servers that are in ``keys``."""
-        return steps.at_once(self.describing(name, keys))
-
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
-        """Like ``service``, but as a generator, whose pauses let other tasks run."""
+        """Describes a known Service that has been translated, and those of its virtual servers that are in ``keys``.
+
+        A generator, whose pauses let other tasks run.
+        """
         service, slices = self.store.services[name], self.store.slices_of(name)
         explained = yield from explanations.explaining(service, slices, self.view, self.translation)
         yield
@@ -98,7 +97,10 @@ class Explainer:
                 for where, skipped in explained.skipped.items()
                 for one in skipped
             ],
-            "slicesNotUsed": self._slices_not_used(service, slices),
+            "slicesNotUsed": [
+                {"slice": str(item.name), "code": why.code, "reason": why.reason}
+                for item, why in explanations.unserved_slices(service, slices, self.translation)
+            ],
             "ports": [],
         }
         indexed = self._index(explained)
@@ -108,15 +110,8 @@ class Explainer:
                 document["ports"].append((yield from self._describing_port(indexed, use, served)))
         return document
 
-    def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
-        unserved = explanations.unserved_slices(service, slices, self.translation)
-        return [{"slice": str(item.name), "code": why.code, "reason": why.reason} for item, why in unserved]
-
     def _describing_port(
-        self,
-        indexed: _Indexed,
-        use: explanations.PortUse,
-        served: Iterable[VirtualServer],
+        self, indexed: _Indexed, use: explanations.PortUse, served: Iterable[VirtualServer]
     ) -> Generator[None, None, Document]:
         port: Document = {
             "name": use.served.port.name,
@@ -255,17 +250,15 @@ class Explainer:
     def unclaimed(self, key: VirtualServerKey) -> Document:
         """A virtual server that no Service desires."""
         is_foreign = self.survey.sides(key).is_foreign
+        when = "" if self.is_carried(key.address) else f", {GRACE_S:.0f} s after the node lost its address"
         return {
             "virtualServer": str(key),
             "foreign": is_foreign,
             "reason": "it is not ours: no set entry and no address of ours is its witness; it is left alone"
             if is_foreign
-            else f"no Service desires it any more; its witness is {self._witness(key)}, so run removes it{self._when(key)}",
+            else f"no Service desires it any more; its witness is {self._witness(key)}, so run removes it{when}",
             "kernel": steps.at_once(self._kernel(key, None)),
         }
-
-    def _when(self, key: VirtualServerKey) -> str:
-        return "" if self.is_carried(key.address) else f", {GRACE_S:.0f} s after the node lost its address"
 
     def _witness(self, key: VirtualServerKey) -> str:
         match self.survey.witness(key):
@@ -334,9 +327,8 @@ def _endpoint(use: explanations.EndpointUse) -> Document:
         "terminating": conditions.terminating,
         "zoneHints": sorted(conditions.zone_hints),
         "nodeHints": sorted(conditions.node_hints),
-        **{scope: _use(why) for scope, why in (("internal", use.internal), ("external", use.external), ("cluster", use.cluster))},
+        **{
+            scope: {"used": why is None, "code": why.code if why else "", "reason": why.reason if why else ""}
+            for scope, why in (("internal", use.internal), ("external", use.external), ("cluster", use.cluster))
+        },
     }
-
-
-def _use(why_not: explanations.NotUsed | None) -> Document:
-    return {"used": why_not is None, "code": why_not.code if why_not else "", "reason": why_not.reason if why_not else ""}

@@ -7,6 +7,7 @@ Rule 3: a browser may load nothing from other sites for this page, and no other 
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib.resources
 import math
@@ -182,7 +183,10 @@ class Pages:
         if request.method not in ("GET", "HEAD"):
             raise RefusedError(_METHOD, "only GET and HEAD are answered: nothing can be changed here")
         host = _host(request.headers.get("host", ""))
-        if host not in self._hosts and not _is_address(host):
+        is_known = host in self._hosts
+        with contextlib.suppress(ValueError):
+            is_known = is_known or bool(parse_address(host))
+        if not is_known:
             raise RefusedError(
                 421, "the name in Host is not that of this node: use localhost, an IP address, or the name of the Node or host"
             )
@@ -291,11 +295,7 @@ class Pages:
         last, events = self.node.events.last, list(self.node.events.since(since))
         targets = self._names.known(_without_names(events))
         endpoint_changes.name(events, targets)
-        return {
-            "startedAt": self.node.started_s,
-            "last": last,
-            "events": events,
-        }
+        return {"startedAt": self.node.started_s, "last": last, "events": events}
 
 
 def _without_names(events: Iterable[Mapping[str, Any]]) -> list[ServiceName]:
@@ -311,14 +311,6 @@ def _host(text: str) -> str:
     """The name or address in a ``Host`` header, without the port number."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::\d{1,5})?", text.strip())
     return found[1].strip("[]").rstrip(".").lower() if found else ""
-
-
-def _is_address(host: str) -> bool:
-    try:
-        parse_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _number(query: Mapping[str, str], name: str, default: float) -> float:

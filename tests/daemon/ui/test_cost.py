@@ -12,7 +12,7 @@ from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
 from ipvsproxy.daemon.ui.counters import REMEMBERED
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.steps import ITEMS_AT_ONCE
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.translate.services import explanations
 from tests.support import builders
 from tests.support.builders import endpoint
@@ -121,7 +121,7 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
         pauses = len(list(explainer.describing(name, keys)))
         # Reasons, real servers and endpoints are each described in separate steps.
         assert pauses >= 3 * count // explanations.ENDPOINTS_AT_ONCE
-        assert len(explainer.service(name, keys)["ports"][0]["endpoints"]) == count
+        assert len(at_once(explainer.describing(name, keys))["ports"][0]["endpoints"]) == count
 
 
 @in_virtual_time
