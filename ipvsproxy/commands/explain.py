@@ -24,8 +24,6 @@ from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.view import NodeView
 
 _NAME = re.compile(r"([^/\s:]+/)?[^/\s:]+")
-_PARTS = ("services", "pods", "notUsed", "unclaimed")
-"""The parts of a document; all are empty for an unknown subject."""
 
 
 class Place(NamedTuple):
@@ -234,7 +232,7 @@ _NOT_ASKED_FOR = (
 
 def render(document: Document, subject: str) -> Iterator[str]:
     """The document as lines of text."""
-    if not any(document[part] for part in _PARTS):
+    if not any(document[part] for part in ("services", "pods", "notUsed", "unclaimed")):
         yield f"{subject}: no Service or endpoint of this name, and no virtual server or endpoint at this address"
         if _NAME.fullmatch(subject):
             yield f"  {_NOT_ASKED_FOR}"

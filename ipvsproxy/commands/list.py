@@ -1,5 +1,6 @@
 """``ipvsproxy list``: prints the table that ``ipvsadm -Ln`` prints, with the names of Services and pods next to the addresses."""
 
+import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from ipvsproxy.daemon.ui.board import Query, parse_query
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs.rows import MASQUERADED, TUNNEL, IpvsTable, RealServerRow, VirtualServerRow
-from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.virtual_servers import PERSISTENT, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
@@ -196,9 +197,7 @@ def _netmask(family: str, prefix_length: int) -> list[str]:
     """The mask for the part of a client's address that session affinity compares; empty means the whole address."""
     if family == Family.IPV6.label:
         return [f"mask {prefix_length}"] if prefix_length != Family.IPV6.bits else []
-    everything = (1 << Family.IPV4.bits) - 1
-    mask = everything ^ (everything >> prefix_length)
-    return [f"mask {Address(mask.to_bytes(4, 'big'))}"] if mask != everything else []
+    return [f"mask {ipaddress.ip_network((0, prefix_length)).netmask}"] if prefix_length != Family.IPV4.bits else []
 
 
 _NO_SERVICE = {"other": "(not ours)", "stale": "(no Service desires it any more)", "unknown": "(removed meanwhile)"}

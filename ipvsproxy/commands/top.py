@@ -208,7 +208,7 @@ def run(config: Config) -> int:
         if error.name and error.name.partition(".")[0] == "ipvsproxy":
             raise
         return _refuse(NO_TEXTUAL)
-    screen.TopApp(question, options.interval_s, daemon.picture, daemon.details).run()
+    screen.TopApp(question, options.interval_s, daemon).run()
     return inspection.WELL
 
 

@@ -233,12 +233,12 @@ def details(document: Document) -> Picture:
     row, explained = document["row"], document["service"]
     endpoints = [endpoint for port in explained["ports"] for endpoint in _endpoints(port)]
     return Picture(
-        (*_service_lines(row), *_notes(explained)),
+        tuple(_lines(row, explained)),
         [Row(f"{one['port']} {one['address']} {number}", _texts(ENDPOINT_COLUMNS, one)) for number, one in enumerate(endpoints)],
     )
 
 
-def _service_lines(row: Document) -> Iterator[str]:
+def _lines(row: Document, explained: Document) -> Iterator[str]:
     endpoints = row["endpoints"]
     yield f"{row['name']} ({row['type']}): {', '.join((*_addresses(row), *_ports(row)))}"
     yield (
@@ -246,9 +246,6 @@ def _service_lines(row: Document) -> Iterator[str]:
         f"{count(row['connectionsPerSecond'])} conn/s, {count(row['bytesPerSecond'])} B/s"
     )
     yield from (f"problem: {problem}" for problem in row["problems"])
-
-
-def _notes(explained: Document) -> Iterator[str]:
     yield from explain.facts(explained)
     if explained["sourceRanges"]:
         yield f"only from {', '.join(explained['sourceRanges'])}"

@@ -21,7 +21,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from ipvsproxy.commands import top_data
-from ipvsproxy.commands.top import NoAnswerError
+from ipvsproxy.commands.top import Daemon, NoAnswerError
 from ipvsproxy.commands.top_data import Column, Picture, Question, Row
 from ipvsproxy.config.settings import Sort
 from ipvsproxy.daemon.base.log import printable
@@ -38,12 +38,6 @@ Conn/s Pkt/s B/s
    new connections, and packets and
    bytes in both directions
 """
-
-Fetch = Callable[[Question], Awaitable[Picture]]
-"""Reads a picture; raises NoAnswerError."""
-FetchDetails = Callable[[str], Awaitable[Picture | None]]
-"""Reads one Service by its name, None if there is none; raises NoAnswerError."""
-
 
 ONLY_PROBLEMS = "problems:only"
 """The word of a filter that leaves only Services with a problem."""
@@ -79,6 +73,8 @@ class Rows(DataTable[Text]):
 class FollowingScreen(Screen[None]):
     """A screen that reads its data repeatedly: lines above a table, and a warning, for example if the daemon does not answer."""
 
+    AUTO_FOCUS: ClassVar[str | None] = "#rows"
+
     def __init__(self, interval_s: float, columns: Sequence[Column], read: Callable[[], Awaitable[Picture | None]]) -> None:
         """``read`` returns None if the object that the screen shows no longer exists."""
         super().__init__()
@@ -89,6 +85,14 @@ class FollowingScreen(Screen[None]):
         self._is_held = False
         self._columns = columns
         self._read = read
+
+    def compose(self) -> ComposeResult:
+        """The lines about what is shown, a warning, the filter (only of ``MainScreen``), and the table."""
+        yield Static(Content(printable(self.title or "asking …")), id="about")
+        yield Static("", id="message")
+        yield Input(placeholder="name, address, port, pod address", max_length=LONGEST_FILTER, id="filter")
+        yield Rows()
+        yield Footer()
 
     def on_mount(self) -> None:
         """Begin to follow."""
@@ -175,23 +179,16 @@ class ServiceScreen(FollowingScreen):
         Binding("space", "hold", "hold"),
     ]
 
-    def __init__(self, name: str, fetch: FetchDetails, interval_s: float) -> None:
-        super().__init__(interval_s, top_data.ENDPOINT_COLUMNS, lambda: fetch(name))
-        self._service = name
-
-    def compose(self) -> ComposeResult:
-        """The Service's name, the lines about the Service, and the table of its endpoints."""
-        yield Static(Content(printable(self._service)), id="about")
-        yield Static("", id="message")
-        yield Rows()
-        yield Footer()
+    def __init__(self, name: str, daemon: Daemon, interval_s: float) -> None:
+        super().__init__(interval_s, top_data.ENDPOINT_COLUMNS, lambda: daemon.details(name))
+        self.title = name
 
     def show(self, result: Picture | None, problem: str) -> None:
         """Show a new reading, or the reason why there is no reading."""
         if result or problem:
             super().show(result, problem)
         else:
-            self.say(f"there is no Service {self._service} any more")
+            self.say(f"there is no Service {self.title} any more")
 
 
 class MainScreen(FollowingScreen):
@@ -215,24 +212,16 @@ class MainScreen(FollowingScreen):
         Binding("space", "hold", "hold", tooltip="hold the picture, or go on"),
     ]
 
-    def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
-        super().__init__(interval_s, top_data.SERVICE_COLUMNS, lambda: fetch(self._question))
+    def __init__(self, question: Question, interval_s: float, daemon: Daemon) -> None:
+        super().__init__(interval_s, top_data.SERVICE_COLUMNS, lambda: daemon.picture(self._question))
         self._question = question
-        self._fetch_details = fetch_details
+        self._daemon = daemon
         self._is_new_order = False
 
-    def compose(self) -> ComposeResult:
-        """The lines about the node, the filter, and the table of Services."""
-        yield Static(Content("asking …"), id="about")
-        yield Static("", id="message")
-        yield Input(self._question.filter, placeholder="name, address, port, pod address", max_length=LONGEST_FILTER, id="filter")
-        yield Rows()
-        yield Footer()
-
     def on_mount(self) -> None:
-        """Prepare the filter and the table; Textual also calls the base class's ``on_mount``, which starts the updates."""
-        self.query_one("#filter").display = bool(self._question.filter)
-        self.query_one(Rows).focus()
+        """Prepare the filter; Textual also calls the base class's ``on_mount``, which starts the updates."""
+        box = self.query_one("#filter", Input)
+        box.value, box.display = self._question.filter, bool(self._question.filter)
 
     def show(self, result: Picture | None, problem: str) -> None:
         """Show a new reading, or the reason why there is no reading; if the order has changed, show the first rows."""
@@ -303,7 +292,7 @@ class MainScreen(FollowingScreen):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open the chosen Service."""
         if event.row_key.value:
-            self.app.push_screen(ServiceScreen(event.row_key.value, self._fetch_details, self.interval_s))
+            self.app.push_screen(ServiceScreen(event.row_key.value, self._daemon, self.interval_s))
 
     def action_help(self) -> None:
         """Show the keys."""
@@ -317,7 +306,7 @@ class TopApp(App[None]):
     CSS = """
     #about { height: auto; max-height: 50%; }
     #message { height: auto; max-height: 3; text-style: bold; color: ansi_red; display: none; }
-    #filter { height: 1; border: none; padding: 0; }
+    #filter { height: 1; border: none; padding: 0; display: none; }
     Rows { height: 1fr; }
     #help { height: 1fr; }
     """
@@ -326,10 +315,10 @@ class TopApp(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
+    def __init__(self, question: Question, interval_s: float, daemon: Daemon) -> None:
         super().__init__()
         self.theme = "ansi-dark"  # use the terminal's own colours
-        self._main = MainScreen(question, interval_s, fetch, fetch_details)
+        self._main = MainScreen(question, interval_s, daemon)
 
     def get_default_screen(self) -> Screen[None]:
         """All Services."""

@@ -11,6 +11,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
+from ipvsproxy.commands import top
 from ipvsproxy.commands.top import NoAnswerError
 from ipvsproxy.commands.top_data import Picture, Question
 from ipvsproxy.commands.top_screen import HelpScreen, MainScreen, ServiceScreen, TopApp
@@ -22,35 +23,36 @@ SIZES = ((80, 24), (120, 40), (40, 15))
 PATIENCE_S = 60.0
 
 
-class Daemon:
+class Daemon(top.Daemon):
     """A stand-in for a running ipvsproxy: it answers at once unless it is down, and records the requests."""
 
     def __init__(self, *services: str) -> None:
+        super().__init__("http://127.0.0.1:10249")
         self.services = [service(name, connections_s=number) for number, name in enumerate(services)]
         self.asked: list[Question] = []
         self.is_down = False
-        self.details: Picture | None = Picture(
+        self.service: Picture | None = Picture(
             (self.services[0]["name"], "a note"),
             (endpoint("10.244.0.1:8080"), endpoint("10.244.0.2:8080", reason="it is not ready")),
         )
 
-    async def fetch(self, question: Question) -> Picture:
+    async def picture(self, question: Question) -> Picture:
         self.asked.append(question)
         self._answer()
         found = [one for one in self.services if question.filter in one["name"]]
         return top_pictures.picture(*found, page=question.page, pages=3)
 
-    async def fetch_details(self, name: str) -> Picture | None:
+    async def details(self, name: str) -> Picture | None:
         self._answer()
-        return self.details
+        return self.service
 
     def _answer(self) -> None:
         if self.is_down:
-            raise NoAnswerError("no ipvsproxy answers on http://127.0.0.1:10249: Connection refused")
+            raise NoAnswerError(f"no ipvsproxy answers on {self.url}: Connection refused")
 
 
 def _app(daemon: Daemon, interval_s: float = 3600) -> TopApp:
-    return TopApp(Question(), interval_s, daemon.fetch, daemon.fetch_details)
+    return TopApp(Question(), interval_s, daemon)
 
 
 async def _until(pilot: Pilot[None], *texts: str) -> None:
@@ -149,7 +151,7 @@ async def test_each_sort_key_requests_its_order_from_the_daemon(key: str, asked:
 @pytest.mark.parametrize("size", SIZES)
 async def test_the_screen_shows_hostile_names_as_plain_text(size: tuple[int, int]) -> None:
     daemon = Daemon(HOSTILE)
-    daemon.details = Picture((HOSTILE, f"problem: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
+    daemon.service = Picture((HOSTILE, f"problem: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
     async with _app(daemon).run_test(size=size) as pilot:
         await _until(pilot, top_pictures.SHOWN[:15])
         await pilot.press("enter")
@@ -176,7 +178,7 @@ async def test_the_details_of_a_service_show_that_the_connection_was_lost_or_tha
         daemon.is_down = True
         await _until(pilot, "NO ANSWER")
         daemon.is_down = False
-        daemon.details = None
+        daemon.service = None
         await _until(pilot, "there is no Service demo/web any more", "10.244.0.1:8080")
 
 

@@ -331,22 +331,19 @@ def _whole(query: Mapping[str, str], name: str, default: int, most: int) -> int:
 
 
 def _selection(query: Mapping[str, str]) -> Selection:
+    words = {"sort": board.SORTS, "order": ("asc", "desc"), "type": tuple(ServiceType), "problems": ("only",)}
+    for name, allowed in words.items():
+        if query.get(name) and query[name] not in allowed:
+            raise RefusedError(400, f"{name} must be {' or '.join(allowed)}")
     sort, order = query.get("sort") or "name", query.get("order", "")
-    if sort not in board.SORTS:
-        raise RefusedError(400, f"sort must be one of {', '.join(board.SORTS)}")
-    if order not in ("", "asc", "desc"):
-        raise RefusedError(400, "order must be asc or desc")
-    kind, problems = query.get("type", ""), query.get("problems", "")
-    if kind and kind not in list(ServiceType):
-        raise RefusedError(400, f"type must be one of {', '.join(ServiceType)}")
-    if problems not in ("", "only"):
-        raise RefusedError(400, "problems must be the word only, or absent")
     texts = [query.get(name, "").strip() for name in ("query", "namespace", "node")]
     if max(map(len, texts)) > board.LONGEST_QUERY:
         raise RefusedError(400, f"query, namespace and node must have at most {board.LONGEST_QUERY} characters")
     text, namespace, node = texts
     return Selection(
-        query=board.parse_query(text)._replace(namespace=namespace, type=kind, node=node, only_problems=bool(problems)),
+        query=board.parse_query(text)._replace(
+            namespace=namespace, type=query.get("type", ""), node=node, only_problems=bool(query.get("problems"))
+        ),
         sort=sort,
         descending=order == "desc" if order else sort != "name",
         page=_whole(query, "page", 1, 10**8),
