@@ -99,14 +99,10 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
         asked.pop(scheduler, None)
     by_state = {state: [name for name, one in asked.items() if one is state] for state in ModuleState}
     install = "install the kernel's modules package, or use a kernel that has them"
+    mount = "mount the host's /lib/modules, or run modprobe there"
     for state, make, text, remedy in (
         (ModuleState.MISSING, fail, "this kernel lacks", install),
-        (
-            ModuleState.UNKNOWN,
-            warn,
-            "it is unknown whether this kernel has",
-            "mount the host's /lib/modules, or run modprobe there",
-        ),
+        (ModuleState.UNKNOWN, warn, "it is unknown whether this kernel has", mount),
         (ModuleState.LOADABLE, ok, "run loads", ""),
     ):
         if names := by_state[state]:
