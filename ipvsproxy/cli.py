@@ -1,5 +1,6 @@
 """The command line: ``ipvsproxy [COMMAND] [flags]``. The default command is ``run``, so that kube-proxy's command lines work."""
 
+import gc
 import importlib
 import importlib.metadata
 import io
@@ -15,7 +16,6 @@ from ipvsproxy.config import catalogue, commands, file, load
 from ipvsproxy.config.option import ConfigError, Given, Problem, ValuePlace, quoted, suggestion
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.cannot_start import complain
-from ipvsproxy.daemon.loop import garbage
 from ipvsproxy.kernel import instance
 
 _OF_COMMANDS = frozenset(option.key for option in catalogue.OF_COMMANDS)
@@ -141,10 +141,11 @@ def load_module(name: str) -> ModuleType:
     # In ``sys.modules``, None means that a module cannot be imported. Modules that are imported later may need rich, for example
     # Textual.
     is_hidden = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
+    gc.disable()
     try:
-        with garbage.postponed():
-            return importlib.import_module(name)
+        return importlib.import_module(name)
     finally:
+        gc.enable()
         if is_hidden:
             del sys.modules["rich"]
 

@@ -141,9 +141,8 @@ class Engine:
 
     async def run(self) -> None:
         """Run syncs until this task is cancelled."""
-        with garbage.postponed():
-            await self.start()
         with garbage.in_short_rounds(self.clock) as thaw_if_due:
+            await self.start()
             while True:
                 await self._sync(await self._pause())
                 thaw_if_due()

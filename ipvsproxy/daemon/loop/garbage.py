@@ -1,9 +1,9 @@
 """Decides when Python's garbage collector searches for reference cycles.
 
 Objects that are not in a cycle are freed when their reference count becomes 0. The data about known API objects consists of about
-a million values without cycles. During a start, a hundred collections would each traverse all known objects, and together take a
-third of the start's time. After the start, a single collection of the objects that some seconds of changes have created would
-block the event loop for too long. ``docs/performance.md`` has the measurements.
+a million values without cycles. Collections with Python's own settings would traverse them again and again during a start. Later,
+one collection of the objects created in some seconds of changes would block the event loop for too long. ``docs/performance.md``
+has the measurements.
 """
 
 import contextlib
@@ -28,20 +28,6 @@ THAW_INTERVAL_S = 24 * 3600.0
 _OLDEST = 2
 _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
 """The first version of Python that walks old objects in steps."""
-
-
-@contextlib.contextmanager
-def postponed() -> Iterator[None]:
-    """Inside the ``with`` block, the garbage collector does not run.
-
-    The objects created in the block are frozen until the next thaw (``gc.unfreeze``).
-    """
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 @contextlib.contextmanager
