@@ -157,12 +157,12 @@ def cost_of_an_address_that_changes_hands(services: int) -> int:
         store.deliver([memory_node.put(own), memory_node.put(pods)], 0)
     there = [builders.endpoint(address, builders.OTHER_NODE) for address in (taken, "10.244.1.8")]
     agents = [builders.endpoint_slice(one, service="agent") for one in there]
-    assert not store.other_nodes(builders.THIS_NODE)
+    assert not store.other_nodes
     store.take()
     with steps.counting("change"):
         for agent, expected in zip(agents, (1, 0), strict=True):
             store.deliver([memory_node.put(agent)], 0)
-            assert len(store.other_nodes(builders.THIS_NODE)) == expected
+            assert len(store.other_nodes) == expected
             store.touch_external([parse_address(taken)], 0)
     assert store.take().services.keys() == {ServiceName("default", name) for name in ("hides", "agent")}
     return steps.of_stages["change"].total()

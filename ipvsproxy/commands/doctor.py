@@ -372,8 +372,8 @@ def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Find
     settings = dataclasses.replace(config.translation, direct_return=config.takes_direct_return)
     if found.backend:
         settings = dataclasses.replace(settings, backend=found.backend.backend)
-    name, others = config.node_name, store.other_nodes(config.node_name)
-    node, ends = store.node(name), store.tunnel_ends(name)
+    name, others = config.node_name, store.other_nodes
+    node, ends = store.node(name), store.tunnels[0]
     seen = view.view_node(settings, name, node, addresses, (), other_nodes=others, tunnel_ends=ends)
     services = store.services.values()
     read = rivals.read(service_checks.ports_of(services))

@@ -99,8 +99,8 @@ class Store:
             ObjectKind.ENDPOINT_SLICE: self._slices,
             ObjectKind.NODE: self._nodes,
         }
-        self._tunnels: dict[str, tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]] = {}
-        """The results of ``tunnel_ends`` and ``tunnel_sources``, until a Node changes."""
+        self._tunnels: tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]] | None = None
+        """The result of ``tunnels``, until a Node changes."""
         self._with_direct_return: dict[ServiceName, None] = {}
         """The Services that ask for direct return; a dictionary, because it keeps the order."""
         self.schedulers: set[str] = set()
@@ -128,27 +128,23 @@ class Store:
         """The Node with this name, if the Node is known."""
         return self._nodes.get(ObjectKey("", name))
 
-    def other_nodes(self, here: str) -> Mapping[Address, str]:
-        """The external and load-balancer addresses that are known to belong to other nodes, each with the name of its node."""
-        return self._node_addresses.of_others(here, self._slices.values(), self._nodes.values())
+    @property
+    def other_nodes(self) -> Mapping[Address, str]:
+        """The external and load-balancer addresses that are known to belong to other nodes, each with its node."""
+        return self._node_addresses.of_others(self._here, self._slices.values(), self._nodes.values())
 
-    def tunnel_ends(self, here: str) -> Mapping[str, tuple[Address, ...]]:
-        """The addresses of each node, except ``here``, that accepts packets of direct return."""
-        return self._tunnels_of(here)[0]
+    @property
+    def tunnels(self) -> tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]:
+        """The addresses of each other node that accepts packets of direct return, and the addresses of all other nodes.
 
-    def tunnel_sources(self, here: str) -> frozenset[Address]:
-        """The addresses of all nodes except ``here``.
-
-        A node that is leaving is included as long as it takes packets of direct return.
+        A leaving node counts as long as it takes packets of direct return.
         """
-        return self._tunnels_of(here)[1]
-
-    def _tunnels_of(self, here: str) -> tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]:
-        if here not in self._tunnels:
-            others = [one for one in self._nodes.values() if one.name != here and (one.takes_direct_return or not one.leaving)]
+        if self._tunnels is None:
+            nodes = self._nodes.values()
+            others = [one for one in nodes if one.name != self._here and (one.takes_direct_return or not one.leaving)]
             ends = {one.name: one.addresses for one in others if one.takes_direct_return}
-            self._tunnels[here] = ends, frozenset(itertools.chain.from_iterable(one.addresses for one in others))
-        return self._tunnels[here]
+            self._tunnels = ends, frozenset(itertools.chain.from_iterable(one.addresses for one in others))
+        return self._tunnels
 
     @property
     def is_complete(self) -> bool:
@@ -374,6 +370,6 @@ class Store:
     def _note_change(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
         self.untaken[kind] += 1
         if kind is ObjectKind.NODE:
-            self._tunnels.clear()
+            self._tunnels = None
         if service:
             self._dirty.setdefault(service, now)

@@ -15,13 +15,13 @@ TAKEN = "192.168.0.11"
 
 
 def _store(*objects: ApiObject) -> Store:
-    store = Store(0)
+    store = Store(0, here=THIS_NODE)
     store.deliver(map(memory_node.put, objects), 0)
     return store
 
 
 def _others(store: Store) -> dict[str, str]:
-    return {str(address): node for address, node in store.other_nodes(THIS_NODE).items()}
+    return {str(address): node for address, node in store.other_nodes.items()}
 
 
 def _service(*external: str, name: str = "web", balancer: Iterable[str] = ()) -> ApiObject:

@@ -197,10 +197,10 @@ def test_a_deleted_node_is_marked_as_leaving_and_keeps_its_addresses(store: Stor
 @pytest.mark.parametrize("leaving", [False, True])
 def test_a_deleted_node_other_than_this_node_is_removed_from_the_store(store: Store, event: Event, *, leaving: bool) -> None:
     deliver(store, msgspec.structs.replace(OTHER, leaving=leaving))
-    assert store.tunnel_ends(NODE.name) == {OTHER.name: OTHER.addresses}
+    assert store.tunnels[0] == {OTHER.name: OTHER.addresses}
     store.take()
     store.deliver([event], 2)
-    assert (store.node(OTHER.name), store.node(NODE.name), store.tunnel_ends(NODE.name)) == (None, NODE, {})
+    assert (store.node(OTHER.name), store.node(NODE.name), store.tunnels[0]) == (None, NODE, {})
     assert store.take().counts == {ObjectKind.NODE: 1}
 
 
@@ -430,10 +430,10 @@ def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_i
     store.take()
     for items in ([], [NODE]):
         store.deliver([listed(*items, kind=ObjectKind.NODE)], 10)
-        assert (len(store.tunnel_ends(NODE.name)), store.node(NODE.name)) == (others, NODE)
+        assert (len(store.tunnels[0]), store.node(NODE.name)) == (others, NODE)
         assert (store.take(), store.may_lack_all) == (Changes(), False)
     store.deliver([listed(NODE, kind=ObjectKind.NODE)], 10 + CONFIRMED_AFTER_S)
-    assert (store.tunnel_ends(NODE.name), store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
+    assert (store.tunnels[0], store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
 
 
 def test_half_of_the_nodes_may_be_removed_by_a_list_and_any_number_by_a_watch() -> None:
@@ -441,9 +441,9 @@ def test_half_of_the_nodes_may_be_removed_by_a_list_and_any_number_by_a_watch() 
     nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(3)]
     deliver(store, NODE, *nodes)
     store.deliver([listed(NODE, *nodes, kind=ObjectKind.NODE), listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
-    assert store.tunnel_ends(NODE.name).keys() == {"node-0"}
+    assert store.tunnels[0].keys() == {"node-0"}
     store.deliver([gone(nodes[0])], 3)
-    assert (store.tunnel_ends(NODE.name), dict(store.doubts)) == ({}, {})
+    assert (store.tunnels[0], dict(store.doubts)) == ({}, {})
 
 
 def test_a_list_without_the_only_watched_node_is_never_doubted() -> None:
@@ -538,10 +538,10 @@ def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_
     apart = msgspec.structs.replace(builders.node("192.168.0.12", name="apart"))
     for node in (NODE, OTHER, apart):
         deliver(store, node)
-    assert store.tunnel_sources(NODE.name) == {*OTHER.addresses, *apart.addresses}
+    assert store.tunnels[1] == {*OTHER.addresses, *apart.addresses}
     for node in (OTHER, apart):
         deliver(store, msgspec.structs.replace(node, leaving=True))
-    assert store.tunnel_sources(NODE.name) == {*OTHER.addresses}
+    assert store.tunnels[1] == {*OTHER.addresses}
 
 
 def test_a_node_with_changed_tunnels_marks_only_services_with_direct_return_and_endpoints_there(store: Store) -> None:
@@ -582,10 +582,8 @@ def test_services_with_direct_return_are_marked_for_translation_in_steps_while_o
 
 def test_ends_and_sources_of_tunnels_are_computed_once_for_each_change_of_a_node(store: Store) -> None:
     deliver(store, NODE, OTHER)
-    before = store.tunnel_ends(NODE.name), store.tunnel_sources(NODE.name)
+    before = store.tunnels
     deliver(store, builders.service("shop"), OTHER)
-    assert (store.tunnel_ends(NODE.name), store.tunnel_sources(NODE.name)) == before
-    assert store.tunnel_ends(NODE.name) is before[0]
+    assert store.tunnels is before
     store.deliver([gone(OTHER)], 1)
-    assert (store.tunnel_ends(NODE.name), store.tunnel_sources(NODE.name)) == ({}, frozenset())
-    assert store.tunnel_ends(OTHER.name) == {}, "this Node takes no part"
+    assert store.tunnels == ({}, frozenset())

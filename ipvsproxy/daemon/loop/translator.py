@@ -108,14 +108,13 @@ class Translator:
         node = self.store.node(self._node_name)
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
         self._api_servers |= api_servers
-        other_nodes = self.store.other_nodes(self._node_name)
+        other_nodes = self.store.other_nodes
         shared_tunnel = view.shared_tunnel(addresses) if self.settings.direct_return else ""
         if shared_tunnel != self._shared_tunnel:
             self._shared_tunnel = shared_tunnel
             self.put_node()
         takes_part = self.settings.direct_return and not shared_tunnel
-        tunnel_ends = self.store.tunnel_ends(self._node_name) if takes_part else {}
-        tunnel_sources = self.store.tunnel_sources(self._node_name) if takes_part else frozenset()
+        tunnel_ends, tunnel_sources = self.store.tunnels if takes_part else ({}, frozenset())
         inputs = (node, addresses, api_servers, other_nodes, tunnel_ends, tunnel_sources)
         is_due = self.lingering.is_due(now)
         if self._view is not None and self._view_inputs == inputs and not is_due:
