@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -45,7 +44,6 @@ class Operation(NamedTuple):
 
 
 _BY_NAME = {kind.name: kind for kind in KINDS.values()}
-_SEVERAL = frozenset(typing.get_args(Several))
 
 
 def kind_of(item: Item) -> str:
@@ -80,8 +78,7 @@ def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 def count_objects(item: Item) -> int:
     """The number of kernel objects that an item contains."""
-    several: Any = item
-    return len(several.keys) if type(item) in _SEVERAL else 1
+    return len(item.keys) if isinstance(item, Several) else 1
 
 
 class Outcome(NamedTuple):

@@ -17,8 +17,6 @@ Setting a weight also sets the forwarding method.
 """
 TUNNELLED = 1 << 32
 """Added to the weight of a real server that gets its packets by tunnel: more than the kernel's largest weight."""
-PORTS_KEPT = 1024
-"""The most port numbers that are kept as shared objects."""
 PLAIN_KEPT = 16
 """The number of virtual servers whose unpacked weights are cached.
 
@@ -68,19 +66,13 @@ class RealServerKey(bytes):
     @property
     def port(self) -> int:
         """The port."""
-        return _port(self[-PORT_SIZE:])
+        return int.from_bytes(self[-PORT_SIZE:], "big")
 
     def __str__(self) -> str:
         return host_port(self.address, self.port)
 
     def __repr__(self) -> str:
         return f"RealServerKey({str(self)!r})"
-
-
-@functools.lru_cache(maxsize=PORTS_KEPT)
-def _port(packed: bytes) -> int:
-    """The port number. Equal ports share one object, because a hundred thousand endpoints have only few different ports."""
-    return int.from_bytes(packed, "big")
 
 
 class Weights(Mapping[RealServerKey, int]):

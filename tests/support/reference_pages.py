@@ -83,7 +83,7 @@ def series(page: str) -> Iterator[Series]:
 def declared() -> Iterator[Series]:
     """All metrics that the program declares, by name."""
     for one in sorted(ALL, key=lambda one: one.name):
-        yield Series(one.name, one.type.value, tuple(sorted(one.labels)), one.meaning)
+        yield Series(one.name, one.type, tuple(sorted(one.labels)), one.meaning)
 
 
 def metrics(page: str) -> str:

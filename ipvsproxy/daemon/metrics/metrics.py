@@ -30,7 +30,7 @@ from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.figures import Sources, counting
-from ipvsproxy.daemon.metrics.series import Metric, Type
+from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import FlowCleaning
@@ -102,7 +102,7 @@ def _labelled(metric: Metric, values: Mapping[str, float]) -> metrics_core.Metri
 
 
 def _family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> metrics_core.Metric:
-    kind = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.meaning, labels=metric.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)
@@ -113,7 +113,7 @@ def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[
     return _labelled(metric, {family.label: values[family] for family in families})
 
 
-_CLASSES: Mapping[Type, Callable[..., Any]] = {Type.COUNTER: Counter, Type.GAUGE: Gauge, Type.HISTOGRAM: Histogram}
+_CLASSES: Mapping[str, Callable[..., Any]] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
 def _as_in_go(family: metrics_core.Metric) -> metrics_core.Metric:
@@ -122,7 +122,7 @@ def _as_in_go(family: metrics_core.Metric) -> metrics_core.Metric:
     Dashboards and recording rules refer to buckets by text, and kube-proxy's text ``le="1"`` differs from prometheus_client's
     ``le="1.0"``.
     """
-    for number, sample in enumerate(family.samples if family.type == Type.HISTOGRAM.value else ()):
+    for number, sample in enumerate(family.samples if family.type == "histogram" else ()):
         if bound := sample.labels.get("le"):
             family.samples[number] = sample._replace(labels={**sample.labels, "le": bound.removesuffix(".0")})
     return family
@@ -192,7 +192,7 @@ class Metrics:
         called for a series, the series is visible with the value zero.
         """
         if metric.name not in self._made:
-            buckets = {"buckets": metric.bounds} if metric.type is Type.HISTOGRAM else {}
+            buckets = {"buckets": metric.bounds} if metric.type == "histogram" else {}
             make = _CLASSES[metric.type]
             self._made[metric.name] = make(metric.name, metric.meaning, metric.labels, registry=self._registry, **buckets)
         made = self._made[metric.name]

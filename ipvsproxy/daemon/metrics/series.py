@@ -4,9 +4,8 @@ A new metric is declared in this module, and recorded where its value is known; 
 declarations. The declarations of kube-proxy's metrics come from pkg/proxy/metrics in kubernetes/kubernetes, and from client-go.
 """
 
-import enum
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.service import ObjectKind
@@ -26,14 +25,6 @@ _BY_ENDPOINT = (*_BY_PORT, "endpoint")
 _SYNC = "kubeproxy_sync_proxy_rules"
 
 
-class Type(enum.Enum):
-    """The types of metrics, and their names in the text format."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
 class Metric(NamedTuple):
     """One metric. A metric; its series differ in the values of their labels.
 
@@ -43,7 +34,7 @@ class Metric(NamedTuple):
     """
 
     name: str
-    type: Type
+    type: Literal["counter", "gauge", "histogram"]
     meaning: str
     labels: tuple[str, ...] = ()
     bounds: Sequence[float] = ()
@@ -52,17 +43,17 @@ class Metric(NamedTuple):
 
 
 def _counter(name: str, meaning: str, *labels: str, at_zero: Collection[tuple[str, ...]] = ()) -> Metric:
-    return Metric(name, Type.COUNTER, meaning, labels, at_zero=at_zero)
+    return Metric(name, "counter", meaning, labels, at_zero=at_zero)
 
 
 def _gauge(name: str, meaning: str, *labels: str, is_late: bool = False) -> Metric:
-    return Metric(name, Type.GAUGE, meaning, labels, is_late=is_late)
+    return Metric(name, "gauge", meaning, labels, is_late=is_late)
 
 
 def _histogram(
     name: str, meaning: str, bounds: Sequence[float], *labels: str, at_zero: Collection[tuple[str, ...]] = ()
 ) -> Metric:
-    return Metric(name, Type.HISTOGRAM, meaning, labels, bounds, at_zero)
+    return Metric(name, "histogram", meaning, labels, bounds, at_zero)
 
 
 # kube-proxy's metrics about syncs; each value is recorded when a sync ends.

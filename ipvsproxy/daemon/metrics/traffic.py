@@ -286,7 +286,7 @@ def _gauges(metric: Metric, by_kind: Mapping[str, int]) -> Iterator[str]:
 
 def _heading(metric: Metric, *, openmetrics: bool = False) -> str:
     name = metric.name.removesuffix("_total") if openmetrics else metric.name
-    return f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.type.value}\n"
+    return f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.type}\n"
 
 
 def _labels(namespace: str, service: str, port: str, protocol: str) -> str:

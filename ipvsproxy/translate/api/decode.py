@@ -162,14 +162,10 @@ def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
 
     A result of None means that the bytes are not a complete JSON value, for example because they end in the middle of the value.
     """
-    reader = _READERS[kind]
     try:
-        return reader.event(reader.one.decode(item))
+        return _READERS[kind].loose_event(msgspec.json.decode(item, type=msgspec.Raw))[0]
     except UNREADABLE:
-        try:
-            return reader.loose_event(msgspec.json.decode(item, type=msgspec.Raw))[0]
-        except UNREADABLE:
-            return None
+        return None
 
 
 def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:

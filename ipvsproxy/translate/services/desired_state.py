@@ -14,7 +14,6 @@ node and, by tunnel, the endpoints of other nodes. Packets that arrive by tunnel
 packet is forwarded a second time.
 """
 
-import functools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -77,6 +76,8 @@ class Translation:
         if self.options.external_addresses and not settings.external_addresses:
             self.skipped[_GATED] = None
         self.ports: list[ServedPort] = []
+        self._cluster_ports = {(port.protocol, port.port) for port in service.ports}
+        self._node_ports = {(port.protocol, port.node_port) for port in service.ports if port.node_port}
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
         self.entries: dict[SetEntry, None] = {}
@@ -200,14 +201,6 @@ class Translation:
         if address == self.cluster_address:
             return (port.protocol, number) in self._cluster_ports
         return number != port.node_port and address in self.node_addresses and (port.protocol, number) in self._node_ports
-
-    @functools.cached_property
-    def _cluster_ports(self) -> frozenset[tuple[Protocol, int]]:
-        return frozenset((port.protocol, port.port) for port in self.service.ports)
-
-    @functools.cached_property
-    def _node_ports(self) -> frozenset[tuple[Protocol, int]]:
-        return frozenset((port.protocol, port.node_port) for port in self.service.ports if port.node_port)
 
     def _adding_external_addresses(self, port: ServicePort, external: Weights) -> Iterator[None]:
         local, ranges = self.options.external_traffic_local, self._source_ranges()
