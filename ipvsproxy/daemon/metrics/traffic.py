@@ -10,9 +10,10 @@ separate series for as long as they exist. All other ports share one series.
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import operator
-from collections.abc import Collection, Container, Generator, Hashable, Iterator, Mapping
+from collections.abc import Collection, Container, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -250,43 +251,34 @@ class Traffic:
             yield some.encode()
 
     def _lines(self, *, openmetrics: bool) -> Iterator[str]:
+        render = functools.partial(_series, openmetrics=openmetrics)
         kinds = {"service": self._services, "endpoint": self._endpoints}
-        listed = {kind: len(ledger.totals) for kind, ledger in kinds.items()}
-        yield from _gauges(series.TRAFFIC_LISTED, listed)
-        unlisted = {kind: len(ledger.unlisted) for kind, ledger in kinds.items()}
-        yield from _gauges(series.TRAFFIC_UNLISTED, unlisted)
-        yield _heading(series.OPEN_CONNECTIONS)
-        for labels, connections in self._open.items():
-            for state, count in zip(ConnectionCounts._fields, connections, strict=True):
-                yield f'{series.OPEN_CONNECTIONS.name}{{{labels},state="{state}"}} {count}\n'
+        yield from render(series.TRAFFIC_LISTED, ((f'kind="{kind}"', len(ledger.totals)) for kind, ledger in kinds.items()))
+        yield from render(series.TRAFFIC_UNLISTED, ((f'kind="{kind}"', len(ledger.unlisted)) for kind, ledger in kinds.items()))
+        yield from render(series.OPEN_CONNECTIONS, _split(self._open, "state", ConnectionCounts._fields))
         for kind, ledger in kinds.items():
-            yield from _counters(kind, ledger, openmetrics=openmetrics)
+            totals: Mapping[str, Sequence[int]] = ledger.totals
+            if ledger.unlisted or any(ledger.others):
+                totals = {**totals, _others(kind): ledger.others}
+            connections, *by_direction = _METRICS[kind]
+            yield from render(connections, ((labels, total[0]) for labels, total in totals.items()))
+            for metric, first in zip(by_direction, (1, 3), strict=True):
+                yield from render(metric, _split(totals, "direction", _DIRECTIONS, first))
 
 
-def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:
-    totals = ledger.totals
-    if ledger.unlisted or any(ledger.others):
-        totals = {**totals, _others(kind): ledger.others}
-    connections, *by_direction = _METRICS[kind]
-    yield _heading(connections, openmetrics=openmetrics)
+def _split(totals: Mapping[str, Sequence[int]], label: str, values: Sequence[str], first: int = 0) -> Iterator[tuple[str, int]]:
+    """A row for each number of each total, from the number at ``first`` on; ``values`` are the values of the added label."""
     for labels, total in totals.items():
-        yield f"{connections.name}{{{labels}}} {total[0]}\n"
-    for metric, first in zip(by_direction, (1, 3), strict=True):
-        yield _heading(metric, openmetrics=openmetrics)
-        for labels, total in totals.items():
-            for index, direction in enumerate(_DIRECTIONS, first):
-                yield f'{metric.name}{{{labels},direction="{direction}"}} {total[index]}\n'
+        for index, value in enumerate(values, first):
+            yield f'{labels},{label}="{value}"', total[index]
 
 
-def _gauges(metric: Metric, by_kind: Mapping[str, int]) -> Iterator[str]:
-    yield _heading(metric)
-    for kind, count in by_kind.items():
-        yield f'{metric.name}{{kind="{kind}"}} {count}\n'
-
-
-def _heading(metric: Metric, *, openmetrics: bool = False) -> str:
+def _series(metric: Metric, rows: Iterable[tuple[str, int]], *, openmetrics: bool) -> Iterator[str]:
+    """The lines of one metric; each row has labels and a value."""
     name = metric.name.removesuffix("_total") if openmetrics else metric.name
-    return f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.type}\n"
+    yield f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.type}\n"
+    for labels, value in rows:
+        yield f"{metric.name}{{{labels}}} {value}\n"
 
 
 def _labels(namespace: str, service: str, port: str, protocol: str) -> str:
