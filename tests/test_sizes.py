@@ -15,7 +15,9 @@ SIZES = [
     for line in (DOCS / "choosing.md").read_text().partition("\n## Sizing\n")[2].splitlines()
     if re.match(r"\| [\d,]+ \u00d7 \d+ \|", line)
 ]
-UPDATES = re.findall(r"^\| `(\d+)(%?)`[^|]*\| ([\d,]+) \| ([\d,]+) \| (.+) \|$", (DOCS / "running.md").read_text(), re.MULTILINE)
+UPDATES = re.findall(
+    r"^\| `(\d+)(%?)`[^|]*\| ([\d,]+) nodes? \| ([\d,]+) \| (.+) \|$", (DOCS / "running.md").read_text(), re.MULTILINE
+)
 NODES, NODE_S = 1000, 25
 MEASURED = re.sub(r"[,*]", "", (DOCS / "performance.md").read_text())
 
