@@ -83,7 +83,7 @@ def test_the_cleanup_flag_and_the_cleanup_command_both_start_the_clean_up(
     assert (config.dry_run, config.as_json) == (is_dry, as_json)
 
 
-def test_cleanup_with_wrong_flags_reports_all_of_them_and_removes_nothing(
+def test_cleanup_with_wrong_flags_reports_every_wrong_flag_and_removes_nothing(
     calls: list[Call], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["cleanup", "--output=yaml", "--dry-run=perhaps", "--nope"]) == 2
@@ -99,7 +99,9 @@ def test_cleanup_with_wrong_flags_reports_all_of_them_and_removes_nothing(
     assert calls == []
 
 
-def test_wrong_flags_end_with_status_2_and_one_sentence_for_each(calls: list[Call], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_end_with_status_2_and_one_sentence_for_each_wrong_flag(
+    calls: list[Call], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["--nope", "--oom-score-adj=5000"]) == 2
     assert calls == []
     captured = capsys.readouterr()

@@ -324,7 +324,9 @@ def test_after_a_restart_two_services_with_one_address_answer_for_themselves(run
     assert sorted(marks(running)) == before
 
 
-def test_while_no_process_ran_a_moved_address_leads_only_its_own_clients_to_its_new_service(running: cluster.Cluster) -> None:
+def test_after_an_address_moved_while_no_process_ran_clients_of_other_addresses_reach_the_same_services_as_before(
+    running: cluster.Cluster,
+) -> None:
     """tests/reconcile/tables/test_scopes.py covers both orders of the Services."""
     running.have()
     giver, taker = (service(name, number, pod, balancer=True, **LOCAL) for name, number, pod in (("a", 1, "p1"), ("b", 2, "r1")))

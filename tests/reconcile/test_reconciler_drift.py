@@ -17,7 +17,7 @@ from tests.support import builders
 
 
 @pytest.mark.checklist(70, 93)
-def test_objects_that_another_program_removed_are_added_and_objects_that_it_added_are_removed() -> None:
+def test_removals_and_additions_by_other_programs_are_reverted() -> None:
     node = running("10.244.0.1")
     kernel = node.kernel
     stray = builders.frontend(builders.CLUSTER_IP, 9)

@@ -216,7 +216,7 @@ def test_a_start_is_also_reported_as_services_per_second() -> None:
     assert rows["Services per second: replay s, median, routes"] == 20_000
 
 
-def test_a_client_tries_until_its_address_accepts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_tries_to_connect_until_its_address_accepts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # the address refuses connections until the server listens
         clock = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: server.listen())

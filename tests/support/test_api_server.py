@@ -96,7 +96,7 @@ async def test_a_bookmark_has_only_kind_and_revision_and_is_sent_only_on_request
     assert await silent.read() == b""
 
 
-async def test_an_object_that_begins_or_ceases_to_match_a_selector_is_added_or_deleted_for_its_watchers(
+async def test_an_object_that_begins_or_ceases_to_match_a_selector_is_reported_to_its_watchers_as_added_or_deleted(
     server: ApiServer, http: Client
 ) -> None:
     watch = await http.watch({"labelSelector": "!proxy", "resourceVersion": str(server.store.revision)})

@@ -138,7 +138,7 @@ def test_each_real_server_that_differs_is_reported_in_one_line() -> None:
     ]
 
 
-def test_an_undesired_udp_real_server_is_reported_as_to_be_removed_at_once(reconciler: Reconciler) -> None:
+def test_the_report_says_that_an_undesired_udp_real_server_is_removed_at_once(reconciler: Reconciler) -> None:
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
     list(reconciler._tables.virtual_servers.observing({KEY: examples.observed(weights)}))
     assert [str(one) for one in reconciler.survey.differences() if one.kind.endswith("server")] == [

@@ -272,7 +272,7 @@ def test_contested_flows_belong_to_the_winning_service_and_are_cleaned_for_its_s
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_a_service_that_waits_for_a_virtual_server_does_not_make_it_refused_for_the_owner() -> None:
+def test_a_service_that_waits_for_a_virtual_server_does_not_refuse_the_virtual_server_of_its_owner() -> None:
     tables = new_claims()
     at_once(tables.putting(OLD.service, examples.state(OLD, KEY)))
     at_once(tables.putting(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY])))

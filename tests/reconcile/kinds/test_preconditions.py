@@ -380,7 +380,7 @@ def test_a_setting_for_tunnels_waits_for_the_rules_that_drop_tunnelled_packets_o
         assert settings(tables) == expected
 
 
-def test_settings_for_tunnels_that_were_refused_without_the_tunnel_device_are_tried_again_when_it_appears() -> None:
+def test_settings_for_tunnels_that_were_refused_without_the_tunnel_device_are_tried_again_when_the_device_appears() -> None:
     device, filtering = Sysctl("tunl0", "0x81", for_tunnels=True), Sysctl("rp_filter", "0", for_tunnels=True)
     other, tables = Sysctl("other", "1"), NodeTables(Drains())
     guard = {ChainKey("mangle", "KUBE-IPVSPROXY-ARRIVAL"): (Rule(tunnel=True, target=Verdict.DROP),)}

@@ -95,7 +95,7 @@ ALIEN = builders.backend("fd00::1")
         *((key, [TWO], {ONE: 0, TWO: 1}, None, (Verb.REMOVE, ONE, 0)) for key in (DATAGRAMS, ASSOCIATIONS)),
     ],
 )
-def test_a_real_server_gets_the_one_operation_that_it_needs(
+def test_a_real_server_gets_exactly_the_operation_that_it_needs(
     key: VirtualServerKey,
     desired: list[RealServerKey],
     weights: dict[RealServerKey, int],

@@ -151,7 +151,7 @@ CLUSTER_IP = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 644
         pytest.param(dataclasses.replace(hiding(), addresses=frozenset({KEY.address})), (), (), id="of another program"),
     ],
 )
-def test_objects_at_the_address_of_an_api_server_are_kept_if_they_may_lead_to_it_or_are_not_ours(
+def test_objects_at_the_address_of_an_api_server_are_kept_if_they_may_lead_to_the_api_server_or_are_not_ours(
     observed: Observation, former: Sequence[SetEntry], allowed: Sequence[str]
 ) -> None:
     assert own_objects.give_up(observed, former, [API_SERVER], builders.networks(*allowed)).operations == ()

@@ -125,7 +125,7 @@ def test_beginning_a_drain_again_does_not_change_its_deadline() -> None:
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]
 
 
-def test_a_reading_of_connections_that_is_scheduled_for_a_time_is_due_then_or_earlier() -> None:
+def test_a_reading_of_connections_that_is_scheduled_for_a_time_is_due_at_this_time_or_earlier() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100)
     drains.ask(KEY, 1000)

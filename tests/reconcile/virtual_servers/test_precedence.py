@@ -67,7 +67,7 @@ def test_an_address_allocated_by_the_api_server_wins_over_an_older_external_addr
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_waiting_services_are_ordered_by_the_same_rule(order: tuple[int, ...]) -> None:
+def test_services_that_wait_for_a_virtual_server_are_ordered_by_the_rule_that_chooses_the_winner(order: tuple[int, ...]) -> None:
     tables = new_claims()
     states = (by(YOUNG, SetKind.CLUSTER_IP), by(OLDEST, SetKind.EXTERNAL_IP), by(OLD, SetKind.NODE_PORT_TCP))
     put(tables, *(states[number] for number in order))
