@@ -149,11 +149,9 @@ async def make(config: Config, on_request: OnRequest = lambda *_: None) -> Sourc
     if config.source.manifests:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
             raise CannotStartError(f"--manifests: {config.source.manifests} is not a directory")
-        from ipvsproxy.daemon.sources.directory import DirectorySource  # noqa: PLC0415 - the comment below explains this
+        from ipvsproxy.daemon.sources.directory import DirectorySource  # noqa: PLC0415 - slow import
 
         return DirectorySource(config.source.manifests)
-    # The source is imported here, because a process needs only one source, and the client library takes 90 ms (600 on the test
-    # kernel).
     from ipvsproxy.daemon.sources.credentials import SourceError  # noqa: PLC0415
     from ipvsproxy.daemon.sources.watch import KubernetesSource  # noqa: PLC0415
 
