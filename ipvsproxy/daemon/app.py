@@ -313,7 +313,7 @@ async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_pr
     more ports while this function runs. ``route_protocol`` is the protocol number of our local routes.
 
     Raises:
-        KernelError: the kernel sends no notifications, or sends none any more.
+        KernelError: the kernel does not send notifications, or has ceased to send notifications.
     """
     with contextlib.closing(notify.ChangeListener(own_ports=own_ports, route_protocol=route_protocol)) as listener:
         while True:

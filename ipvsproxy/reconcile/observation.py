@@ -46,7 +46,7 @@ class DriftPlace(NamedTuple):
     key: object
 
     def __str__(self) -> str:
-        """The name of the object for people, without its kind.
+        """The name by which people know the object, without its kind.
 
         Rules are named by their family; the name of a set entry includes the name of its set.
         """

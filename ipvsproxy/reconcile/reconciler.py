@@ -102,11 +102,11 @@ class Reconciler:
     # Desired state.
 
     def put_node(self, families: Collection[Family], sysctls: Collection[Sysctl], timeouts: Timeouts | None) -> None:
-        """Put the objects that the node needs independently of its Services: the device, the sets, the settings."""
+        """Set the desired objects that the node needs independently of its Services: the device, the sets, the settings."""
         self._tables.put_node(families, sysctls, timeouts)
 
     def put_tunnel_sources(self, addresses: Collection[Address]) -> None:
-        """Put the addresses of the other nodes whose tunnels are accepted."""
+        """Set the addresses of the other nodes whose tunnels are accepted."""
         self._tables.put_tunnel_sources(addresses)
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
@@ -136,7 +136,7 @@ class Reconciler:
         return (state and state.rare.drain_deadline_s) or self._policy.drain_deadline_s or math.inf
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
-        """Put the desired rules of a family."""
+        """Set the desired rules of a family."""
         self._tables.put_skeleton(skeleton)
 
     # Observed state.
@@ -182,7 +182,7 @@ class Reconciler:
         return max(FEW_WAITING, len(desired.weights))
 
     def room(self, now: float) -> int:
-        """The number of further real servers without connections that may be removed now."""
+        """The number of real servers without connections that may be removed now in addition to those removed before."""
         return max(0, self._pace.room(now) - self._drains.over)
 
     def take_without_scope(self) -> Sequence[MarkedPort]:
@@ -194,7 +194,7 @@ class Reconciler:
 
         A new process would make the same update right after its first reading. The update concerns second scopes of external
         addresses, as far as there are free marks, and the weights of endpoints in slow start. Undesired scopes drain. The caller
-        must have put the desired state of every Service before this call.
+        must have set the desired state of every Service before this call.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))
@@ -202,7 +202,7 @@ class Reconciler:
     def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Sequence[Operation]]:
         """Plans the operations that are possible now, in their order; a generator of steps.
 
-        ``only_additions`` means that not every Service has been put yet, so an undesired object may still become desired.
+        ``only_additions`` means that some Services still have no desired state, so an undesired object may become desired.
         """
         yield from self._tables.scopes.tending(may_close=not only_additions and self.observer.has_observed_all)
         yield from self._tables.slow_starts.tending(now)
@@ -237,7 +237,7 @@ class Reconciler:
         return kind_of(operation.item), self._tables.by_class[type(operation.item)].identity(operation.item)
 
     def _takes_away(self, operation: Operation) -> bool:
-        """Whether an operation removes an object or a rule that may be needed by a Service that has not been put yet."""
+        """Whether an operation removes an object or a rule that a Service without a desired state may still need."""
         item = operation.item
         if not isinstance(item, Skeleton):
             return operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS

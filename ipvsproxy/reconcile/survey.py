@@ -46,7 +46,7 @@ class Sides(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """Desired and observed state in numbers, at one moment.
+    """Counts of desired and observed objects, at one moment.
 
     ``virtual_servers`` and ``observed`` are in the same order. ``foreign`` has the keys of virtual servers that do not belong to
     ipvsproxy. ``set_entries`` has a count for each set. ``pending`` and ``drifted`` have a count for each kind of kernel object.
@@ -98,8 +98,9 @@ class Survey:
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
         """The kinds of sets that have an entry in the kernel, or will have one; rules depend on these kinds.
 
-        With ``settled``, the kinds of sets that have an entry once the observed state equals the desired state. A set with only a
-        ``ForeignElement`` does not count, because a rule for the set would treat all packets like the packets of some Services.
+        With ``settled``, the result has the kinds of sets that have an entry once the observed state equals the desired state. A
+        set with only a ``ForeignElement`` does not count, because a rule for the set would treat all packets like the packets of
+        some Services.
         """
         tables = self._tables
 
@@ -299,7 +300,7 @@ class Survey:
         return itertools.chain.from_iterable(kind.differences() for kind in self._tables.kinds)
 
     def statistics(self, now: float) -> Statistics:
-        """The state in numbers, as a copy that the caller may read while the tables change."""
+        """Counts of the objects in the tables, as a copy that the caller may read while the tables change."""
         tables, drains = self._tables, self._drains
         by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
         for kind in tables.kinds:

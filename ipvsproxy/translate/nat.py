@@ -1,6 +1,6 @@
 """The rules of the table ``nat``, which masquerade connections of Services.
 
-There are two methods of masquerading, with the same outcome:
+There are two methods of masquerading, which have the same outcome:
 
 *By mark*, as in kube-proxy: a rule before IPVS sets one bit of the packet's mark, and a rule after IPVS masquerades packets with
 this bit. Iptables needs this method, because it cannot look up in a set which destination a client has chosen.

@@ -94,7 +94,7 @@ class Translator:
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
-        """Pass on the objects that the node needs independently of its Services, and the addresses for node ports."""
+        """Pass the objects that the node needs without any Service, and the addresses for node ports, to the reconciler."""
         self._put_node_port_ranges(self.store.node(self._node_name))
         sysctls = [one for one in self.choices.settings.sysctls if not (one.for_tunnels and self._shared_tunnel)]
         self.reconciler.put_node(self.settings.families, sysctls, self.choices.settings.timeouts)
@@ -175,7 +175,10 @@ class Translator:
                 yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
     def putting(self, names: Iterable[ServiceName]) -> Generator[None, None, None]:
-        """Pass on the desired state of Services; a generator with one step for each Service, or several for a large Service."""
+        """Pass the desired state of Services to the reconciler.
+
+        The result is a generator with one step for each Service, or several steps for a large Service.
+        """
         for name in names:
             service, desired = self.store.services.get(name), None
             if service is not None and self._view is not None:
@@ -205,9 +208,9 @@ class Translator:
                 self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
 
     def put_skeletons(self, *, settled: bool = False) -> None:
-        """Passes on the rules that are needed now, both for the desired objects and for objects that still have to be removed.
+        """Pass the rules that are needed now, for desired objects and for objects that must still be removed, to the reconciler.
 
-        With ``settled``, passes on only the rules that are needed when all other objects are as desired.
+        With ``settled``, the method passes only the rules that are needed when all other objects are as desired.
         """
         if self._view is None:
             return

@@ -112,7 +112,7 @@ def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, N
 class Sample:
     """The counters of one reading, and the time when the reading began.
 
-    Virtual servers whose counters are zero may be missing.
+    The result may lack virtual servers whose counters are zero.
     """
 
     began_s: float

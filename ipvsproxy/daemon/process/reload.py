@@ -41,10 +41,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Reloader:
     """Keeps the applied configuration equal to the file. ``config`` is the configuration that is in use now.
 
-    ``read`` loads the configuration in the same way as at the start of the process, and may raise ConfigError.
+    ``read`` loads the configuration as the start of the process does, and may raise ConfigError.
 
     ``apply`` applies a configuration completely, or raises CannotStartError or KernelError and changes nothing. After each
-    reading, ``on_outcome`` is called with whether the file has been applied.
+    reading, ``on_outcome`` is called; its argument says whether the file has been applied.
     """
 
     config: Config

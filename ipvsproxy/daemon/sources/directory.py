@@ -218,7 +218,7 @@ log = structlog.stdlib.get_logger(__name__)
 class DirectorySource(Source):
     """A directory of manifests: files ending in .yaml, .yml or .json, without hidden files and subdirectories.
 
-    The lists of a directory are never doubted: an object that has no manifest has certainly been deleted.
+    The lists of a directory are never in doubt, because an object without a manifest has certainly been deleted.
 
     The directory is read when it has not changed for ``settle_s`` seconds.
     """

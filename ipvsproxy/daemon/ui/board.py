@@ -280,7 +280,7 @@ class Troubles:
         self._draining: set[ServiceName] = set()
 
     def failed(self, name: ServiceName, text: str) -> None:
-        """An operation for a Service has failed; the failure counts until the Service has been programmed."""
+        """Record that an operation for a Service has failed; the failure is shown until the Service has been programmed."""
         self._failures[name] = text
 
     def of(self, name: ServiceName) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ class ServiceRates:
     ) -> Generator[None, None, None]:
         """Add a reading to the histories of all Services; a generator, whose pauses let other tasks run.
 
-        Virtual servers that belong to no Service are ignored; virtual servers whose counters are zero may be missing.
+        Virtual servers that belong to no Service are ignored. The reading may lack virtual servers whose counters are zero.
 
         Services that have had no traffic for a long time are removed.
         """

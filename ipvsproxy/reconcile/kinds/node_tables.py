@@ -124,7 +124,7 @@ class NodeTables:
         return self.by_class[type(operation.item)].stage(operation)
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
-        """Put the objects that the node needs independently of its Services.
+        """Set the desired objects that the node needs independently of its Services.
 
         The objects are the device, the sets of the families in use, and the kernel settings.
         """
@@ -137,14 +137,14 @@ class NodeTables:
         self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
     def put_tunnel_sources(self, addresses: Iterable[Address]) -> None:
-        """Put the addresses of the other nodes whose tunnels are accepted."""
+        """Set the addresses of the other nodes whose tunnels are accepted."""
         for family in self.scopes.families:
             name = IpSet(SetKind.NODES, family).name
             entries = (SetEntry(name, one) for one in addresses if one.family is family)
             self.entries[name].replace(NODE_OWNER, dict(self.entries[name].desired), presence(entries, NODE_OWNER))
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
-        """Put the desired rules of a family."""
+        """Set the desired rules of a family."""
         family = skeleton.family
         before = self.skeletons.desired.get(family)
         rules = itertools.chain.from_iterable(skeleton.chains.values())

@@ -162,7 +162,7 @@ class Sets(PresenceKind):
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # in the kernel, because no rules of the family are pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # the kernel has them, because no rules of the family are pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 

@@ -4,8 +4,8 @@ Virtual servers by mark, and the set entries that mark packets, are derived from
 
 Rule 1: a packet without a mark reaches the virtual server of its address, so a scope may be absent at any time. While a scope is
 absent, its Service port has no mark.
-Rule 2: marks are given only after every Service has been put, because before, the owners of virtual servers are not certain. A
-Service port has a mark while its Service owns at least one of the port's virtual servers.
+Rule 2: marks are given only when every Service has a desired state, because until then, the owners of virtual servers are not
+certain. A Service port has a mark while its Service owns at least one of the port's virtual servers.
 Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
 counts only if its Service owns the virtual server of the entry.
 Rule 4: a virtual server by mark that no Service desires any more keeps its connections. The virtual server stays in the desired
@@ -177,8 +177,8 @@ _OF_LOCAL_POLICY = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL})
 class Scopes:
     """The Services with second scopes, the marks of their ports, and the virtual servers by mark that drain before their removal.
 
-    ``families`` are the families that this node serves. ``putting`` is the function that puts the desired state of a Service into
-    the tables.
+    ``families`` are the families that this node serves. ``putting`` is the function that writes the desired state of a Service
+    into the tables.
     """
 
     virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer]
@@ -250,7 +250,7 @@ class Scopes:
     def _giving_marks(self) -> Iterator[None]:
         """Give marks to the ports that need a mark, and take marks back from all other ports.
 
-        The desired state of each affected Service is put again.
+        The desired state of each affected Service is set again.
         """
         changed, self._changed = self._changed, {}
         concerned: dict[ServiceName, None] = {}
@@ -327,7 +327,7 @@ class Scopes:
         """Give marks, and let undesired virtual servers by mark drain before their removal; a generator of steps.
 
         A set that only scopes use stays desired while one of its entries is desired or observed. ``may_close`` means that every
-        Service has been put.
+        Service has a desired state.
         """
         table = self.virtual_servers
         self._refused = {key for key in self._refused if self.is_witnessed(key)}

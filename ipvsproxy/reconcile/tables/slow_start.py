@@ -50,9 +50,9 @@ def _steps(own: int) -> int:
 
 
 class SlowStarts:
-    """The Services with slow start, each with the desired state that was put, in which endpoints have their full weights.
+    """The Services with slow start, each with its desired state, in which endpoints have their full weights.
 
-    ``putting`` is the function that puts the desired state of a Service into the tables.
+    ``putting`` is the function that writes the desired state of a Service into the tables.
     """
 
     def __init__(

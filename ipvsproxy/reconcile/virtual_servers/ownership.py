@@ -17,7 +17,7 @@ no twin.
 
 A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 
-If several Services desire a virtual server:
+Three rules decide which of several Services gets a virtual server:
 
 Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. The author of a Service
 chooses the Service's external and load-balancer addresses, so such an address never wins against an allocated address, even if

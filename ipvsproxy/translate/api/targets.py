@@ -1,6 +1,6 @@
 """Finds the pods behind the endpoints of EndpointSlices, for messages to people.
 
-The proxy itself does not need the names of pods: ``parse`` omits them.
+The proxy itself does not need the names of pods, so the module ``parse`` omits them.
 """
 
 import contextlib
