@@ -2,8 +2,8 @@
 
 QEMU translates every instruction, so everything takes 10 to 25 times as long. The virtual machine uses the host's files through
 9p: the root file system is read-only, with an overlay in memory. The working directory and the control directory are mounted on
-it, and are writable. Changes that the host makes in the working directory meanwhile may not be visible in the guest, because the
-guest caches the files that it has read.
+the root file system, and are writable. Changes that the host makes in the working directory meanwhile may not be visible in the
+guest, because the guest caches the files that it has read.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def quoted(path: pathlib.Path) -> str:
 def make_initramfs(directory: pathlib.Path) -> pathlib.Path:
     """Create the initramfs of the virtual machine, an archive in the control directory.
 
-    It contains busybox, modules, and the list of mounts.
+    The archive contains busybox, modules, and the list of mounts.
 
     Raises:
         NoKernelError: modprobe does not find a module.

@@ -46,8 +46,8 @@ class Started:
 class Ended:
     """How a guest ended.
 
-    This is the command's exit status (None if the guest crashed), the last lines of the guest's log, and whether only the guest's
-    program crashed.
+    The fields are the command's exit status (None if the guest crashed), the last lines of the guest's log, and whether only the
+    guest's program crashed.
     """
 
     status: int | None

@@ -126,8 +126,8 @@ def on_one_processor() -> Iterator[None]:
     """Pin the guest to one processor that runs as few other guests as possible.
 
     A process of the guest and the guest's kernel wake each other at each system call and page fault. On two processors, each
-    wake-up is an interrupt between the processors. In a virtual machine this increases the time of a system call from 17 us to
-    150 us.
+    wake-up is an interrupt between the processors. In a virtual machine, these interrupts increase the time of a system call from
+    17 us to 150 us.
     """
     available = sorted(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
@@ -163,7 +163,7 @@ def room_for_registers(directory: pathlib.Path) -> dict[str, str]:
 def memory_directory(directory: pathlib.Path, memory: int) -> str:
     """Choose the directory for the guest's memory.
 
-    This is /dev/shm, unless it is too small or mounted noexec, which is common in containers.
+    The result is /dev/shm, unless /dev/shm is too small or mounted noexec, which is common in containers.
     """
     try:
         state = os.statvfs(SHARED_MEMORY)

@@ -88,7 +88,7 @@ class Life(Protocol):
         """The desired state of the kernel."""
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float, /) -> None:
-        """Wait until a condition holds; it is a violation if it never does."""
+        """Wait until a condition holds; a condition that never holds is a violation."""
 
     def wait_until_quiet(self, within_s: float, /) -> None:
         """Wait until the state of the kernel equals the state of the model."""
@@ -120,7 +120,7 @@ def _live_beside_native_rule(life: Life) -> None:
 
 
 def _lose_address(life: Life) -> None:
-    """An address of the node is missing for a moment, while a connection through a node port on it is open.
+    """An address of the node is missing for a moment, while a connection through a node port on this address is open.
 
     The client sends nothing in this time, because its packet would take another route than when the connection was masqueraded.
     The kernel would then delete the connection (``nf_nat_oif_changed``), whatever the proxy does.

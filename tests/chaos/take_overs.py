@@ -1,7 +1,7 @@
 """Take-overs from kube-proxy, one after the other in one lab, while clients send requests without a pause.
 
-The kernel has kube-proxy's recorded state. Each take-over starts the program on this state, waits until everything has been
-programmed, and ends the program. The program leaves the state as kube-proxy left it, for the next take-over.
+The kernel has kube-proxy's recorded state. Each take-over starts the program on the recorded state, waits until everything has
+been programmed, and ends the program. The program leaves the state as kube-proxy left it, for the next take-over.
 """
 
 import contextlib

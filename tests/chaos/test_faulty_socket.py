@@ -17,7 +17,7 @@ LISTING = message(0, flags=netlink.REQUEST | netlink.DUMP)
 
 
 def _kernel(data: bytes) -> Iterable[bytes]:
-    """A fake kernel: it answers with a listing of two datagrams, or with the requested acknowledgements."""
+    """A fake kernel, which answers with a listing of two datagrams, or with the requested acknowledgements."""
     for _, _, flags, sequence, _ in split(data):
         if flags & netlink.DUMP == netlink.DUMP:
             yield message(sequence, b"one!") + message(sequence, b"two!")

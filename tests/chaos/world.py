@@ -4,7 +4,7 @@ The readiness of the endpoints changes often.
 
 Each Service has its own addresses and node ports, so that no two Services desire the same virtual server. The *anchors* never
 change, and their clients must not notice changes of other Services. The *flapping* Service keeps its ports while its endpoints
-come and go. Its open connections must not break either, because a removed endpoint is drained.
+come and go. The open connections of the *flapping* Service must not break either, because a removed endpoint is drained.
 """
 
 import dataclasses
@@ -234,9 +234,9 @@ class World:
 
 
 def closed_service(*, is_open: bool = False) -> list[Object]:
-    """A load balancer whose source ranges exclude the client until it ``is_open``.
+    """A load balancer whose source ranges exclude the client until the load balancer ``is_open``.
 
-    The client of ``CLOSED`` sends requests to it.
+    The client of ``CLOSED`` sends requests to this load balancer.
     """
     ranges = ["192.0.2.1/32", *(["172.18.0.0/16"] if is_open else [])]
     more = {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}

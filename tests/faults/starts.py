@@ -82,7 +82,7 @@ class Ending(NamedTuple):
 class Node:
     """A node on which Services have been programmed.
 
-    As a context manager, it programs the node, and removes everything at the end.
+    As a context manager, this class programs the node, and removes everything at the end.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -195,10 +195,10 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     Rule 1: no object of an existing Service is removed, and nothing is removed from IPVS, whatever fails, however often.
     Rule 2: after acts that failed once, all objects are programmed, and the process continues.
     Rule 3: while an act always fails, a metric and at least one log line report the objects that are not programmed.
-    Rule 4: ``/healthz`` reports these objects as well if all Services need them. An object of one Service does not make the node
-    unhealthy, because taking the node out of load balancers would hurt all other Services.
-    Rule 5: a process that cannot start because an act always fails may end, with the reason and with nothing programmed. The
-    kernel continues to serve, and the ended process is visible.
+    Rule 4: ``/healthz`` also reports objects that are not programmed if all Services need these objects. A missing object of one
+    Service does not make the node unhealthy, because taking the node out of load balancers would hurt all other Services. Rule 5:
+    a process that cannot start because an act always fails may end, with the reason and with nothing programmed. The kernel
+    continues to serve, and the ended process is visible.
     """
     is_permanent = any(order.time == 0 for order in orders)
     wrong = []

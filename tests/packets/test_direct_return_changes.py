@@ -36,7 +36,7 @@ def test_endpoints_see_the_client_address_and_answer_directly_if_service_address
 def test_with_session_affinity_a_client_keeps_its_endpoint_whichever_node_of_entry_it_uses(three: Three) -> None:
     """Neither node of entry has endpoints of the Service.
 
-    Affinity of the other node also applies to packets that arrive through a tunnel.
+    Session affinity at the node with the endpoint also applies to packets that arrive through a tunnel.
     """
     three.have(nodes(*NODES), web("r1", "r2", sessionAffinity="ClientIP"))
     for protocol in ("TCP", "UDP"):
@@ -70,7 +70,7 @@ def _received_by_tunnel(laboratory: lab.Lab, place: str) -> int:
 
 
 def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_nodes(three: Three) -> None:
-    """Each pod starts before the former pod terminates, and is removed last, as in a rolling update or a drain of its node."""
+    """Each pod starts before the former pod terminates; the former pod is removed last, as in a rolling update or drain."""
     steps: list[tuple[list[Endpoint | str], set[str]]] = [
         (["r1"], {"r1"}),
         (["r1", Endpoint("p1", ready=False)], {"r1"}),

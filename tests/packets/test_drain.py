@@ -1,6 +1,6 @@
 """Graceful termination, tested with packets: open connections outlive their endpoint, and new connections go to other endpoints.
 
-Also covered: a restart during the drain, an endpoint that returns, the end of the connections, and a deadline.
+The tests also cover a restart during the drain, an endpoint that returns, the end of the connections, and a deadline.
 """
 
 import urllib.request

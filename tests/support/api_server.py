@@ -1,7 +1,7 @@
 """An API server for tests: list and watch over real HTTP on loopback, in the test's process, with faults on demand.
 
-It serves Services, EndpointSlices and Nodes of all namespaces, and accepts events. Tests change objects by calling its methods
-(``put``, ``delete``). ``test_api_server`` tests which requests the server refuses.
+The server has Services, EndpointSlices and Nodes of all namespaces, and accepts events. Tests change objects by calling methods
+of the server (``put``, ``delete``). ``test_api_server`` tests which requests the server refuses.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ class ApiServer:
     # Changes of the cluster
 
     def put(self, resource: Resource, item: Object) -> Object:
-        """Create or update an object; returns the stored one."""
+        """Create or update an object; returns the stored object."""
         change = self.store.put(resource, item)
         self._tell(change)
         assert change.new is not None
@@ -313,7 +313,7 @@ class ApiServer:
     def _drops(self, request: web.Request) -> bool:
         """Whether the answer to a request has objects without managed fields.
 
-        The first media type of the request that the server knows decides this.
+        The first media type of the request that the server knows determines the answer.
         """
         return self.knows_drop and request.headers.get("Accept", "").startswith("application/json;drop=metadata.managedFields")
 

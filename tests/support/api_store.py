@@ -61,7 +61,7 @@ class Change(NamedTuple):
     def event(self, matches: Matches) -> Object | None:
         """The event for a watch with a selector. None means that the change does not concern the watch.
 
-        If an object begins to match the selector, the event is ADDED. If it no longer matches, the event is DELETED.
+        If an object begins to match the selector, the event is ADDED. If the object no longer matches, the event is DELETED.
         """
         was = self.old is not None and matches(self.old)
         if self.new is not None and matches(self.new):

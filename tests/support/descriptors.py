@@ -7,7 +7,7 @@ import pathlib
 def opened() -> set[tuple[str, str]]:
     """The number of each open descriptor, and what it leads to.
 
-    A test that compares two of these sets must accept that descriptors are missing from the later set, because a thread of an
+    A test that compares two results must accept that descriptors are missing from the later result, because a thread of an
     earlier test may close its descriptors at any time.
     """
     found = set()

@@ -1,8 +1,8 @@
 """An in-memory kernel that refuses the same operations as the real one, for tests without a kernel.
 
-After the same operations, it has the same state and outcomes as the drivers in ``ipvsproxy/kernel``;
-``tests/kernel/test_contract.py`` runs the same tests on both. Its state is public: tests create drift, foreign objects and
-connections by changing its attributes.
+After the same operations, this kernel has the same state and outcomes as the drivers in ``ipvsproxy/kernel``;
+``tests/kernel/test_contract.py`` runs the same tests on this kernel and on the drivers. The state of this kernel is public: tests
+create drift, foreign objects and connections by changing its attributes.
 """
 
 import collections
@@ -209,7 +209,7 @@ class FakeKernel:
         return self.timeouts
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why no virtual server can have this scheduler; empty if one can."""
+        """The reason why no virtual server can have this scheduler; empty if a virtual server can have it."""
         if "schedulers" in self.unreadable:
             raise KernelError(action="find the schedulers of this kernel", errno=errno.EIO)
         self.asked_schedulers.append(scheduler)

@@ -107,7 +107,7 @@ async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[No
 async def following(
     server: ApiServer, kubeconfig: str | pathlib.Path, *, idle_s: float = 600, **user: Any
 ) -> AsyncIterator[Setup]:
-    """Follow a server with this kubeconfig, or with one that ``write_kubeconfig`` writes into this directory."""
+    """Follow a server with this kubeconfig, or with a kubeconfig that ``write_kubeconfig`` writes into this directory."""
     if isinstance(kubeconfig, pathlib.Path):
         kubeconfig = api_server.write_kubeconfig(kubeconfig / "kubeconfig", server.url, **user)
     sleeps: list[float] = []

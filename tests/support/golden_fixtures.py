@@ -1,8 +1,8 @@
 """The golden scenarios as directories of manifests, phase by phase.
 
 A recording started with the objects of all documents without a phase. The documents of each phase were then applied through a
-real API server. Like a real API server, this module adds the Service ``default/kubernetes``. It also keeps fields that are absent
-from a *put* and that only the server or the status subresource may change.
+real API server. Like a real API server, this module adds the Service ``default/kubernetes``. The module also keeps fields that
+are absent from a *put* and that only the server or the status subresource may change.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ def _read_documents() -> Iterator[Document]:
 
 @functools.cache
 def profiles() -> Mapping[str, Mapping[str, Any]]:
-    """The recorded profiles: ``flags``, and ``no_ip6tables`` if the node of the profile has no IPv6."""
+    """The recorded profiles by name, each with ``flags``, and with ``no_ip6tables`` if its node has no IPv6."""
     content: dict[str, dict[str, Any]] = json.loads((GOLDEN / "profiles.json").read_text())
     return content
 

@@ -214,7 +214,7 @@ def restore_state(expected: Mapping[str, Any]) -> None:
 
 
 def restore_rules(expected: Mapping[str, Any]) -> None:
-    """Put the sets and rules of a recorded state into a kernel that has none of them in iptables and ipset.
+    """Put the sets and rules of a recorded state into a kernel that has no sets and rules in iptables and ipset.
 
     Raises:
         RuntimeError: a tool refused the state.

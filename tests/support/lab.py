@@ -403,7 +403,7 @@ class Lab:
             results.append(Load(**self.call("stop_load", number=number)))
 
     def mute(self, namespace: str, address: str, port: int) -> None:
-        """Make the UDP server on an address stop answering; it still counts the datagrams that arrive."""
+        """Make the UDP server on an address stop answering; the server still counts the datagrams that arrive."""
         self.call("mute", namespace=namespace, address=address, port=port)
 
     def heard(self, namespace: str, address: str, port: int) -> tuple[int, str]:

@@ -231,7 +231,7 @@ def new_kernel() -> FakeKernel:
 
 
 def contents(kernel: FakeKernel) -> Mapping[str, object]:
-    """A copy of all objects of a kernel that may belong to ipvsproxy."""
+    """A copy of all kernel objects that may belong to ipvsproxy."""
     return {
         "virtual_servers": {key: (one.settings, dict(one.real_servers)) for key, one in kernel.virtual_servers.items()},
         "sets": {name: (present.type, present.family, frozenset(present.entries)) for name, present in kernel.sets.items()},

@@ -99,7 +99,7 @@ def chain_name(label: str, table: str, chain: str) -> str:
 class Expressions:
     """The expressions of each rule and base chain when first seen.
 
-    They are recorded because the text of a rule does not show them.
+    The expressions are recorded because the text of a rule does not show them.
     """
 
     def __init__(self) -> None:

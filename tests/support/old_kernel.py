@@ -2,7 +2,7 @@
 
 The answers of older kernels are taken from their source code, because none of these kernels runs here. ``OldSocket`` wraps any
 netlink socket: a fake socket, or a socket of the real kernel, which then does everything else. ``old_program`` runs the program
-with such sockets.
+with sockets of this class.
 """
 
 import errno

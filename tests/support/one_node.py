@@ -1,7 +1,8 @@
 """A cluster of one node that carries out the commands of docs/migration.md.
 
 The commands run in a shell whose ``kubectl`` asks this process, which then starts and ends the programs of pods as labels,
-affinity and DaemonSets demand. A command that this cluster does not know, and a moment with two proxies or none, are errors.
+affinity and DaemonSets demand. A command that is unknown to this cluster is an error, and so is a moment with two proxies or with
+none.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-a
 class Pod(NamedTuple):
     """A pod of the node, which runs our program or kube-proxy.
 
-    It belongs to the DaemonSet ``kube-proxy`` or to that of an overlay.
+    The pod belongs to the DaemonSet ``kube-proxy`` or to the DaemonSet of an overlay.
     """
 
     daemon_set: str
@@ -74,7 +75,8 @@ class OneNode:
     """The cluster.
 
     ``start`` makes the program of a pod ready, and returns the function that ends it. ``clean_up`` runs the containers of a Job
-    or DaemonSet in YAML. ``config_map`` is the file in kube-proxy's ConfigMap, and ``log`` the file that the shadow logs to.
+    or DaemonSet in YAML. ``config_map`` is the file in kube-proxy's ConfigMap, and ``log`` is the log file of the proxy that only
+    compares.
     """
 
     def __init__(
@@ -197,7 +199,7 @@ class OneNode:
         return path.name
 
     def _run_pods(self) -> None:
-        """End the programs of pods that should not run, and then start others, as the update of a DaemonSet does."""
+        """End the programs of pods that should not run, and then start those of other pods, as the update of a DaemonSet does."""
         kube_proxy = self._kube_proxy[-1]
         wanted = [Pod("kube-proxy", kube_proxy.is_ours)] if self._label not in kube_proxy.avoided else []
         if self._label == "ipvsproxy" and "replace-kube-proxy" in self._overlays:

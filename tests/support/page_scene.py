@@ -21,7 +21,7 @@ ZONES = {THIS_NODE: "zone-a", OTHER_NODE: "zone-b"}
 
 
 def in_zone(item: Endpoint, zone: str = "") -> Endpoint:
-    """The endpoint with a zone; by default, the zone of its node."""
+    """The endpoint in this zone; by default, in the zone of its node."""
     zone = zone or ZONES.get(item.conditions.node_name, "zone-c")
     return item._replace(conditions=msgspec.structs.replace(item.conditions, zone=zone))
 
@@ -113,7 +113,7 @@ def many(count: int) -> Iterator[ApiObject]:
 
 
 def begin(node: PageNode, count: int = 10_000) -> None:
-    """Let the node have this many Services, including the notable ones."""
+    """Let the node have this many Services, including the Services with faults or notable traffic."""
     known = list(notable())
     services = sum(isinstance(one, Service) for one in known)
     node.targets.update(pods())

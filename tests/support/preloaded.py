@@ -1,4 +1,4 @@
-"""Imports the program, as its command line does; for a process that forks programs under test."""
+"""Imports the program as its command line does, in a process that forks programs under test."""
 
 import gc
 

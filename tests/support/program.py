@@ -76,8 +76,8 @@ class Program:
 
     If ``manifests`` is None, the flags name the source. Output is appended to the file ``log``, or goes to the descriptor
     ``output``, which this process closes after the start. ``path`` is prepended to PATH, and ``environment`` is added to the
-    environment of this process. ``starter`` has the arguments of Python before the flags, which run the program. Without
-    ``starter``, or with ``main``, the program is a fork (``forked.py``) that runs ``main`` with the flags.
+    environment of this process. ``starter`` has the arguments of Python that run the program; the flags follow these arguments.
+    Without ``starter``, or with ``main``, the program is a fork (``forked.py``) that runs ``main`` with the flags.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """docs/compatibility.md and docs/metrics.md, generated from the program.
 
-``python -m tests.support.reference_pages compatibility`` writes docs/compatibility.md, and likewise for metrics.
+``python -m tests.support.reference_pages compatibility`` writes docs/compatibility.md, and the argument ``metrics`` writes
+docs/metrics.md.
 """
 
 import asyncio
