@@ -1,6 +1,6 @@
 """Covers objects of a hostile author, from the bytes of a watch to log lines, metrics and pages.
 
-``tests/fuzz/rules.py`` covers how such objects affect rules, sets and virtual servers.
+``tests/fuzz/rules.py`` covers how hostile objects affect rules, sets and virtual servers.
 """
 
 import json

@@ -18,7 +18,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 
 
 class Channel:
-    """A netlink channel to a kernel without nf_tables; such a kernel runs modprobe at each request."""
+    """A netlink channel to a kernel without nf_tables, where each request makes the kernel run modprobe."""
 
     asked = 0
 

@@ -1,8 +1,8 @@
 """The iptables driver, with the real programs, when one of our tables has a rule that only nft understands.
 
-Another program has written the rule that only nft understands. ``iptables-nft-save`` reports a table with such a native rule as
-incompatible, and exits with status 0. In a table with a native rule, ``-I`` and replacing whole chains still work, but ``-D``
-does not.
+Another program has written the rule that only nft understands. ``iptables-nft-save`` reports a table with a native nft rule as
+incompatible, and exits with status 0. In a table with a native nft rule, ``-I`` and replacing whole chains still work, but
+``-D`` does not.
 """
 
 import contextlib

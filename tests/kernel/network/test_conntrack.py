@@ -82,7 +82,7 @@ def test_only_the_flows_to_removed_real_servers_are_deleted(driver: conntrack.Co
 
 @pytest.mark.kernel
 @FAMILIES
-def test_sctp_flows_are_deleted_too(driver: conntrack.ConntrackDriver, family: Family) -> None:
+def test_sctp_flows_to_a_removed_real_server_are_deleted(driver: conntrack.ConntrackDriver, family: Family) -> None:
     flow(family, 1, 5, protocol="sctp")
     flow(family, 2, 6, protocol="sctp")
     flow(family, 3, 6)
