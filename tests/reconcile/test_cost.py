@@ -10,7 +10,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile.kinds import virtual_server_kind
+from ipvsproxy.reconcile.kinds.virtual_server_kind import VirtualServers
 from ipvsproxy.reconcile.tables import table
 from tests.reconcile import simulation
 from tests.support import builders
@@ -37,7 +37,7 @@ def serving(count: int) -> simulation.SimulatedNode:
 def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """The number of comparisons of keys and of values."""
     counted: collections.Counter[str] = collections.Counter()
-    touch, compare = table.Table.touch, virtual_server_kind.differs
+    touch, compare = table.Table.touch, VirtualServers.differs
 
     def counting_touch(self: table.Table[object, object, object], key: object) -> None:
         counted["touch"] += 1
@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         return compare(*arguments)  # type: ignore[arg-type]  # the arguments are passed on unchanged
 
     monkeypatch.setattr(table.Table, "touch", counting_touch)
-    monkeypatch.setattr(virtual_server_kind, "differs", counting_differs)
+    monkeypatch.setattr(VirtualServers, "differs", counting_differs)
     return counted
 
 

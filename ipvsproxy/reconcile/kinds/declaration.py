@@ -23,7 +23,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from ipvsproxy.model.kind import KINDS
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
@@ -32,7 +32,7 @@ from ipvsproxy.model.sets import IP_SETS, SetEntry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
-from ipvsproxy.reconcile.tables.table import PresenceTable, Table
+from ipvsproxy.reconcile.tables.table import K, PresenceTable, Table, V, W
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:
@@ -127,29 +127,52 @@ class Circumstances:
         return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
 
 
-class ReconciledKind:
-    """One kind of kernel object on one node.
+class ReconciledKind(Generic[K, V, W]):
+    """One kind of kernel object on one node; ``K``, ``V`` and ``W`` are those of its ``Table``.
 
     ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. An operation
     whose verb has no stage is never planned. ``is_witness`` means that objects of the kind show which virtual servers belong to
-    ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds.
+    ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds. ``objects`` is the first table, and
+    nearly always the only one.
+
+    By default, the node itself needs the objects, no object is ever removed, and a desired value has to be equal to the observed
+    value.
     """
 
     classes: ClassVar[tuple[type, ...]]
     stages: ClassVar[Mapping[Verb, Stage]]
     is_witness: ClassVar[bool] = False
 
-    def __init__(self, all_tables: "NodeTables", *tables: Table[Any, Any, Any]) -> None:
+    def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
+        """``names`` are the names of the tables, which precede the names of their objects in texts for people."""
         self.all = all_tables
-        self.tables = tables
+        self.names: Mapping[Table[K, V, W], str] = {self.make_table(): name for name in names}
+        self.tables = tuple(self.names)
+        self.objects = self.tables[0]
         self.name = KINDS[self.classes[0]].name
         """The name of the kind in log lines, metrics and documents."""
 
-    def table(self, _item: Any) -> Table[Any, Any, Any]:
-        """The table that holds the objects of an item."""
-        return self.tables[0]
+    def make_table(self) -> Table[K, V, W]:
+        """A table without any object."""
+        return Table(self.owner_of, self.differs, self.is_protected, self.all.unequal)
 
-    def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
+    def owner_of(self, _desired: V) -> Owner:
+        """The owner that desires a value."""
+        return NODE_OWNER
+
+    def differs(self, desired: V, observed: W) -> bool:
+        """Whether a desired value differs from an observed value."""
+        return bool(desired != observed)
+
+    def is_protected(self, _key: K) -> bool:
+        """Whether an object must never be removed."""
+        return True
+
+    def table(self, _item: Any) -> Table[K, V, W]:
+        """The table that holds the objects of an item."""
+        return self.objects
+
+    def place(self, item: Any) -> tuple[Table[K, V, W], K]:
         """The table of the item's single object, and the key of the object in the table.
 
         Raises:
@@ -184,8 +207,8 @@ class ReconciledKind:
 
         By default, each key gets one operation, which sets the desired value.
         """
-        (table,) = self.tables
-        return (Operation(Verb.SET, table.desired[key]) for key in table.pending)
+        desired: Mapping[K, Any] = self.objects.desired
+        return (Operation(Verb.SET, desired[key]) for key in self.objects.pending)
 
     def removals(self, _circumstances: Circumstances) -> Iterator[Operation]:
         """The operations that may be done now for surplus keys."""
@@ -196,7 +219,7 @@ class ReconciledKind:
 
         By default, the new value of the object is recorded.
         """
-        self.tables[0].confirm(item.key, item.in_force)
+        self.objects.confirm(item.key, item.in_force)
         return ()
 
     def settle_failure(self, _outcome: Outcome) -> bool:
@@ -216,36 +239,33 @@ class ReconciledKind:
         return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 
 
-class PresenceKind(ReconciledKind):
+class PresenceKind(ReconciledKind[K, Owner, bool]):
     """A kind whose objects have no value, so that only the presence or absence of an object counts.
 
-    An item names one object, or several objects of one class.
+    An item names one object, or several objects of one class. By default, an object that has no owner is removed.
     """
 
-    def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
-        """``names`` are the names of the tables. In texts for people, the name of an object follows the name of its table."""
-        self.names: Mapping[Table[Any, Owner, bool], str] = {
-            PresenceTable(self.is_protected, all_tables.unequal): name for name in names
-        }
-        super().__init__(all_tables, *self.names)
+    def make_table(self) -> PresenceTable[K]:
+        """A table without any object."""
+        return PresenceTable(self.is_protected, self.all.unequal)
 
-    def is_protected(self, _key: Any) -> bool:
+    def is_protected(self, _key: K) -> bool:
         """Whether an object must never be removed."""
         return False
 
-    def may_be_added(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[Any]:
+    def may_be_added(self, table: Table[K, Owner, bool], _circumstances: Circumstances) -> Iterable[K]:
         """The pending objects of a table that may be added now."""
         return table.pending
 
-    def may_be_removed(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[Any]:
+    def may_be_removed(self, table: Table[K, Owner, bool], _circumstances: Circumstances) -> Iterable[K]:
         """The surplus objects of a table that may be removed now."""
         return table.surplus
 
-    def items(self, _table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+    def items(self, _table: Table[K, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
         """The items for operations on the given objects of one table; by default, each object gets an item."""
         return keys
 
-    def unequal(self) -> list[Table[Any, Owner, bool]]:
+    def unequal(self) -> list[Table[K, Owner, bool]]:
         """The tables that have pending or surplus objects."""
         return [table for table in self.all.unequal if table in self.names]
 
@@ -270,7 +290,7 @@ class PresenceKind(ReconciledKind):
         """The keys of all objects of the item."""
         return getattr(item, "keys", None) or (item.key,)
 
-    def label(self, table: Table[Any, Owner, bool], key: object) -> str:
+    def label(self, table: Table[K, Owner, bool], key: K) -> str:
         """The name of an object in texts for people."""
         return f"{self.names[table]} {key}".lstrip()
 

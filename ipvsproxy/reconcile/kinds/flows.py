@@ -7,7 +7,7 @@ would keep its real server.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.plan import Operation, Verb
@@ -17,11 +17,8 @@ from ipvsproxy.model.sets import MarkedEntry
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.declaration import Circumstances, ReconciledKind, Stage
-from ipvsproxy.reconcile.tables.table import Table, always, replacing
+from ipvsproxy.reconcile.tables.table import replacing
 from ipvsproxy.reconcile.virtual_servers import ownership
-
-if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Keep:
     real_servers: frozenset[RealServerKey]
 
 
-class Flows(ReconciledKind):
+class Flows(ReconciledKind[Flow, Keep, frozenset[RealServerKey]]):
     """The tracked flows of UDP and SCTP frontends.
 
     The observed side of the table holds the real servers that the last cleaning kept.
@@ -41,15 +38,13 @@ class Flows(ReconciledKind):
     classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.FLOWS}
 
-    def __init__(self, all_tables: "NodeTables") -> None:
-        """Creates the table of flows, which never removes a flow."""
-        self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
-            lambda keep: keep.owner,
-            lambda desired, observed: not observed <= desired.real_servers,
-            always,
-            all_tables.unequal,
-        )
-        super().__init__(all_tables, self.flows)
+    def owner_of(self, desired: Keep) -> Owner:
+        """The owner of a flow."""
+        return desired.owner
+
+    def differs(self, desired: Keep, observed: frozenset[RealServerKey]) -> bool:
+        """Whether the last cleaning kept a real server that must not answer any longer."""
+        return not observed <= desired.real_servers
 
     def desiring(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
@@ -58,15 +53,15 @@ class Flows(ReconciledKind):
 
         Only a flow that has lost a real server, or that has gained its first real servers, needs cleaning.
         """
-        yield from replacing(owner, [(self.flows, _keeps(owner, before), _keeps(owner, after))])
+        yield from replacing(owner, [(self.objects, _keeps(owner, before), _keeps(owner, after))])
         yield from each(self._spare, (*before, *after))
 
     def _spare(self, flow: Flow) -> None:
-        desired, observed = self.flows.desired.get(flow), self.flows.observed.get(flow)
+        desired, observed = self.objects.desired.get(flow), self.objects.observed.get(flow)
         if desired is None:
-            self.flows.confirm(flow, None)
+            self.objects.confirm(flow, None)
         elif observed is not None and observed <= desired.real_servers:
-            self.flows.confirm(flow, desired.real_servers)
+            self.objects.confirm(flow, desired.real_servers)
 
     def additions(self, _circumstances: Circumstances) -> Iterator[Operation]:
         """Cleans the pending flows whose virtual servers exist and have only real servers that are desired or may be kept.
@@ -74,7 +69,7 @@ class Flows(ReconciledKind):
         Packets of a flow reach either the virtual server of their destination address, or the virtual server of the mark that
         packets to this address get.
         """
-        tables, flows = self.all, self.flows
+        tables, flows = self.all, self.objects
         virtual_servers = tables.virtual_servers
         marks = {
             (name, ownership.virtual_server_of(entry)): ownership.mark_given_by(entry)

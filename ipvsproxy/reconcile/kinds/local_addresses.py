@@ -20,7 +20,7 @@ from ipvsproxy.reconcile.kinds.declaration import Circumstances, PresenceKind, S
 from ipvsproxy.reconcile.tables.table import Table
 
 
-class Addresses(PresenceKind):
+class Addresses(PresenceKind[Address]):
     """Service addresses on the device ``kube-ipvs0``. Addresses of a family that this node does not serve are never removed."""
 
     classes: ClassVar[tuple[type, ...]] = (BoundAddresses,)
@@ -34,9 +34,9 @@ class Addresses(PresenceKind):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Records the addresses that a reading has found."""
         if observed.addresses is not None:
-            yield from self.tables[0].observing(dict.fromkeys(observed.addresses, True))
+            yield from self.objects.observing(dict.fromkeys(observed.addresses, True))
 
-    def may_be_added(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[Address]:
+    def may_be_added(self, table: Table[Address, Owner, bool], _circumstances: Circumstances) -> Iterable[Address]:
         """The pending addresses that already have a virtual server of one of their owners (rule 1)."""
         tables = self.all
         services = {owner.service for address in table.pending for owner in table.owners_of(address)}
@@ -44,7 +44,7 @@ class Addresses(PresenceKind):
         served = {item.key.address for name in services for item in tables.states[name].served if item.key in observed}
         return filter(served.__contains__, table.pending)
 
-    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
+    def may_be_removed(self, table: Table[Address, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
         """The surplus addresses that may be removed (rule 2).
 
         An address may be removed if it is no witness of a virtual server, and is already local by the desired method (device or
@@ -55,7 +55,7 @@ class Addresses(PresenceKind):
         reasons = (circumstances.keeping, circumstances.witnesses.addresses, *(one.pending for one in self.all.bindings.values()))
         return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
-    def items(self, _table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+    def items(self, _table: Table[Address, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
         """One item that has all of the given addresses."""
         return (self.classes[0](keys),)
 
@@ -68,4 +68,4 @@ class Routes(Addresses):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Records the routes that a reading has found."""
         if observed.routes is not None:
-            yield from self.tables[0].observing(dict.fromkeys(observed.routes, True))
+            yield from self.objects.observing(dict.fromkeys(observed.routes, True))

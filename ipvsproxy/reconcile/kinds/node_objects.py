@@ -9,10 +9,8 @@ from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton, Verdict
-from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.kinds.declaration import MISSING, STALE, Circumstances, Difference, PresenceKind, ReconciledKind, Stage
-from ipvsproxy.reconcile.tables.table import Table, always
 
 if TYPE_CHECKING:
     from ipvsproxy.reconcile.kinds.node_tables import NodeTables
@@ -21,7 +19,7 @@ STRANGE_SHOWN = 5
 """The most rules of other programs that are shown for each chain."""
 
 
-class Sysctls(ReconciledKind):
+class Sysctls(ReconciledKind[str, Sysctl, str]):
     """Kernel settings. A setting that cannot be written is not tried again until its desired or observed value changes.
 
     Settings that let packets in by tunnel wait for the rules that drop packets from tunnels of unknown senders.
@@ -31,12 +29,12 @@ class Sysctls(ReconciledKind):
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.SETTINGS}
 
     def __init__(self, all_tables: "NodeTables") -> None:
-        """Kernel settings are never removed."""
-        self.settings: Table[str, Sysctl, str] = Table(
-            lambda _: NODE_OWNER, lambda desired, observed: not desired.is_met_by(observed), always, all_tables.unequal
-        )
+        super().__init__(all_tables)
         self._given_up: dict[str, tuple[Sysctl, Sequence[str | None], str]] = {}
-        super().__init__(all_tables, self.settings)
+
+    def differs(self, desired: Sysctl, observed: str) -> bool:
+        """Whether the observed value is not sufficient."""
+        return not desired.is_met_by(observed)
 
     @property
     def given_up(self) -> Mapping[str, str]:
@@ -45,7 +43,7 @@ class Sysctls(ReconciledKind):
         A setting is no longer included when its desired or observed value changes. The tunnel device records the former values of
         all settings for tunnels, so a setting for tunnels is also tried again when another setting for tunnels has changed.
         """
-        table = self.settings
+        table = self.objects
         return {
             path: reason
             for path, (desired, observed, reason) in self._given_up.items()
@@ -54,14 +52,14 @@ class Sysctls(ReconciledKind):
 
     def _observed(self, setting: Sysctl) -> Sequence[str | None]:
         """The observed values on which the writing of a setting depends."""
-        desired, observed = self.settings.desired, self.settings.observed
+        desired, observed = self.objects.desired, self.objects.observed
         others = [path for path, one in desired.items() if one.for_tunnels] if setting.for_tunnels else []
         return [observed.get(path) for path in (setting.path, *others)]
 
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Records the settings that a reading has found."""
         if observed.sysctls is not None:
-            yield from self.settings.observing(observed.sysctls)
+            yield from self.objects.observing(observed.sysctls)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Plans to write each pending setting that has not been given up."""
@@ -79,42 +77,35 @@ class Sysctls(ReconciledKind):
 
     def differences(self) -> Iterator[Difference]:
         """Yields the settings whose desired and observed values differ."""
-        for path in self.settings.pending:
-            observed = self.settings.observed.get(path, "no such setting in this kernel")
-            yield self.difference(path, self.settings.desired[path].value, observed)
+        for path in self.objects.pending:
+            observed = self.objects.observed.get(path, "no such setting in this kernel")
+            yield self.difference(path, self.objects.desired[path].value, observed)
 
 
-class IpvsTimeouts(ReconciledKind):
+class IpvsTimeouts(ReconciledKind[str, Timeouts, Timeouts]):
     """The IPVS timeouts, which only ``Observer.note_timeouts`` can read."""
 
     classes: ClassVar[tuple[type, ...]] = (Timeouts,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.TIMEOUTS}
 
-    def __init__(self, all_tables: "NodeTables") -> None:
-        """Timeouts are never removed."""
-        self.timeouts: Table[str, Timeouts, Timeouts] = Table(
-            lambda _: NODE_OWNER, lambda desired, observed: desired != observed, always, all_tables.unequal
-        )
-        super().__init__(all_tables, self.timeouts)
-
     def note(self, observed: Timeouts) -> None:
         """Records the timeouts that a reading has found. A timeout with a desired value of 0 counts as equal."""
-        desired = self.timeouts.desired.get(TIMEOUTS)
+        desired = self.objects.desired.get(TIMEOUTS)
         if desired:
             compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
-            self.timeouts.confirm(TIMEOUTS, Timeouts(*compared))
+            self.objects.confirm(TIMEOUTS, Timeouts(*compared))
 
     def differences(self) -> Iterator[Difference]:
         """Yields each timeout whose desired and observed values differ."""
-        for key in self.timeouts.pending:
-            desired, observed = self.timeouts.desired[key], self.timeouts.observed.get(key) or Timeouts(0, 0, 0)
+        for key in self.objects.pending:
+            desired, observed = self.objects.desired[key], self.objects.observed.get(key) or Timeouts(0, 0, 0)
             for name, desired_s, observed_s in zip(Timeouts._fields, desired, observed, strict=True):
                 if desired_s != observed_s:
                     found = f"{observed_s} s" if observed_s else "unknown"
                     yield self.difference(name.removesuffix("_s"), f"{desired_s} s", found)
 
 
-class Devices(PresenceKind):
+class Devices(PresenceKind[Device]):
     """The dummy device, which is never removed."""
 
     classes: ClassVar[tuple[type, ...]] = (Device,)
@@ -127,26 +118,23 @@ class Devices(PresenceKind):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Records whether a reading has found the device."""
         if observed.device is not None:
-            yield from self.tables[0].observing({Device(DEVICE): True} if observed.device else {})
+            yield from self.objects.observing({Device(DEVICE): True} if observed.device else {})
 
 
-class Rules(ReconciledKind):
+class Rules(ReconciledKind[Family, Skeleton, ObservedSkeleton]):
     """The rules: one object for each family. Writing the rules of a family also removes the rules that are no longer needed."""
 
     classes: ClassVar[tuple[type, ...]] = (Skeleton,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.RULES}
 
-    def __init__(self, all_tables: "NodeTables") -> None:
-        """Rules are never removed."""
-        self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(
-            lambda _: NODE_OWNER, lambda desired, observed: desired.in_force != observed, always, all_tables.unequal
-        )
-        super().__init__(all_tables, self.skeletons)
+    def differs(self, desired: Skeleton, observed: ObservedSkeleton) -> bool:
+        """Whether the rules of a family have to be written."""
+        return desired.in_force != observed
 
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Records the rules of the families that were read."""
         for family, image in observed.skeletons.items():
-            self.skeletons.notice(family, image)
+            self.objects.notice(family, image)
         return iter(())
 
     def lacks(self, family: Family) -> bool:
@@ -154,24 +142,24 @@ class Rules(ReconciledKind):
 
         Rules that mark packets do not count, because a kernel may refuse such rules.
         """
-        if family not in self.skeletons.pending:
+        if family not in self.objects.pending:
             return False
-        desired, observed = self.skeletons.desired[family].in_force, self.skeletons.observed.get(family)
+        desired, observed = self.objects.desired[family].in_force, self.objects.observed.get(family)
         return observed is None or observed.without(MARKING_TABLE) != desired.without(MARKING_TABLE)
 
     @property
     def guard_tunnels(self) -> bool:
         """Whether the rules of all families are in the kernel and drop packets from tunnels of unknown senders."""
-        skeletons = self.skeletons.desired.values()
-        return not self.skeletons.pending and bool(skeletons) and all(map(_guards_tunnels, skeletons))
+        skeletons = self.objects.desired.values()
+        return not self.objects.pending and bool(skeletons) and all(map(_guards_tunnels, skeletons))
 
     def differences(self) -> Iterator[Difference]:
         """Yields one difference for each chain and each jump.
 
         The difference of a chain of ipvsproxy names the first rule that differs.
         """
-        for family, desired in ((one, self.skeletons.desired[one]) for one in self.skeletons.pending):
-            observed = self.skeletons.observed.get(family) or ObservedSkeleton(family=family, chains={}, jumps=frozenset())
+        for family, desired in ((one, self.objects.desired[one]) for one in self.objects.pending):
+            observed = self.objects.observed.get(family) or ObservedSkeleton(family=family, chains={}, jumps=frozenset())
             label, desired_chains = family.label, desired.in_force.chains
             for key, rules in desired_chains.items():
                 observed_rules = observed.chains.get(key)

@@ -75,7 +75,7 @@ class NodeTables:
         self.of_virtual_servers, self.of_entries, self.of_rules = VirtualServers(self), Entries(self), Rules(self)
         self.of_sysctls, self.of_timeouts, self.of_flows = Sysctls(self), IpvsTimeouts(self), Flows(self)
         of_addresses, of_routes, of_sets, of_devices = Addresses(self), Routes(self), Sets(self), Devices(self)
-        self.kinds: Sequence[ReconciledKind] = (
+        self.kinds: Sequence[ReconciledKind[Any, Any, Any]] = (
             self.of_sysctls,
             self.of_timeouts,
             of_devices,
@@ -89,11 +89,11 @@ class NodeTables:
             self.of_flows,
         )
         """All kinds. A new kind needs a module in this room, and a driver in ``kernel``."""
-        self.by_class: Mapping[type, ReconciledKind] = {object_class: one for one in self.kinds for object_class in one.classes}
-        self.virtual_servers = self.of_virtual_servers.servers
+        self.by_class: Mapping[type, ReconciledKind[Any, Any, Any]] = {item: one for one in self.kinds for item in one.classes}
+        self.virtual_servers = self.of_virtual_servers.objects
         self.entries = self.of_entries.by_set
-        self.addresses: Table[Address, Owner, bool] = of_addresses.tables[0]
-        self.routes: Table[Address, Owner, bool] = of_routes.tables[0]
+        self.addresses = of_addresses.objects
+        self.routes = of_routes.objects
         self.bindings: Mapping[type[BoundAddresses | LocalRoutes], Table[Address, Owner, bool]] = {
             BoundAddresses: self.addresses,
             LocalRoutes: self.routes,
@@ -101,12 +101,12 @@ class NodeTables:
         """The tables of both bindings, by which service addresses become local. An address is desired in one of the tables."""
         self.local: Container[Address] = collections.ChainMap(self.addresses.observed, self.routes.observed)
         """The observed service addresses of both bindings."""
-        self.sets: Table[IpSet, Owner, bool] = of_sets.tables[0]
-        self.devices: Table[Device, Owner, bool] = of_devices.tables[0]
-        self.sysctls = self.of_sysctls.settings
-        self.timeouts = self.of_timeouts.timeouts
-        self.skeletons = self.of_rules.skeletons
-        self.flows = self.of_flows.flows
+        self.sets = of_sets.objects
+        self.devices = of_devices.objects
+        self.sysctls = self.of_sysctls.objects
+        self.timeouts = self.of_timeouts.objects
+        self.skeletons = self.of_rules.objects
+        self.flows = self.of_flows.objects
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
             lambda check: check.owner, lambda _desired, _observed: False, always
         )

@@ -37,7 +37,7 @@ _STAGES: Mapping[tuple[Verb, str], Stage] = (
 """The stages of entries of some sets, which differ from the stages of all other entries."""
 
 
-class Entries(PresenceKind):
+class Entries(PresenceKind[SetEntry]):
     """The entries of all sets, by the set's name."""
 
     classes: ClassVar[tuple[type, ...]] = (SetEntries,)
@@ -52,7 +52,7 @@ class Entries(PresenceKind):
         """The table of the set to which the given entries belong."""
         return self.by_set[item.set]
 
-    def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+    def items(self, table: Table[SetEntry, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
         """One item that has all of the given entries."""
         return (SetEntries(self.names[table], keys),)
 
@@ -74,7 +74,7 @@ class Entries(PresenceKind):
         for name, some in observed.some_sets.items():
             yield from self.by_set[name].observing(dict.fromkeys(some or (), True))
 
-    def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
+    def may_be_added(self, table: Table[SetEntry, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The pending entries that may be added now (rules 1 to 3).
 
         The addition of such an entry shuts out no admitted source, loses no answers, and marks no packets too early.
@@ -111,7 +111,7 @@ class Entries(PresenceKind):
             for named in (key, ownership.node_port(key))
         }
 
-    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
+    def may_be_removed(self, table: Table[SetEntry, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The surplus entries that are no witness of a virtual server.
 
         A source range is included only if no admitted source depends on it (rule 1).
@@ -136,7 +136,7 @@ class Entries(PresenceKind):
         return firewall in table.observed and (firewall not in table.desired or key in circumstances.lacking_ranges)
 
 
-class Sets(PresenceKind):
+class Sets(PresenceKind[IpSet]):
     """The sets. A set that only scopes use is removed when it is empty and no rule refers to it."""
 
     classes: ClassVar[tuple[type, ...]] = (IpSet,)
@@ -148,13 +148,12 @@ class Sets(PresenceKind):
 
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Records which sets a reading has found."""
-        (table,) = self.tables
         if observed.sets is not None:
-            yield from table.observing({IP_SETS[name]: True for name in observed.sets})
+            yield from self.objects.observing({IP_SETS[name]: True for name in observed.sets})
         some = {IP_SETS[name]: None if entries is None else True for name, entries in observed.some_sets.items()}
-        yield from table.observing_some(some)
+        yield from self.objects.observing_some(some)
 
-    def may_be_removed(self, table: Table[Any, Owner, bool], _circumstances: Circumstances) -> Iterable[IpSet]:
+    def may_be_removed(self, table: Table[IpSet, Owner, bool], _circumstances: Circumstances) -> Iterable[IpSet]:
         """The surplus sets that have no entries and that no rule refers to."""
         return filter(self._is_unused, table.surplus)
 
@@ -168,11 +167,11 @@ class Sets(PresenceKind):
 
     def differences(self) -> Iterator[Difference]:
         """Yields desired sets that are absent or have another type."""
-        for ip_set in self.tables[0].pending:
+        for ip_set in self.objects.pending:
             yield self.difference(str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
 
 
-class SetCopies(PresenceKind):
+class SetCopies(PresenceKind[SetCopy]):
     """Copies of sets; a copy is never desired."""
 
     classes: ClassVar[tuple[type, ...]] = (SetCopy,)
@@ -181,7 +180,7 @@ class SetCopies(PresenceKind):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Records whether a reading has found the copy of a set."""
         if observed.set_copy is not None:
-            yield from self.tables[0].observing({SET_COPY: True} if observed.set_copy else {})
+            yield from self.objects.observing({SET_COPY: True} if observed.set_copy else {})
 
 
 def _names_set(rule: Rule, name: str) -> bool:

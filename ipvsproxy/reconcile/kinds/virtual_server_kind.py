@@ -30,6 +30,7 @@ from ipvsproxy.model.real_servers import (
     plain,
     without_method,
 )
+from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import (
@@ -51,7 +52,7 @@ MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
 """Whether the drain of a real server is over; None if it has not begun."""
 
 
-class VirtualServers(ReconciledKind):
+class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVirtualServer]):
     """Virtual servers and their real servers, in one table."""
 
     classes: ClassVar[tuple[type, ...]] = (VirtualServer, RealServers)
@@ -62,17 +63,25 @@ class VirtualServers(ReconciledKind):
     }
 
     def __init__(self, all_tables: "NodeTables") -> None:
-        """Excluded virtual servers, and virtual servers of a family that this node does not serve, are never removed."""
+        super().__init__(all_tables)
         self._drains = all_tables.drains
-        self.servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
-            lambda desired: desired.owner,
-            lambda desired, observed: differs(desired, observed, self._drains.may_remove),
-            lambda key: not all_tables.is_served(key.address.family) or all_tables.is_excluded(key),
-            all_tables.unequal,
-            ownership.rank,
-        )
         self.begin_settling(0)
-        super().__init__(all_tables, self.servers)
+
+    def make_table(self) -> Table[VirtualServerKey, VirtualServer, ObservedVirtualServer]:
+        """A table in which owners have the ranks of ``ownership``."""
+        return Table(self.owner_of, self.differs, self.is_protected, self.all.unequal, ownership.rank)
+
+    def owner_of(self, desired: VirtualServer) -> Owner:
+        """The owner of a virtual server."""
+        return desired.owner
+
+    def differs(self, desired: VirtualServer, observed: ObservedVirtualServer) -> bool:
+        """Whether any operation is needed now. A draining real server needs no operation."""
+        return next(virtual_server_operations(desired.key, desired, observed, self._drains.may_remove), None) is not None
+
+    def is_protected(self, key: VirtualServerKey) -> bool:
+        """Whether a virtual server is excluded, or of a family that this node does not serve."""
+        return not self.all.is_served(key.address.family) or self.all.is_excluded(key)
 
     def begin_settling(self, now: float) -> None:
         """Prepares for recording the outcomes of a plan."""
@@ -83,9 +92,9 @@ class VirtualServers(ReconciledKind):
         self.gone_with = 0
         """The number of real servers that this plan has removed together with their virtual server."""
 
-    def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
+    def place(self, item: Any) -> tuple[Table[VirtualServerKey, VirtualServer, ObservedVirtualServer], VirtualServerKey]:
         """The table and the key of an item; for an item of real servers, the key belongs to their virtual server."""
-        return self.servers, item.virtual_server if isinstance(item, RealServers) else item.key
+        return self.objects, item.virtual_server if isinstance(item, RealServers) else item.key
 
     def stage(self, operation: Operation) -> Stage:
         """The stage of an operation. A real server loses its traffic only after other real servers have got the traffic."""
@@ -106,12 +115,12 @@ class VirtualServers(ReconciledKind):
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Plans the operations that bring pending virtual servers, and their real servers, to their desired state."""
         held_back, not_masqueraded_yet = self._held_back(circumstances), self._not_masqueraded_yet()
-        for key in self.servers.pending:
+        for key in self.objects.pending:
             if key in held_back or (
                 isinstance(key, FirewallMark) and (key in circumstances.still_given or not self.all.scopes.is_witnessed(key))
             ):
                 continue
-            desired, observed = self.servers.desired[key], self.servers.observed.get(key)
+            desired, observed = self.objects.desired[key], self.objects.observed.get(key)
             operations = virtual_server_operations(key, desired, observed, self._drains.may_remove)
             if observed is None and isinstance(key, FirewallMark):
                 operations = itertools.islice(operations, 1)  # adds the virtual server without its real servers
@@ -127,7 +136,7 @@ class VirtualServers(ReconciledKind):
             table = by_set[firewall.set]
             return firewall in table.desired and (firewall in table.pending or not circumstances.has_ranges(firewall))
 
-        table = self.servers
+        table = self.objects
         return {key for key in table.pending if key not in table.observed and waits(ownership.firewall_entry(key))}
 
     def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
@@ -135,13 +144,13 @@ class VirtualServers(ReconciledKind):
         going = set(map(ownership.named_by, self.all.of_entries.surplus(ownership.LOCAL_SETS)))
         if not going:
             return frozenset()
-        return {key for key in self.servers.pending if key in going or ownership.node_port(key) in going}
+        return {key for key in self.objects.pending if key in going or ownership.node_port(key) in going}
 
     def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Plans to remove the virtual servers of ipvsproxy that no Service desires."""
-        for key in self.servers.surplus:
+        for key in self.objects.surplus:
             if key not in circumstances.still_given:
-                yield from virtual_server_operations(key, None, self.servers.observed[key], self._drains.may_remove)
+                yield from virtual_server_operations(key, None, self.objects.observed[key], self._drains.may_remove)
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
         """Records a change.
@@ -151,22 +160,22 @@ class VirtualServers(ReconciledKind):
         if isinstance(item, RealServers):
             self._settle_real_servers(verb, item)
         elif verb is Verb.REMOVE:
-            observed = self.servers.observed.get(item.key)
+            observed = self.objects.observed.get(item.key)
             self.gone_with += len(observed.real_servers) if observed else 0
             self._drains.keep_only(item.key)
-            self.servers.confirm(item.key, None)
+            self.objects.confirm(item.key, None)
         else:
             if verb is Verb.ADD:
                 self._added.add(item.key)
-            observed = self.servers.observed.get(item.key)
+            observed = self.objects.observed.get(item.key)
             real_servers, thresholds = (observed.real_servers, observed.thresholds) if observed else ({}, None)
-            self.servers.exchange(item.key, ObservedVirtualServer(item.settings, real_servers, thresholds=thresholds))
+            self.objects.exchange(item.key, ObservedVirtualServer(item.settings, real_servers, thresholds=thresholds))
             self._changed.setdefault(item.key, None)
         return ()
 
     def weight_changes(self, verb: Verb, item: RealServers) -> Iterator[WeightChange]:
         """The changes of weights that ``settle`` will record for an operation."""
-        observed = self.servers.observed.get(item.virtual_server)
+        observed = self.objects.observed.get(item.virtual_server)
         weights = observed.real_servers if observed else {}
         after = None if verb is Verb.REMOVE else without_method(item.weight)
         before = ((key, weights.get(key)) for key in item.keys)
@@ -177,7 +186,7 @@ class VirtualServers(ReconciledKind):
 
         If the item has all desired and all observed real servers, both sides of the table share one object.
         """
-        table, key, keys = self.servers, item.virtual_server, item.keys
+        table, key, keys = self.objects, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)
         if observed is None:
             return
@@ -202,12 +211,12 @@ class VirtualServers(ReconciledKind):
 
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
         """Records the thresholds of real servers, in an object to which nothing else refers."""
-        observed = self.servers.observed[item.virtual_server]
+        observed = self.objects.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
         if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
             thresholds |= dict.fromkeys(item.keys, item.thresholds)
         changed = ObservedVirtualServer(observed.settings, observed.real_servers, thresholds or None)
-        self.servers.exchange(item.virtual_server, changed)
+        self.objects.exchange(item.virtual_server, changed)
 
     def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:
         """The observed weights, as an object that may be changed because nothing else refers to it."""
@@ -217,12 +226,12 @@ class VirtualServers(ReconciledKind):
             shared = observed.real_servers
             weights = shared.unpacked() if isinstance(shared, EvenWeights | UnevenWeights) else dict(shared)
             self._changed[key] = weights
-            self.servers.exchange(key, observed.has(weights))
+            self.objects.exchange(key, observed.has(weights))
         return weights
 
     def settle_failure(self, outcome: Outcome) -> bool:
         """Records what a failure shows: a real server's virtual server no longer exists, or another program uses a mark."""
-        item, table = outcome.operation.item, self.servers
+        item, table = outcome.operation.item, self.objects
         table.note_change(self.place(item)[1])
         # A virtual server that this plan has added is not recorded as missing, because the same sync would otherwise add it again
         # and again.
@@ -242,10 +251,10 @@ class VirtualServers(ReconciledKind):
 
     def _compare(self, key: VirtualServerKey) -> None:
         """Compares both sides of a virtual server; if the weights are equal, both sides then share one object for the weights."""
-        desired, observed = self.servers.desired.get(key), self.servers.observed.get(key)
+        desired, observed = self.objects.desired.get(key), self.objects.observed.get(key)
         if desired and observed and observed.real_servers is not desired.weights and observed.real_servers == desired.weights:
             observed = observed.has(desired.weights)
-        self.servers.confirm(key, observed)
+        self.objects.confirm(key, observed)
 
     def differences(self) -> Iterator[Difference]:
         """Yields the differences of virtual servers.
@@ -253,7 +262,7 @@ class VirtualServers(ReconciledKind):
         There is one difference for each virtual server that differs, and, if the virtual server exists, one for each real server
         that differs.
         """
-        table = self.servers
+        table = self.objects
         for key in (*table.pending, *table.surplus):
             desired, observed = table.desired.get(key), table.observed.get(key)
             owner = desired.owner if desired else None
@@ -271,11 +280,6 @@ class VirtualServers(ReconciledKind):
                         )
                     case _:  # the line of a missing virtual server already counts its real servers
                         pass
-
-
-def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
-    """Whether the virtual server needs an operation now. A draining real server needs no operation."""
-    return next(virtual_server_operations(desired.key, desired, observed, may_remove), None) is not None
 
 
 def _parting(
