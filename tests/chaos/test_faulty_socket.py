@@ -42,10 +42,8 @@ class _Node:
 
     def change(self, *payloads: bytes) -> dict[int, int]:
         self.changes = True
-        numbers = self.channel.sequences(len(payloads))
-        messages = [message(int.from_bytes(number, "little"), one) for number, one in zip(numbers, payloads, strict=True)]
         try:
-            return self.channel.run(messages)
+            return self.channel.run([message(0, one) for one in payloads])
         finally:
             self.changes = False
 

@@ -5,7 +5,6 @@ import pathlib
 import pytest
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.base import nft_message as nft
 from scripts.benchmark import figures
 from scripts.benchmark import recording as recordings
@@ -23,16 +22,15 @@ def recorded(directory: pathlib.Path, protocol: int, messages: list[bytes]) -> b
 
 def test_an_nftables_transaction_is_recorded_without_its_generation_number(tmp_path: pathlib.Path) -> None:
     messages = [nft.table(), nft.chain("one")]
-    data = recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7, 1234))
-    assert data == recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7))
+    data = recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 1234))
+    assert data == recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages))
     assert int.from_bytes(data[:4], "little") == 20
 
 
 def test_other_netlink_messages_are_recorded_unchanged_except_that_the_last_message_requests_an_answer(
     tmp_path: pathlib.Path,
 ) -> None:
-    one = message.numbered(bytes(16), b"\x01\0\0\0")
-    two = message.numbered(bytes(20), b"\x02\0\0\0")
+    one, two = bytes(16), bytes(20)
     for messages in ([two], [one, two]):
         asking = bytearray(two)
         asking[6] |= 0x4

@@ -41,9 +41,8 @@ class Template:
 
     ``build`` takes one keyword argument for each field, and returns the encoded message. A template is compiled by calling
     ``build`` with two different values for each field, which shows where the field is in the message. ``encode`` takes the values
-    for the placeholders as bytes, in the order of the fields' names; in a template for a whole message, the first value is
-    ``nlmsg_seq`` (4 bytes, host byte order). ``encode`` takes 0.3 µs and checks no lengths: if a value has the wrong length, the
-    kernel cuts off the message without an error.
+    for the placeholders as bytes, in the order of the names. ``encode`` takes 0.3 µs and checks no lengths: if a value has
+    the wrong length, the kernel cuts off the message without an error.
 
     ``size`` is the length of an encoded message in bytes.
 
@@ -55,10 +54,10 @@ class Template:
 
     __slots__ = ("encode", "size")
 
-    def __init__(self, build: Callable[..., bytes], samples: Mapping[str, Sample], *, whole_message: bool = True) -> None:
+    def __init__(self, build: Callable[..., bytes], samples: Mapping[str, Sample]) -> None:
         low = {name: sample[0] for name, sample in samples.items()}
         base = build(**low)
-        holes = [(SEQUENCE_OFFSET, SEQUENCE_OFFSET + 4)] if whole_message else []
+        holes: list[tuple[int, int]] = []
         for name, (_, high) in samples.items():
             other = build(**{**low, name: high})
             changed = [index for index, (one, two) in enumerate(zip(base, other, strict=False)) if one != two]
@@ -81,11 +80,6 @@ def encode(message: Any, kind: int, flags: int) -> bytes:
     return bytes(message.data)
 
 
-def numbered(data: bytes, sequence: bytes) -> bytes:
-    """A copy of the message with this sequence number."""
-    return data[:SEQUENCE_OFFSET] + sequence + data[SEQUENCE_OFFSET + 4 :]
-
-
 def attribute(number: int, payload: bytes) -> bytes:
     """An attribute with this payload, which is padded to the alignment of netlink."""
     return _ATTRIBUTE.pack(4 + len(payload), number) + payload + bytes(-len(payload) & 3)
@@ -106,10 +100,10 @@ def integer(number: int, value: int) -> bytes:
     return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
 
 
-def netfilter(kind: int, flags: int, family: int, payload: bytes, *, sequence: int = 0, resource: int = 0) -> bytes:
-    """A netfilter message, including its ``struct nfgenmsg``."""
+def netfilter(kind: int, flags: int, family: int, payload: bytes, *, resource: int = 0) -> bytes:
+    """A netfilter message, including its ``struct nfgenmsg``; its sequence number is 0."""
     size = HEADER.size + NETFILTER_HEADER + len(payload)
-    return HEADER.pack(size, kind, flags, sequence, 0) + _NETFILTER.pack(family, 0, resource) + payload
+    return HEADER.pack(size, kind, flags, 0, 0) + _NETFILTER.pack(family, 0, resource) + payload
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:

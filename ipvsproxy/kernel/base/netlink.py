@@ -163,20 +163,8 @@ class Channel:
             self._open()
         return self._limit
 
-    def sequences(self, count: int) -> Iterator[bytes]:
-        """Reserve ``count`` consecutive sequence numbers, as bytes for use in a template."""
-        return map(_SEQUENCE.pack, self.reserve(count))
-
-    def reserve(self, count: int) -> range:
-        """Reserve ``count`` consecutive sequence numbers."""
-        if self._next + count > _SEQUENCE_END:
-            self._next = 1
-        first = self._next
-        self._next += count
-        return range(first, first + count)
-
     def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
-        """Have the kernel handle messages with consecutive sequence numbers.
+        """Have the kernel handle messages, which get new sequence numbers.
 
         If the first message fails with the error number ``refusal``, the kernel neither handles nor answers the remaining
         messages.
@@ -185,13 +173,12 @@ class Channel:
         answer was lost. Every message that is not in the result has been applied.
         """
         failed: dict[int, int] = {}
-        first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
-        final = bytearray(messages[-1])
-        _, _, flags, last, _ = message.HEADER.unpack_from(final)
-        struct.pack_into("=H", final, 6, flags | ACKNOWLEDGE)
+        numbered, first = self._numbered(*messages)
+        size, kind, flags, *rest = message.HEADER.unpack_from(numbered[-1])
+        message.HEADER.pack_into(numbered[-1], 0, size, kind, flags | ACKNOWLEDGE, *rest)
         try:
-            self._open().send(b"".join((*messages[:-1], final)))
-            complete = self._acknowledged(first, last, failed, refusal)
+            self._open().send(b"".join(numbered))
+            complete = self._acknowledged(first, first + len(messages) - 1, failed, refusal)
         except (OSError, KernelError):
             complete = False
         if not complete:
@@ -207,23 +194,23 @@ class Channel:
         return {first + index: number for first, failed in runs for index, number in failed.items()}
 
     def do(self, request: bytes) -> int:
-        """Have the kernel handle one message; the message may have any sequence number.
+        """Have the kernel handle one message.
 
         Returns 0 if the message succeeded; otherwise returns the error number, or ``UNANSWERED`` if the answer was lost.
         """
-        return self.run([self._numbered(request)[0]]).get(0, 0)
+        return self.run([request]).get(0, 0)
 
     def ask(self, request: bytes, action: str) -> Reply:
         """Send a request, and return the single message with which the kernel answers.
 
-        ``request`` may have any sequence number. ``action`` describes the request in error messages.
+        ``action`` describes the request in error messages.
 
         Raises:
             KernelError: the kernel refused the request, or the answer was lost.
         """
-        request, expected = self._numbered(request)
+        (numbered,), expected = self._numbered(request)
         try:
-            self._open().send(request)
+            self._open().send(bytes(numbered))
             data = self._receive()
             messages = list(message.messages(data))
         except OSError as error:
@@ -241,7 +228,7 @@ class Channel:
     def dump(self, request: bytes, action: str) -> list[Reply]:
         """All messages of a dump; the dump is read to its end before any message is returned.
 
-        ``request`` may have any sequence number. ``action`` describes the request in error messages.
+        ``action`` describes the request in error messages.
 
         Raises:
             KernelError: the kernel refused the request, or no attempt returned a complete and consistent dump.
@@ -305,9 +292,15 @@ class Channel:
             self._limit = max(1, min(CHUNK_LIMIT, room // _REPLY_COST))
         return self._socket
 
-    def _numbered(self, request: bytes) -> tuple[bytes, int]:
-        (sequence,) = self.sequences(1)
-        return message.numbered(request, sequence), _SEQUENCE.unpack(sequence)[0]
+    def _numbered(self, *messages: bytes) -> tuple[list[bytearray], int]:
+        """The messages with new consecutive sequence numbers, and the first of these numbers."""
+        if self._next + len(messages) > _SEQUENCE_END:
+            self._next = 1
+        first, numbered = self._next, list(map(bytearray, messages))
+        self._next += len(messages)
+        for number, one in enumerate(numbered, first):
+            _SEQUENCE.pack_into(one, message.SEQUENCE_OFFSET, number)
+        return numbered, first
 
     def _receive(self) -> bytes:
         """Receive one datagram.
@@ -348,8 +341,8 @@ class Channel:
 
     def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Reply], bool]]:
         """The messages of each datagram of a dump, and whether the datagram reports that the kernel's data changed meanwhile."""
-        request, expected = self._numbered(request)
-        self._open().send(request)
+        (numbered,), expected = self._numbered(request)
+        self._open().send(bytes(numbered))
         is_over = False
         while not is_over:
             data = self._receive()

@@ -70,48 +70,32 @@ NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_FLAGS, NFTA_SET_ELEM_USERDA
 _FOR_ALL_OTHERS = 0x2
 
 
-class Message(NamedTuple):
-    """A message of a transaction, without its sequence number."""
-
-    kind: int
-    flags: int
-    payload: bytes
-    family: int = INET
-
-    def numbered(self, sequence: int) -> bytes:
-        """The bytes of this message with this sequence number."""
-        return _whole(self.kind, self.payload, self.flags, self.family, sequence)
+def _message(kind: int, flags: int, payload: bytes, family: int = INET) -> bytes:
+    return message.netfilter(_SUBSYSTEM | kind, netlink.REQUEST | flags, family, payload)
 
 
-def _whole(kind: int, payload: bytes, flags: int = 0, family: int = INET, sequence: int = 0) -> bytes:
-    return message.netfilter(_SUBSYSTEM | kind, netlink.REQUEST | flags, family, payload, sequence=sequence)
-
-
-def transaction(messages: Sequence[Message], first: int, generation: int | None = None) -> list[bytes]:
+def transaction(messages: Sequence[bytes], generation: int | None = None) -> list[bytes]:
     """The messages of a transaction, which the kernel applies either completely or not at all; send them by one ``Channel.run``.
 
     The result begins with the message that starts the transaction. The end of the transaction is appended to the last message,
-    because kernels before 6.10 do not acknowledge the end as a separate message. Sequence numbers count up from ``first``. If
-    ``generation`` is given and is not the kernel's generation any more, the kernel refuses the transaction with ``STALE``.
+    because kernels before 6.10 do not acknowledge the end as a separate message. If ``generation`` is given and is not the
+    kernel's generation any more, the kernel refuses the transaction with ``STALE``.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin, end = (
-        message.netfilter(kind, netlink.REQUEST, socket.AF_UNSPEC, attributes, sequence=sequence, resource=_SUBSYSTEM >> 8)
-        for kind, attributes, sequence in ((_BEGIN, named, first), (_END, b"", first + len(messages) + 1))
+        message.netfilter(kind, netlink.REQUEST, socket.AF_UNSPEC, attributes, resource=_SUBSYSTEM >> 8)
+        for kind, attributes in ((_BEGIN, named), (_END, b""))
     )
-    numbered = [one.numbered(first + index) for index, one in enumerate(messages, 1)]
-    numbered[-1] += end
-    return [begin, *numbered]
+    return [begin, *messages[:-1], messages[-1] + end]
 
 
-def run(channel: netlink.Channel, messages: Sequence[Message], generation: int | None = None) -> dict[int, int]:
+def run(channel: netlink.Channel, messages: Sequence[bytes], generation: int | None = None) -> dict[int, int]:
     """Have the kernel apply messages as one transaction, either completely or not at all.
 
     Returns the error number of each refused message by the index of the message; index -1 stands for the transaction as a whole.
     An empty result means that all messages have been applied.
     """
-    sequences = channel.reserve(len(messages) + 2)
-    failed = channel.run(transaction(messages, sequences[0], generation), STALE)
+    failed = channel.run(transaction(messages, generation), STALE)
     if failed.get(0) == STALE:
         return {-1: STALE}
     refused = {index - 1: number for index, number in failed.items() if number != netlink.UNANSWERED}
@@ -119,7 +103,7 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
 
 
 def run_while_stale(
-    channel: netlink.Channel, make: Callable[[], tuple[Sequence[Message], int | None]], *, insists: bool = False
+    channel: netlink.Channel, make: Callable[[], tuple[Sequence[bytes], int | None]], *, insists: bool = False
 ) -> dict[int, int]:
     """Run the messages that ``make`` returns, for the generation that ``make`` names; return the same as ``run``.
 
@@ -136,47 +120,47 @@ def run_while_stale(
     return failed
 
 
-def trial(family: int, table: str) -> list[Message]:
+def trial(family: int, table: str) -> list[bytes]:
     """Creates a table with a chain, then requests a removal that the kernel refuses (ENOENT), so that nothing remains."""
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
-        Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
-        Message(NFT_MSG_NEWCHAIN, netlink.CREATE, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, chain_name), family),
-        Message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, absent), family),
+        _message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
+        _message(NFT_MSG_NEWCHAIN, netlink.CREATE, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, chain_name), family),
+        _message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, absent), family),
     ]
 
 
-def table() -> Message:
+def table() -> bytes:
     """Creates our table, or makes the existing table active if it is dormant."""
-    return Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
+    return _message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
-def table_removal(name: str = TABLE, family: int = INET) -> Message:
+def table_removal(name: str = TABLE, family: int = INET) -> bytes:
     """Removes a table and everything in it."""
-    return Message(NFT_MSG_DELTABLE, 0, string(NFTA_TABLE_NAME, name), family)
+    return _message(NFT_MSG_DELTABLE, 0, string(NFTA_TABLE_NAME, name), family)
 
 
-def chain(name: str, place: BaseChain | None = None) -> Message:
+def chain(name: str, place: BaseChain | None = None) -> bytes:
     """Creates a chain unless the chain exists; an existing chain is not changed."""
     payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
     if place is not None:
         number = integer(NFTA_HOOK_HOOKNUM, HOOKS.index(place.hook))
         payload += nested(NFTA_CHAIN_HOOK, number, integer(NFTA_HOOK_PRIORITY, place.priority))
         payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + string(NFTA_CHAIN_TYPE, place.kind)
-    return Message(NFT_MSG_NEWCHAIN, netlink.CREATE, payload)
+    return _message(NFT_MSG_NEWCHAIN, netlink.CREATE, payload)
 
 
-def chain_removal(name: str) -> Message:
+def chain_removal(name: str) -> bytes:
     """Removes a chain that is empty and to which no rule jumps."""
-    return Message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name))
+    return _message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name))
 
 
-def flushing(name: str) -> Message:
+def flushing(name: str) -> bytes:
     """Removes all rules of a chain."""
-    return Message(NFT_MSG_DELRULE, 0, string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name))
+    return _message(NFT_MSG_DELRULE, 0, string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name))
 
 
-def rule(name: str, expressions: Sequence[bytes], carried: str, fingerprint: bytes = b"") -> Message:
+def rule(name: str, expressions: Sequence[bytes], carried: str, fingerprint: bytes = b"") -> bytes:
     """Appends a rule to a chain.
 
     The rule carries a text and, unless ``fingerprint`` is empty, a fingerprint of ``FINGERPRINT_SIZE`` bytes. If the text of the
@@ -186,11 +170,11 @@ def rule(name: str, expressions: Sequence[bytes], carried: str, fingerprint: byt
     return rule_again(name, b"".join(expressions), _user_data(carried) + marked)
 
 
-def rule_again(name: str, expressions: bytes, user_data: bytes) -> Message:
+def rule_again(name: str, expressions: bytes, user_data: bytes) -> bytes:
     """Appends a rule with these expressions and this user data to a chain."""
     payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, expressions)
     payload += attribute(NFTA_RULE_USERDATA, user_data)
-    return Message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)
+    return _message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)
 
 
 def _user_data(carried: str) -> bytes:
@@ -241,7 +225,7 @@ def _set(name: str) -> bytes:
     return string(NFTA_SET_TABLE, TABLE) + string(NFTA_SET_NAME, name)
 
 
-def new_set(name: str, shape: SetShape, number: int) -> Message:
+def new_set(name: str, shape: SetShape, number: int) -> bytes:
     """Creates a set.
 
     Creating a set fails if a set with the same name exists. Each set that a transaction creates needs a different ``number``.
@@ -251,12 +235,12 @@ def new_set(name: str, shape: SetShape, number: int) -> Message:
     if shape.data_length:
         payload += integer(NFTA_SET_DATA_TYPE, shape.data_type) + integer(NFTA_SET_DATA_LEN, shape.data_length)
         payload += attribute(NFTA_SET_USERDATA, _DATA_OF_THE_HOST)
-    return Message(NFT_MSG_NEWSET, netlink.CREATE | netlink.EXCLUSIVE, payload + integer(NFTA_SET_ID, number))
+    return _message(NFT_MSG_NEWSET, netlink.CREATE | netlink.EXCLUSIVE, payload + integer(NFTA_SET_ID, number))
 
 
-def set_removal(name: str) -> Message:
+def set_removal(name: str) -> bytes:
     """Removes a set and its elements; the removal fails while a rule uses the set."""
-    return Message(NFT_MSG_DELSET, 0, _set(name))
+    return _message(NFT_MSG_DELSET, 0, _set(name))
 
 
 def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
@@ -276,14 +260,14 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
     return string(NFTA_SET_ELEM_LIST_TABLE, TABLE) + string(NFTA_SET_ELEM_LIST_SET, name) + listed
 
 
-def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
+def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> bytes:
     """Adds elements to a set, or removes elements from the set; all elements together may have at most ``ELEMENTS_LIMIT`` bytes.
 
     If ``is_exclusive`` is false, adding an element that is already present with the same data succeeds, and the element keeps its
     old comment. Removing an element that is absent fails.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
-    return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))
+    return _message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))
 
 
 def is_for_all_others(found: message.Attributes) -> bool:
@@ -304,42 +288,42 @@ def read_element(found: message.Attributes) -> tuple[bytes, bytes, str]:
 
 def table_query(name: str = TABLE, family: int = INET) -> bytes:
     """The query for a table; the kernel answers ENOENT if the table does not exist."""
-    return _whole(NFT_MSG_GETTABLE, string(NFTA_TABLE_NAME, name), family=family)
+    return _message(NFT_MSG_GETTABLE, 0, string(NFTA_TABLE_NAME, name), family)
 
 
 def tables_query() -> bytes:
     """The request for a dump of the tables of all families."""
-    return _whole(NFT_MSG_GETTABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
+    return _message(NFT_MSG_GETTABLE, netlink.DUMP, b"", socket.AF_UNSPEC)
 
 
 def chains_query(family: int = INET) -> bytes:
     """The request for a dump of the chains of all tables of one family: inet (our table), or a family of iptables-nft."""
-    return _whole(NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
+    return _message(NFT_MSG_GETCHAIN, netlink.DUMP, b"", family)
 
 
 def rules_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the rules of a table."""
-    return _whole(NFT_MSG_GETRULE, string(NFTA_RULE_TABLE, table), flags=netlink.DUMP, family=family)
+    return _message(NFT_MSG_GETRULE, netlink.DUMP, string(NFTA_RULE_TABLE, table), family)
 
 
 def set_query(name: str) -> bytes:
     """The query for the parameters of a set; the kernel answers ENOENT if the set does not exist."""
-    return _whole(NFT_MSG_GETSET, _set(name))
+    return _message(NFT_MSG_GETSET, 0, _set(name))
 
 
 def sets_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the parameters of a table's sets."""
-    return _whole(NFT_MSG_GETSET, string(NFTA_SET_TABLE, table), flags=netlink.DUMP, family=family)
+    return _message(NFT_MSG_GETSET, netlink.DUMP, string(NFTA_SET_TABLE, table), family)
 
 
 def elements_query(name: str) -> bytes:
     """The request for a dump of the elements of a set."""
-    return _whole(NFT_MSG_GETSETELEM, _elements(name), netlink.DUMP)
+    return _message(NFT_MSG_GETSETELEM, netlink.DUMP, _elements(name))
 
 
-def element_query(name: str, encoded: bytes, sequence: int) -> bytes:
+def element_query(name: str, encoded: bytes) -> bytes:
     """The query for an element; the kernel answers ENOENT if the element or its set does not exist."""
-    return _whole(NFT_MSG_GETSETELEM, _elements(name, encoded), sequence=sequence)
+    return _message(NFT_MSG_GETSETELEM, 0, _elements(name, encoded))
 
 
 def generation(channel: netlink.Channel) -> int:
@@ -349,7 +333,7 @@ def generation(channel: netlink.Channel) -> int:
         KernelError: the kernel has no nf_tables (EINVAL), or the kernel did not answer.
     """
     action = "read the generation of nf_tables"
-    answer = channel.ask(_whole(NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
+    answer = channel.ask(_message(NFT_MSG_GETGEN, 0, b"", socket.AF_UNSPEC), action)
     with netlink.parsing(action):
         return read(answer).number(NFTA_GEN_ID)
 

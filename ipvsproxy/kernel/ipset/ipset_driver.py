@@ -201,11 +201,10 @@ class EntryBatch(sets_driver.EntryBatch):
                 self.report(verb, entry, reason, expected, explain(reason, IP_SETS[entry.set].type))
 
     def _run(self, several: Sequence["_Entries"]) -> dict[int, int]:
-        sequences = self._channel.sequences(len(several))
         return self._channel.run_all(
             [
-                ipset_message.codec(entries[0].entry.set).request(verb, b"".join(one.encoded for one in entries), sequence)
-                for (verb, entries), sequence in zip(several, sequences, strict=True)
+                ipset_message.codec(entries[0].entry.set).request(verb, b"".join(one.encoded for one in entries))
+                for verb, entries in several
             ]
         )
 
@@ -252,7 +251,7 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
     try:
         for first in range(0, len(encoded), codec.entries_per_message):
             part = b"".join(encoded[first : first + codec.entries_per_message])
-            _do(channel, codec.request(Verb.ADD, part, bytes(4)), action)
+            _do(channel, codec.request(Verb.ADD, part), action)
         _do(channel, ipset_message.swap(SET_COPY.name, ip_set.name), action)
     finally:
         channel.do(ipset_message.destruction(SET_COPY.name))

@@ -145,7 +145,7 @@ class EntryCodec:
             "skbmark": (0, 0xFFFFFFFFFFFFFFFF),
         }
         chosen = {field: samples[field] for field in self._fields}
-        self._template = message.Template(self._element, chosen, whole_message=False)
+        self._template = message.Template(self._element, chosen)
         self.entry_size = self._template.size
         self.entries_per_message = CONTAINER_LIMIT // self.entry_size
         self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
@@ -164,7 +164,7 @@ class EntryCodec:
             raise ValueError(_WRONG[field])
         return _PACK[field](value) if field in _PACK else value
 
-    def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
+    def request(self, verb: Verb, entries: bytes) -> bytes:
         """The message that adds or removes encoded entries; a message has room for at most ``entries_per_message`` entries.
 
         The kernel reports no error if an added entry is already present or a removed entry is absent.
@@ -172,7 +172,6 @@ class EntryCodec:
         head = self._heads[verb]
         whole = bytearray(head + entries)
         struct.pack_into("=I", whole, 0, len(whole))
-        struct.pack_into("=4s", whole, message.SEQUENCE_OFFSET, sequence)
         struct.pack_into("=H", whole, len(head) - 4, 4 + len(entries))
         return bytes(whole)
 

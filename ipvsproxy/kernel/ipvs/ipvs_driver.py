@@ -258,7 +258,7 @@ class IpvsDriver:
     def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
         """Send operations to the kernel. Returns the failures by the index of the failed message."""
         try:
-            messages = self._table.encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
+            messages = self._table.encoder.encode(operations)
         except (ValueError, struct.error) as error:
             singles = list(one_by_one(operations))
             if len(singles) == 1:

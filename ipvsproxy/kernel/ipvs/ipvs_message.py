@@ -5,7 +5,7 @@ import itertools
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pyroute2.netlink.generic import ipvs
@@ -43,7 +43,6 @@ _DESTINATION_COMMANDS: Mapping[Verb, int] = {
     Verb.SET: ipvs.IPVS_CMD_SET_DEST,
     Verb.REMOVE: ipvs.IPVS_CMD_DEL_DEST,
 }
-_UNNUMBERED = bytes(4)
 _pack_port = struct.Struct(">H").pack
 _pack_u16 = struct.Struct("=H").pack
 _pack_u32 = struct.Struct("=I").pack
@@ -74,34 +73,28 @@ class Encoder:
         # The number of cached templates is limited, because everybody who may write a Service can choose its thresholds.
         self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
 
-    def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
-        """Encode one message for each operation, or for each real server of an operation; each message needs one sequence number.
+    def encode(self, operations: Iterable[Operation]) -> list[bytes]:
+        """Encode one message for each operation, or for each real server of an operation.
 
         Raises:
             ValueError, struct.error: a value is too large for its field of the message.
         """
-        numbers = map(_pack_u32, sequences)
         messages: list[bytes] = []
         for verb, item in operations:
             if isinstance(item, RealServers):
-                messages += self._encode_real_servers(verb, item, numbers)
+                messages += self._encode_real_servers(verb, item)
             else:
-                messages.append(self._encode_other(verb, item, next(numbers)))
+                messages.append(self._encode_other(verb, item))
         return messages
 
-    def _encode_real_servers(self, verb: Verb, item: RealServers, numbers: Iterator[bytes]) -> list[bytes]:
+    def _encode_real_servers(self, verb: Verb, item: RealServers) -> Iterator[bytes]:
         key, keys, weight, thresholds, _ = item
         method = _TUNNEL if weight >= TUNNELLED else _MASQUERADE
         name = _holes(key)
         values = () if verb is Verb.REMOVE else (_pack_u32(without_method(weight)),)
-        messages: list[bytes] = []
         for size, alike in itertools.groupby(keys, len):  # another program may have added a real server of the other IP family
             encode = self._destination(verb, _shape(key), FAMILY_BY_LENGTH[size - PORT_SIZE], thresholds, method)
-            messages += [
-                encode((number, *name, one[:-PORT_SIZE], one[-PORT_SIZE:], *values))
-                for one, number in zip(alike, numbers, strict=False)
-            ]
-        return messages
+            yield from (encode((*name, one[:-PORT_SIZE], one[-PORT_SIZE:], *values)) for one in alike)
 
     def all_services(self) -> bytes:
         """The request for a dump of all virtual servers."""
@@ -128,15 +121,15 @@ class Encoder:
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The request for a dump of one virtual server's real servers."""
-        return self._named(ipvs.IPVS_CMD_GET_DEST, _shape(key), netlink.DUMP)((_UNNUMBERED, *_holes(key)))
+        return self._named(ipvs.IPVS_CMD_GET_DEST, _shape(key), netlink.DUMP)(_holes(key))
 
     def service(self, key: VirtualServerKey) -> bytes:
         """The request for one virtual server."""
-        return self._named(ipvs.IPVS_CMD_GET_SERVICE, _shape(key))((_UNNUMBERED, *_holes(key)))
+        return self._named(ipvs.IPVS_CMD_GET_SERVICE, _shape(key))(_holes(key))
 
-    def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
+    def _encode_other(self, verb: Verb, item: object) -> bytes:
         if isinstance(item, VirtualServer):
-            key, shape = (sequence, *_holes(item.key)), _shape(item.key)
+            key, shape = _holes(item.key), _shape(item.key)
             if verb is Verb.REMOVE:
                 return self._named(ipvs.IPVS_CMD_DEL_SERVICE, shape)(key)
             scheduler, flags, timeout_s, prefix_length = item.settings
@@ -145,15 +138,10 @@ class Encoder:
             encode = self._service(verb, shape, scheduler, prefix_length)
             return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
         if isinstance(item, Timeouts):
-            return self._timeouts(item, sequence)
+            named = zip(("TCP", "TCP_FIN", "UDP"), item, strict=True)
+            values = [[f"IPVS_CMD_ATTR_TIMEOUT_{name}", _pack_u32(value)] for name, value in named if value]
+            return self._message(ipvs.IPVS_CMD_SET_CONFIG, values)
         raise TypeError(f"not an IPVS object: {item}")
-
-    def _timeouts(self, timeouts: Timeouts, sequence: bytes) -> bytes:
-        names = ("TCP", "TCP_FIN", "UDP")
-        values = [
-            [f"IPVS_CMD_ATTR_TIMEOUT_{name}", _pack_u32(value)] for name, value in zip(names, timeouts, strict=True) if value
-        ]
-        return message.numbered(self._message(ipvs.IPVS_CMD_SET_CONFIG, values), sequence)
 
     def _service_template(self, verb: Verb, shape: Shape, scheduler: str, prefix_length: int) -> Encode:
         netmask = _netmask(shape.family, prefix_length or shape.family.bits)

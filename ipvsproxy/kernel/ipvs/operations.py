@@ -27,11 +27,6 @@ class Failure(NamedTuple):
     detail: str = ""
 
 
-def messages(operations: Iterable[Operation]) -> int:
-    """The number of messages that these operations need in total."""
-    return sum(count_objects(item) for _, item in operations)
-
-
 def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
     """Split operations into chunks of at most ``limit`` messages.
 

@@ -209,11 +209,11 @@ class AddressDriver:
 
     def _encode(self, operations: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(operations, self._channel.sequences(len(operations)), strict=True):
+        for verb, item in operations:
             if not isinstance(item, BoundAddresses):
                 raise TypeError(f"not a device or an address: {item}")
             address = item.key
-            messages.append(self._template(verb, len(address)).encode((sequence, index, address, address)))
+            messages.append(self._template(verb, len(address)).encode((index, address, address)))
         return messages
 
     def _find(self) -> _Link | None:

@@ -127,9 +127,7 @@ class ConntrackDriver:
 
     def _delete(self, stale: Sequence[tuple[int, bytes]], outcomes: list[Outcome]) -> None:
         """Send messages that delete flows; each item is the position of the flow's operation, and the message."""
-        sequences = self._deleting.sequences(len(stale))
-        messages = [message.numbered(deletion, sequence) for (_, deletion), sequence in zip(stale, sequences, strict=True)]
-        failed = self._deleting.run_all(messages, BATCH_SIZE)
+        failed = self._deleting.run_all([deletion for _, deletion in stale], BATCH_SIZE)
         for index, (position, _) in enumerate(stale):
             number = failed.get(index, 0)
             outcome = outcomes[position]

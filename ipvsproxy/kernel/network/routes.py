@@ -148,10 +148,10 @@ class RouteDriver:
 
     def _encode(self, operations: Sequence[Operation]) -> list[bytes]:
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(operations, self._channel.sequences(len(operations)), strict=True):
+        for verb, item in operations:
             if not isinstance(item, LocalRoutes):
                 raise TypeError(f"not a local route: {item}")
-            messages.append(self._template(verb is Verb.REMOVE, item.key.family).encode((sequence, item.key)))
+            messages.append(self._template(verb is Verb.REMOVE, item.key.family).encode((item.key,)))
         return messages
 
     def _present(self) -> AbstractSet[Address]:

@@ -19,7 +19,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.kernel.base.nft_message import Message, SetShape
+from ipvsproxy.kernel.base.nft_message import SetShape
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
 from ipvsproxy.kernel.nftables import nft_tables
@@ -218,7 +218,7 @@ class NftRulesDriver:
         """
         return [self._apply(operation) for operation in operations]
 
-    def messages(self, operation: Operation, listing: TableListing) -> list[Message]:
+    def messages(self, operation: Operation, listing: TableListing) -> list[bytes]:
         """The messages of an operation on a skeleton for the table in ``listing``; empty for the removal of an absent skeleton.
 
         Raises:
@@ -231,7 +231,7 @@ class NftRulesDriver:
         present = [name for name in self._names(skeleton.family) if name in listing.hooks]
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
-    def rewriting(self, family: Family, listing: TableListing) -> list[Message]:
+    def rewriting(self, family: Family, listing: TableListing) -> list[bytes]:
         """The messages that append the rules of an IP family in ``listing`` to their chains again, after the chains were emptied.
 
         Raises:
@@ -249,7 +249,7 @@ class NftRulesDriver:
             for one in listing.rules.get(name, ())
         ]
 
-    def flushing(self, families: Collection[Family], listing: TableListing) -> list[Message]:
+    def flushing(self, families: Collection[Family], listing: TableListing) -> list[bytes]:
         """The messages that remove all rules from the existing chains of these IP families."""
         return [nft.flushing(name) for family in families for name in self._names(family) if name in listing.hooks]
 
@@ -263,11 +263,11 @@ class NftRulesDriver:
             return Outcome(operation, error=f"{operation}: {nft.explain(number)}", errno=max(number, 0))
         return Outcome(operation)
 
-    def _transaction(self, operation: Operation) -> tuple[Sequence[Message], int | None]:
+    def _transaction(self, operation: Operation) -> tuple[Sequence[bytes], int | None]:
         listing = self._read_often()
         return self.messages(operation, listing), listing.generation
 
-    def _put(self, skeleton: Skeleton, listing: TableListing) -> list[Message]:
+    def _put(self, skeleton: Skeleton, listing: TableListing) -> list[bytes]:
         family = skeleton.family
         bases = dict.fromkeys((jump.table, jump.source) for jump in skeleton.jumps)
         hooks = {nft_rule.chain_name(family, *base): HOOKS[base] for base in bases}
@@ -360,7 +360,7 @@ def _fingerprint(rules: Iterable[_Expressions]) -> bytes:
     return hashlib.blake2b(repr((nft_rule.ENCODING, described)).encode(), digest_size=nft.FINGERPRINT_SIZE).digest()
 
 
-def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], family: Family) -> Iterator[Message]:
+def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], family: Family) -> Iterator[bytes]:
     """The messages that append all nf_tables rules for one rule to a chain."""
     fingerprint = _fingerprint(map(_as_printed, expanded))
     return (nft.rule(name, expressions, render(rule, family), fingerprint) for expressions in expanded)
@@ -394,7 +394,7 @@ _HOLD_ELSEWHERE = "load the module that has it, use a newer kernel, or hold rule
 _NAT = "chains of the type nat in a table of the family inet, which came with Linux 5.2"
 
 
-def _trial(family: Family) -> list[tuple[Message, str]]:
+def _trial(family: Family) -> list[tuple[bytes, str]]:
     """Messages for a set, and for base chains with one rule of each kind; with each message, the feature that it needs."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)

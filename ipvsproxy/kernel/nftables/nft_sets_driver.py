@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.kernel.base.nft_message import Message, SetShape
+from ipvsproxy.kernel.base.nft_message import SetShape
 from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
@@ -84,14 +84,14 @@ class NftSetsDriver(SetsDriver):
             return "changes", self._changes.count
         return "generation", nft.generation(self._channel)
 
-    def messages(self, operations: Sequence[Operation]) -> list[Message] | None:
+    def messages(self, operations: Sequence[Operation]) -> list[bytes] | None:
         """The messages of operations, in the operations' order, for one transaction.
 
         None means that the transaction would be too large, that an entry cannot be encoded, or that a set is to be removed (the
         table may then have to be removed, too). Unlike in ``apply``, repeated operations fail: the kernel refuses to create a set
         that exists, and to remove an entry that does not exist.
         """
-        messages: list[Message] = []
+        messages: list[bytes] = []
         size = 0
         for is_set, run in sets_driver.of_sets_or_entries(operations):
             if is_set:
@@ -133,7 +133,7 @@ class NftSetsDriver(SetsDriver):
     def _explain(self, number: int, _set_type: SetType | None) -> str:
         return "the set is in use by a rule" if number == errno.EBUSY else nft.explain(number)
 
-    def _run(self, messages: Sequence[Message]) -> int:
+    def _run(self, messages: Sequence[bytes]) -> int:
         """Run a transaction. Returns 0, or the error number of the removal."""
         failed = nft.run(self._channel, messages)
         return failed[min(failed)] if failed else 0
@@ -211,7 +211,7 @@ class _Part(NamedTuple):
 
     verb: Verb
     entries: Sequence[SetEntry]
-    messages: Sequence[Message]
+    messages: Sequence[bytes]
     repairs: int = 0
 
 
@@ -287,11 +287,7 @@ class ElementBatch(sets_driver.EntryBatch):
         present: list[SetEntry] = []
         for first in range(0, len(entries), self._channel.limit):
             asked = entries[first : first + self._channel.limit]
-            numbers = self._channel.reserve(len(asked))
-            questions = [
-                nft.element_query(ip_set.name, bare(ip_set, entry), number) for entry, number in zip(asked, numbers, strict=True)
-            ]
-            failed = self._channel.run(questions)
+            failed = self._channel.run([nft.element_query(ip_set.name, bare(ip_set, entry)) for entry in asked])
             present += [entry for at, entry in enumerate(asked) if failed.get(at) != errno.ENOENT]
         return present
 
@@ -306,7 +302,7 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
         first += len(part.messages)
 
 
-def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
+def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> bytes:
     """One message.
 
     The kernel refuses an entry that assigns a mark while the set has an entry with the same key, because the two masks may

@@ -27,7 +27,6 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.kernel.base.nft_message import Message
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
@@ -62,13 +61,13 @@ class TableContent(NamedTuple):
         """Whether the table has one of our chains or sets, or is empty."""
         return bool(self.chains or self.sets) or not self.has_others
 
-    def removal(self) -> list[Message]:
+    def removal(self) -> list[bytes]:
         """The messages that remove the table or, if other programs use the table, only our chains and sets."""
         if not self.has_others:
             return [nft.table_removal()]
         return [*self.emptying(), *map(nft.chain_removal, self.chains), *map(nft.set_removal, self.sets)]
 
-    def emptying(self) -> list[Message]:
+    def emptying(self) -> list[bytes]:
         """The messages that remove all rules from our chains."""
         return list(map(nft.flushing, self.chains))
 
@@ -393,7 +392,7 @@ class LeftoverTables:
         """
         with _channel() as channel:
 
-            def removal() -> tuple[Sequence[Message], int | None]:
+            def removal() -> tuple[Sequence[bytes], int | None]:
                 generation, found = _read(channel, place)
                 is_due = found is not None and is_left(found)
                 return [nft.table_removal(place.name, place.family)] if is_due else [], generation

@@ -16,7 +16,6 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.nft_message import Message
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
@@ -93,7 +92,7 @@ class NftDriver:
 
     def _replacement(
         self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation]
-    ) -> tuple[Sequence[Message], int | None]:
+    ) -> tuple[Sequence[bytes], int | None]:
         """The messages that replace these sets, and the generation for which the messages are made.
 
         ``new`` creates every set of the operations that is absent or has other parameters, because rules may use each of these
@@ -104,7 +103,7 @@ class NftDriver:
         entries = [one for one in operations if isinstance(one.item, SetEntries) and one.item.set in names]
         with_entries = self.sets.messages([*new, *(one for one in entries if one.verb is not Verb.REMOVE)])
         created = self.sets.messages(new) if with_entries is None else with_entries
-        written: list[Message] = []
+        written: list[bytes] = []
         for family in {ip_set.family for ip_set in unlike}:
             asked = [one for one in operations if isinstance(one.item, Skeleton) and one.item.family is family]
             for rules in asked:
@@ -128,7 +127,7 @@ class NftDriver:
         self.sets.written(of_sets)
         return not failed
 
-    def _with_rules(self, of_sets: Sequence[Message], of_rules: Sequence[Operation]) -> tuple[Sequence[Message], int | None]:
+    def _with_rules(self, of_sets: Sequence[bytes], of_rules: Sequence[Operation]) -> tuple[Sequence[bytes], int | None]:
         """The messages of a transaction, and the generation for which they are made; None for messages that fit every generation.
 
         Raises:

@@ -15,13 +15,8 @@ def test_a_template_replaces_its_variable_fields_and_keeps_all_other_bytes() -> 
         return HEAD + b"100%" + struct.pack(">H", port) + b"%b" + address + b"%"
 
     template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4)})
-    encoded = template.encode((b"SEQN", b"\x01\xbb", b"\n\0\0\1"))
-    assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
-
-
-def test_a_template_for_a_fragment_of_a_message_has_no_sequence_number() -> None:
-    template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
-    assert template.encode((b"\0P",)) == b"\0Ptail"
+    encoded = template.encode((b"\x01\xbb", b"\n\0\0\1"))
+    assert encoded == HEAD + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
 
 
 def test_the_fields_of_a_template_must_be_named_in_the_order_of_their_positions() -> None:

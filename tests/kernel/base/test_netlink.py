@@ -33,17 +33,13 @@ def channel(
     return netlink.Channel(0, connect, lambda _pause_s: None), opened
 
 
-def messages(tested: netlink.Channel, count: int) -> list[bytes]:
-    return [message(struct.unpack("=I", sequence)[0]) for sequence in tested.sequences(count)]
-
-
 def acknowledge(data: bytes) -> list[Answer]:
     return [error(sequences(data)[-1])]
 
 
 def test_only_the_last_message_asks_for_an_acknowledgement() -> None:
     tested, opened = channel(acknowledge)
-    assert tested.run(messages(tested, 3)) == {}
+    assert tested.run([message(0)] * 3) == {}
     assert [flags & netlink.ACKNOWLEDGE for _, _, flags, _, _ in fake_netlink.split(opened[0].sent[0])] == [0, 0, 4]
 
 
@@ -53,14 +49,14 @@ def test_each_error_is_returned_for_the_message_that_caused_it() -> None:
         return [error(numbers[1], errno.EEXIST), error(numbers[3], errno.ENOENT)]
 
     tested, _ = channel(answer)
-    assert tested.run(messages(tested, 4)) == {1: errno.EEXIST, 3: errno.ENOENT}
+    assert tested.run([message(0)] * 4) == {1: errno.EEXIST, 3: errno.ENOENT}
 
 
 def test_messages_count_as_unanswered_if_the_last_acknowledgement_is_missing() -> None:
     tested, opened = channel(lambda data: [error(sequences(data)[1], errno.EEXIST)], acknowledge)
-    assert tested.run(messages(tested, 3)) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
+    assert tested.run([message(0)] * 3) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
     assert opened[0].closed
-    assert tested.run(messages(tested, 1)) == {}
+    assert tested.run([message(0)] * 1) == {}
     assert len(opened) == 2
 
 
@@ -70,7 +66,7 @@ def test_messages_before_an_overrun_count_as_unanswered_even_if_the_last_acknowl
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
 
     tested, opened = channel(answer)
-    assert tested.run(messages(tested, 4)) == {
+    assert tested.run([message(0)] * 4) == {
         0: errno.EEXIST,
         1: errno.EPERM,
         2: netlink.UNANSWERED,
@@ -84,9 +80,9 @@ def test_a_socket_that_reports_overruns_again_and_again_is_closed() -> None:
         return [OVERRUN, OVERRUN, error(sequences(data)[0], errno.EEXIST)]
 
     tested, opened = channel(answer, acknowledge)
-    assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
+    assert tested.run([message(0)] * 2) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
     assert opened[0].closed
-    assert tested.run(messages(tested, 1)) == {}
+    assert tested.run([message(0)] * 1) == {}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,7 @@ def test_a_socket_that_reports_overruns_again_and_again_is_closed() -> None:
 )
 def test_all_messages_count_as_unanswered_after_an_answer_that_cannot_be_parsed(answer: Callable[[bytes], list[Answer]]) -> None:
     tested, opened = channel(answer)
-    assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
+    assert tested.run([message(0)] * 2) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
     assert opened[0].closed
 
 
@@ -109,7 +105,7 @@ def test_messages_that_could_not_be_sent_count_as_unanswered() -> None:
         raise OSError(errno.EMSGSIZE, "too long")
 
     tested, _ = channel(refuse)
-    assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
+    assert tested.run([message(0)] * 2) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
 
 
 def test_if_no_socket_can_be_opened_messages_are_unanswered_and_a_dump_reports_the_error() -> None:
@@ -118,14 +114,14 @@ def test_if_no_socket_can_be_opened_messages_are_unanswered_and_a_dump_reports_t
 
     tested = netlink.Channel(12, connect)
     assert tested.limit == netlink.CHUNK_LIMIT
-    assert tested.run(messages(tested, 1)) == {0: netlink.UNANSWERED}
+    assert tested.run([message(0)] * 1) == {0: netlink.UNANSWERED}
     with pytest.raises(KernelError, match="open a netlink socket"):
         tested.dump(message(0), "list")
 
 
 def test_answers_to_earlier_requests_are_ignored() -> None:
     tested, _ = channel(lambda data: [error(7_000_000, errno.EPERM), error(sequences(data)[-1])])
-    assert tested.run(messages(tested, 2)) == {}
+    assert tested.run([message(0)] * 2) == {}
 
 
 def test_messages_are_sent_in_small_chunks_if_the_receive_buffer_is_small() -> None:
@@ -138,7 +134,7 @@ def test_messages_are_sent_in_small_chunks_if_the_receive_buffer_is_small() -> N
 def test_sequence_numbers_start_again_before_they_overflow() -> None:
     tested, _ = channel(acknowledge)
     tested._next = (1 << 32) - 2
-    assert tested.run(messages(tested, 3)) == {}
+    assert tested.run([message(0)] * 3) == {}
 
 
 def test_a_dump_can_be_read_step_by_step_even_if_objects_change_in_between() -> None:

@@ -126,11 +126,11 @@ def test_a_new_virtual_server_gets_the_scheduler_mh_only_after_its_real_servers_
     sent: list[tuple[Verb, str]] = []
     encode = driver._table.encoder.encode
 
-    def record(operations_sent: Sequence[Operation], sequences: range) -> list[bytes]:
+    def record(operations_sent: Sequence[Operation]) -> list[bytes]:
         sent.extend(
             (verb, item.settings.scheduler if isinstance(item, VirtualServer) else "real") for verb, item in operations_sent
         )
-        return encode(operations_sent, sequences)
+        return encode(operations_sent)
 
     monkeypatch.setattr(driver._table.encoder, "encode", record)
     one = server(address, scheduler="mh", flags=SCHEDULER_PORT | PERSISTENT, timeout_s=60)

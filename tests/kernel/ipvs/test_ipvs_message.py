@@ -44,13 +44,12 @@ def virtual_servers(draw: st.DrawFn) -> VirtualServer:
     return VirtualServer(key, VirtualServerSettings(scheduler, draw(U32) & ~2, draw(U32), prefix_length))
 
 
-def plain(command: int, attributes: list[object], sequence: int) -> bytes:
+def plain(command: int, attributes: list[object]) -> bytes:
     """The message in the encoding of pyroute2."""
     expected = ipvs.ipvsmsg()
     expected["cmd"] = command
     expected["version"] = 1
     expected["attrs"] = attributes
-    expected["header"]["sequence_number"] = sequence
     return message.encode(expected, FAMILY_NUMBER, netlink.REQUEST)
 
 
@@ -82,16 +81,15 @@ def destination(item: RealServers, *, whole: bool) -> list[object]:
     ]
 
 
-def encode(*operations: Operation, first: int = 0x01020304) -> list[bytes]:
-    count = len(list(one_by_one(operations)))
-    return ENCODER.encode(operations, range(first, first + count))
+def encode(*operations: Operation) -> list[bytes]:
+    return ENCODER.encode(operations)
 
 
 @given(real_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_DEST), (Verb.SET, ipvs.IPVS_CMD_SET_DEST)]))
 def test_a_real_server_is_encoded_to_the_same_bytes_as_with_pyroute2(item: RealServers, verb: tuple[Verb, int]) -> None:
-    assert encode(Operation(verb[0], item), first=7) == [plain(verb[1], destination(item, whole=True), 7)]
-    removal = plain(ipvs.IPVS_CMD_DEL_DEST, destination(item, whole=False), 7)
-    assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
+    assert encode(Operation(verb[0], item)) == [plain(verb[1], destination(item, whole=True))]
+    removal = plain(ipvs.IPVS_CMD_DEL_DEST, destination(item, whole=False))
+    assert encode(Operation(Verb.REMOVE, item)) == [removal]
 
 
 @given(virtual_servers(), st.sampled_from([(Verb.ADD, ipvs.IPVS_CMD_NEW_SERVICE), (Verb.SET, ipvs.IPVS_CMD_SET_SERVICE)]))
@@ -102,12 +100,12 @@ def test_a_virtual_server_is_encoded_to_the_same_bytes_as_with_pyroute2(item: Vi
         ["IPVS_SVC_ATTR_TIMEOUT", item.settings.timeout_s],
         ["IPVS_SVC_ATTR_NETMASK", NETMASKS[item.settings.prefix_length]],
     ]
-    expected = plain(verb[1], [["IPVS_CMD_ATTR_SERVICE", {"attrs": [*service(item.key), *settings]}]], 7)
+    expected = plain(verb[1], [["IPVS_CMD_ATTR_SERVICE", {"attrs": [*service(item.key), *settings]}]])
     if item.key.address.family is Family.IPV6:
         expected = expected[:-4] + struct.pack("=I", item.settings.prefix_length or 128)
-    assert encode(Operation(verb[0], item), first=7) == [expected]
-    removal = plain(ipvs.IPVS_CMD_DEL_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.key)}]], 7)
-    assert encode(Operation(Verb.REMOVE, item), first=7) == [removal]
+    assert encode(Operation(verb[0], item)) == [expected]
+    removal = plain(ipvs.IPVS_CMD_DEL_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.key)}]])
+    assert encode(Operation(Verb.REMOVE, item)) == [removal]
 
 
 def test_the_flag_hashed_is_never_sent() -> None:
@@ -121,8 +119,8 @@ def test_operations_of_several_kinds_are_encoded_to_the_same_messages_as_each_op
     items: list[RealServers | VirtualServer],
 ) -> None:
     operations = [Operation(Verb.ADD, item) for item in items]
-    alone = [encode(operation, first=100 + index)[0] for index, operation in enumerate(operations)]
-    assert encode(*operations, first=100) == alone
+    alone = [encode(operation)[0] for operation in operations]
+    assert encode(*operations) == alone
 
 
 @given(st.lists(real_servers(), min_size=1, max_size=8, unique_by=lambda item: item.key), virtual_servers())
@@ -177,5 +175,5 @@ def test_the_number_of_cached_templates_is_bounded_however_many_thresholds_occur
     encoder = ipvs_message.Encoder(FAMILY_NUMBER)
     item = RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80))
     for number in range(ipvs_message.TEMPLATES_KEPT + 9):
-        encoder.encode([Operation(Verb.SET, item._replace(thresholds=Thresholds(number + 1)))], range(1))
+        encoder.encode([Operation(Verb.SET, item._replace(thresholds=Thresholds(number + 1)))])
     assert encoder._destination.cache_info().currsize == ipvs_message.TEMPLATES_KEPT

@@ -87,9 +87,7 @@ def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sent: list[int] = []
     run = nft_message.run
 
-    def counting(
-        channel: netlink.Channel, messages: Sequence[nft_message.Message], generation: int | None = None
-    ) -> dict[int, int]:
+    def counting(channel: netlink.Channel, messages: Sequence[bytes], generation: int | None = None) -> dict[int, int]:
         sent.append(len(messages))
         return run(channel, messages, generation)
 
@@ -152,9 +150,7 @@ def test_changed_marks_are_written_even_if_another_program_empties_the_set_meanw
     apply(driver, Verb.ADD, IP_SETS[SCOPE], *marked(1))
     run = nft_message.run
 
-    def emptied(
-        channel: netlink.Channel, messages: Sequence[nft_message.Message], generation: int | None = None
-    ) -> dict[int, int]:
+    def emptied(channel: netlink.Channel, messages: Sequence[bytes], generation: int | None = None) -> dict[int, int]:
         if len(messages) > 1:  # this transaction replaces the marks that were present
             monkeypatch.setattr(nft_message, "run", run)
             nft("flush", "map", "inet", "ipvsproxy", SCOPE)
