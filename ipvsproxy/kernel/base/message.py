@@ -44,15 +44,13 @@ class Template:
     for the placeholders as bytes, in the order of the names. ``encode`` takes 0.3 µs and checks no lengths: if a value has
     the wrong length, the kernel cuts off the message without an error.
 
-    ``size`` is the length of an encoded message in bytes.
-
     ``encode`` uses bytes formatting, which is as fast as a generated ``struct`` call and needs no generated code.
 
     Raises:
         ValueError: a field has no fixed position, or the fields have another order in the message than in ``samples``.
     """
 
-    __slots__ = ("encode", "size")
+    __slots__ = ("encode",)
 
     def __init__(self, build: Callable[..., bytes], samples: Mapping[str, Sample]) -> None:
         low = {name: sample[0] for name, sample in samples.items()}
@@ -69,7 +67,6 @@ class Template:
         starts, ends = zip(*holes, strict=True)
         fixed = (base[start:end] for start, end in zip((0, *ends), (*starts, len(base)), strict=True))
         self.encode: Callable[[tuple[bytes, ...]], bytes] = b"%b".join(part.replace(b"%", b"%%") for part in fixed).__mod__
-        self.size = len(base)
 
 
 def encode(message: Any, kind: int, flags: int) -> bytes:

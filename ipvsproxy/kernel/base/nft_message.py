@@ -16,8 +16,6 @@ from ipvsproxy.model.rules import BaseChain
 
 TABLE = "ipvsproxy"
 """Our table, of the family inet. No other table is ever changed, except those that kube-proxy has left behind."""
-ELEMENTS_LIMIT = 60_000
-"""The most bytes of elements in one message; the kernel's limit is 65,535."""
 TEXT_LIMIT = 240
 """The longest text that a rule may carry; the kernel's limit is 256 bytes, with two headers, the NUL and the fingerprint."""
 FINGERPRINT_SIZE = 8
@@ -261,7 +259,7 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
 
 
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> bytes:
-    """Adds elements to a set, or removes elements from the set; all elements together may have at most ``ELEMENTS_LIMIT`` bytes.
+    """Adds elements to a set, or removes elements from the set.
 
     If ``is_exclusive`` is false, adding an element that is already present with the same data succeeds, and the element keeps its
     old comment. Removing an element that is absent fails.

@@ -6,7 +6,7 @@ import itertools
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
@@ -15,6 +15,9 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEntry, SetType
+
+MESSAGE_LIMIT = 60_000
+"""The most bytes of entries in one message; the kernel's limit is 65,535."""
 
 
 class ObservedSet(NamedTuple):
@@ -44,16 +47,24 @@ class EncodedEntry(NamedTuple):
     encoded: bytes
 
 
+Part = tuple[Verb, Sequence[EncodedEntry]]
+"""Entries of the same set that share one message."""
+
+
 class SetsDriver(abc.ABC):
     """Reads and writes sets in the network namespace of the thread that creates this object.
 
-    Only the thread that creates this object may use it. The driver handles only the sets in ``IP_SETS``.
+    Only the thread that creates this object may use it. The driver handles only the sets in ``IP_SETS``. It sends entries as soon
+    as ``most_at_once`` bytes of them are encoded.
     """
+
+    most_at_once: ClassVar[int]
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._digests: dict[str, bytes] = {}
         """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
+        self._reported: dict[Operation, Outcome] = {}
 
     def close(self) -> None:
         """Close the socket."""
@@ -170,55 +181,49 @@ class SetsDriver(abc.ABC):
     def _explain(self, number: int, set_type: SetType | None) -> str:
         """What an error number means."""
 
-    @abc.abstractmethod
-    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
+    def _apply_entries(self, operations: Iterable[Operation]) -> dict[Operation, Outcome]:
         """Add and remove entries.
 
         Returns the outcomes of entries that failed, or that were unexpectedly present or absent; each key is an operation on a
         single entry.
         """
-
-
-class EntryBatch(abc.ABC):
-    """Set entries that are sent to the kernel together, and their outcomes.
-
-    ``reported`` has the outcomes of entries that failed, or that were unexpectedly present or absent; each key of ``reported`` is
-    an operation on a single entry.
-    """
-
-    def __init__(self, channel: netlink.Channel) -> None:
-        self.reported: dict[Operation, Outcome] = {}
-        self._channel = channel
-
-    @abc.abstractmethod
-    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """Add operations with this verb on entries of one set to this batch."""
-
-    @abc.abstractmethod
-    def flush(self) -> None:
-        """Send this batch to the kernel."""
-
-    def send(self, operations: Iterable[Operation]) -> dict[Operation, Outcome]:
-        """Add and remove the entries of these operations. Returns ``reported``."""
+        self._reported = {}
+        pending: list[Part] = []
+        size = 0
         for verb, entries in runs(operations):
-            self.add(verb, entries)
-        self.flush()
-        return self.reported
+            encoded: list[EncodedEntry] = []
+            for entry in entries:
+                try:
+                    encoded.append(EncodedEntry(entry, self._encode(entry)))
+                except (ValueError, struct.error) as error:
+                    self._report(verb, entry, errno.EINVAL, reason=str(error))
+            for part in in_messages(encoded):
+                pending.append((verb, part))
+                size += sum(len(one.encoded) for one in part)
+                if size >= self.most_at_once or len(pending) >= self._channel.limit:
+                    self._send(pending)
+                    pending, size = [], 0
+        self._send(pending)
+        return self._reported
 
-    def encoded(self, verb: Verb, entries: Iterable[SetEntry], encode: Callable[[SetEntry], bytes]) -> list[EncodedEntry]:
-        """The entries together with their encoded bytes. An entry that cannot be encoded is reported as failed, and left out."""
-        encoded: list[EncodedEntry] = []
-        for entry in entries:
-            try:
-                encoded.append(EncodedEntry(entry, encode(entry)))
-            except (ValueError, struct.error) as error:
-                self.report(verb, entry, errno.EINVAL, reason=str(error))
-        return encoded
-
-    def report(self, verb: Verb, entry: SetEntry, number: int, expected: Collection[int] = (), reason: str = "") -> None:
+    def _report(self, verb: Verb, entry: SetEntry, number: int, expected: Collection[int] = (), reason: str = "") -> None:
         """Report the outcome of one entry; see ``netlink.outcome``."""
         operation = Operation(verb, SetEntries.of(entry))
-        self.reported[operation] = netlink.outcome(operation, number, expected, reason)
+        self._reported[operation] = netlink.outcome(operation, number, expected, reason)
+
+    @abc.abstractmethod
+    def _encode(self, entry: SetEntry) -> bytes:
+        """The entry in a message. Raises ValueError or struct.error."""
+
+    @abc.abstractmethod
+    def _send(self, pending: Sequence[Part]) -> None:
+        """Add and remove these entries, in their order, and report the others."""
+
+
+def in_messages(entries: Sequence[EncodedEntry]) -> Iterator[Sequence[EncodedEntry]]:
+    """Entries of one set, divided into messages."""
+    step = MESSAGE_LIMIT // max((len(one.encoded) for one in entries), default=MESSAGE_LIMIT)
+    return (entries[first : first + step] for first in range(0, len(entries), step))
 
 
 def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, Sequence[Operation]]]:

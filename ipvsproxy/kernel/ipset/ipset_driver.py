@@ -8,13 +8,12 @@ that use the set's name match against the copy (include/uapi/linux/netfilter/ips
 import errno
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
 import structlog
 
 from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.sets_driver import EncodedEntry, ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import EncodedEntry, ObservedSet, Part, SetsDriver
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -24,9 +23,6 @@ HASH_FULL = 4352
 """The error IPSET_ERR_HASH_FULL. The same number has another meaning for a set of ports."""
 LARGEST = 1 << 24
 """The largest capacity, in entries."""
-
-SEND_LIMIT = 120_000
-"""The most bytes of entries in one ``send``, so that a socket with buffers of the usual size takes them."""
 
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
 IN_USE = 4100
@@ -61,6 +57,8 @@ class IpsetDriver(SetsDriver):
     If the kernel refuses an entry, all entries of the entry's message are sent again one by one, after all other messages.
     """
 
+    most_at_once = 60_000  # with the next message, a ``send`` that a socket with buffers of the usual size takes
+
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         super().__init__(connect)
         self._revisions: dict[tuple[SetType, Family, bool], int] = {}
@@ -69,8 +67,9 @@ class IpsetDriver(SetsDriver):
         """As ``SetsDriver``."""
         return self._dump(SET_COPY.name, header_only=True) is not None
 
-    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        reported = EntryBatch(self._channel).send(operations)
+    def _apply_entries(self, operations: Iterable[Operation]) -> dict[Operation, Outcome]:
+        """As in ``SetsDriver``. A set that is full is enlarged."""
+        reported = super()._apply_entries(operations)
         full = {
             one: one.item.set
             for one, outcome in reported.items()
@@ -81,6 +80,24 @@ class IpsetDriver(SetsDriver):
         if not again:
             return reported
         return {one: outcome for one, outcome in reported.items() if full.get(one) not in enlarged} | self._apply_entries(again)
+
+    def _encode(self, entry: SetEntry) -> bytes:
+        return ipset_message.codec(entry.set).encode(entry)
+
+    def _send(self, pending: Sequence[Part]) -> None:
+        for index, number in self._run(pending).items():
+            verb, entries = pending[index]
+            if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
+                failed = dict.fromkeys(range(len(entries)), number)
+            else:
+                failed = self._run([(verb, (one,)) for one in entries])  # so each entry gets an outcome
+            for place, reason in failed.items():
+                entry = entries[place].entry
+                expected = (errno.ENOENT,) if verb is Verb.REMOVE else ()
+                self._report(verb, entry, reason, expected, explain(reason, IP_SETS[entry.set].type))
+
+    def _run(self, parts: Iterable[Part]) -> dict[int, int]:
+        return self._channel.run_all([ipset_message.codec(part[0].entry.set).request(verb, part) for verb, part in parts])
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
         """Enlarge these full sets, and return the names of the sets that were enlarged."""
@@ -167,55 +184,6 @@ class IpsetDriver(SetsDriver):
         return observed
 
 
-class EntryBatch(sets_driver.EntryBatch):
-    """An ``EntryBatch`` whose set entries are sent by one ``send``."""
-
-    def __init__(self, channel: netlink.Channel) -> None:
-        super().__init__(channel)
-        self._pending: list[_Entries] = []
-        self._size = 0
-
-    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """As in ``sets_driver.EntryBatch``."""
-        codec = ipset_message.codec(entries[0].set)
-        encoded = self.encoded(verb, entries, codec.encode)
-        for first in range(0, len(encoded), codec.entries_per_message):
-            part = encoded[first : first + codec.entries_per_message]
-            self._pending.append(_Entries(verb, part))
-            self._size += len(part) * codec.entry_size
-            if self._size >= SEND_LIMIT - ipset_message.CONTAINER_LIMIT:
-                self.flush()
-
-    def flush(self) -> None:
-        """As in ``sets_driver.EntryBatch``."""
-        pending, self._pending, self._size = self._pending, [], 0
-        for index, number in self._run(pending).items():
-            verb, entries = pending[index]
-            if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
-                failed = dict.fromkeys(range(len(entries)), number)
-            else:
-                failed = self._run([_Entries(verb, (one,)) for one in entries])  # so each entry gets an outcome
-            for place, reason in failed.items():
-                entry = entries[place].entry
-                expected = (errno.ENOENT,) if verb is Verb.REMOVE else ()
-                self.report(verb, entry, reason, expected, explain(reason, IP_SETS[entry.set].type))
-
-    def _run(self, several: Sequence["_Entries"]) -> dict[int, int]:
-        return self._channel.run_all(
-            [
-                ipset_message.codec(entries[0].entry.set).request(verb, b"".join(one.encoded for one in entries))
-                for verb, entries in several
-            ]
-        )
-
-
-class _Entries(NamedTuple):
-    """Entries of one set that share one message."""
-
-    verb: Verb
-    entries: Sequence[EncodedEntry]
-
-
 def explain(number: int, set_type: SetType | None = None) -> str:
     """What an error number of ipset means; numbers above 4096 are specific to ipset."""
     own = _BITMAP_MEANINGS if set_type is SetType.PORT else _HASH_MEANINGS
@@ -243,14 +211,13 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
     """
     action = f"enlarge {ip_set}"
     codec = ipset_message.EntryCodec(ip_set, SET_COPY.name)
-    encoded = list(map(codec.encode, entries))
+    encoded = [EncodedEntry(entry, codec.encode(entry)) for entry in entries]
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
     channel.do(ipset_message.destruction(SET_COPY.name))  # a process that was killed here may have left a copy
     _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
     try:
-        for first in range(0, len(encoded), codec.entries_per_message):
-            part = b"".join(encoded[first : first + codec.entries_per_message])
+        for part in sets_driver.in_messages(encoded):
             _do(channel, codec.request(Verb.ADD, part), action)
         _do(channel, ipset_message.swap(SET_COPY.name, ip_set.name), action)
     finally:

@@ -6,19 +6,18 @@ loads the module of the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_
 
 import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.sets_driver import EncodedEntry
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
 
-CONTAINER_LIMIT = 60_000
-"""The most bytes of entries in one message; the kernel's limit is 65,535."""
 HASH_SIZE = 1024
 """The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
 TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 3, 4, 5, 7, 8, 10
@@ -146,13 +145,11 @@ class EntryCodec:
         }
         chosen = {field: samples[field] for field in self._fields}
         self._template = message.Template(self._element, chosen)
-        self.entry_size = self._template.size
-        self.entries_per_message = CONTAINER_LIMIT // self.entry_size
         self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
         self._layout = message.Layout(self._places())
 
     def encode(self, entry: SetEntry) -> bytes:
-        """The bytes of an entry in a message; the bytes have the length ``entry_size``.
+        """The bytes of an entry in a message.
 
         Raises:
             ValueError, struct.error: an address is missing or is not of the set's family, or a number is too large for its field.
@@ -164,15 +161,15 @@ class EntryCodec:
             raise ValueError(_WRONG[field])
         return _PACK[field](value) if field in _PACK else value
 
-    def request(self, verb: Verb, entries: bytes) -> bytes:
-        """The message that adds or removes encoded entries; a message has room for at most ``entries_per_message`` entries.
+    def request(self, verb: Verb, entries: Iterable[EncodedEntry]) -> bytes:
+        """The message that adds or removes entries; all of them have to be in one message of ``sets_driver.in_messages``.
 
         The kernel reports no error if an added entry is already present or a removed entry is absent.
         """
         head = self._heads[verb]
-        whole = bytearray(head + entries)
+        whole = bytearray(head + b"".join(one.encoded for one in entries))
         struct.pack_into("=I", whole, 0, len(whole))
-        struct.pack_into("=H", whole, len(head) - 4, 4 + len(entries))
+        struct.pack_into("=H", whole, len(head) - 4, 4 + len(whole) - len(head))
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:

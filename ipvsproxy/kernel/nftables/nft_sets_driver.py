@@ -9,7 +9,6 @@ kernel refuses the whole transaction; the transaction is then repeated with only
 
 import contextlib
 import errno
-import functools
 import re
 import struct
 import sys
@@ -21,19 +20,17 @@ from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import SetShape
-from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import EncodedEntry, ObservedSet, Part, SetsDriver
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntry, SetType
 
 PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each dump of a large set, until two dumps agree."""
 
 
-TRANSACTION_LIMIT = 1 << 20
-"""The most bytes of elements in one transaction, which is one ``send``."""
 REPAIRS = 5
 """How often a refused message is corrected: another program may change the same set again and again."""
 _ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
@@ -47,8 +44,22 @@ _NUMBER = struct.Struct("=I")
 """
 
 
+class _Part(NamedTuple):
+    """The messages for some entries of one set.
+
+    ``repairs`` is the number of times that refused messages for these entries have been replaced.
+    """
+
+    verb: Verb
+    entries: Sequence[SetEntry]
+    messages: Sequence[bytes]
+    repairs: int = 0
+
+
 class NftSetsDriver(SetsDriver):
     """Reads and writes the sets of our table; a ``SetsDriver``."""
+
+    most_at_once = 1 << 20  # in one transaction, which is one ``send``
 
     def __init__(
         self,
@@ -101,15 +112,13 @@ class NftSetsDriver(SetsDriver):
                     messages += [nft.table(), nft.new_set(item.name, shape(item), number)]
                 continue
             for verb, entries in sets_driver.runs(run):
-                ip_set = IP_SETS[entries[0].set]
                 try:
-                    encoded = [encode(ip_set, entry) for entry in entries]
+                    encoded = [EncodedEntry(entry, self._encode(entry)) for entry in entries]
                 except ValueError:
                     return None
-                parts = [joined for _, joined in joined(encoded)]
-                messages += [message_of(ip_set, joined, verb) for joined in parts]
-                size += sum(map(len, parts))
-        return messages if size <= TRANSACTION_LIMIT else None
+                messages += (message_of(verb, part) for part in sets_driver.in_messages(encoded))
+                size += sum(len(one.encoded) for one in encoded)
+        return messages if size <= self.most_at_once else None
 
     def shaped_as_ours(self, ip_sets: Iterable[IpSet]) -> Mapping[IpSet, bool]:
         """Whether each existing set has our parameters; another version of ipvsproxy or another program may have created the set.
@@ -138,8 +147,61 @@ class NftSetsDriver(SetsDriver):
         failed = nft.run(self._channel, messages)
         return failed[min(failed)] if failed else 0
 
-    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        return ElementBatch(self._channel).send(operations)
+    def _encode(self, entry: SetEntry) -> bytes:
+        return encode(IP_SETS[entry.set], entry)
+
+    def _send(self, pending: Sequence[Part]) -> None:
+        """As in ``SetsDriver``.
+
+        A refused message is replaced, in the same position, by a message that the kernel accepts, because later messages may
+        depend on the message. Entries are not tried one by one, because the answer to a refused transaction takes about 10 ms:
+        the kernel first waits for all its processors.
+        """
+        parts = [_Part(verb, [one.entry for one in part], [message_of(verb, part)]) for verb, part in pending]
+        while parts:
+            failed = nft.run(self._channel, [request for part in parts for request in part.messages])
+            if not failed:
+                break
+            numbers = dict(_by_part(parts, failed))
+            if not numbers:  # no single message caused the error, so fewer entries would fail as well
+                numbers = dict.fromkeys(range(len(parts)), failed[min(failed)])
+                parts = [part._replace(repairs=REPAIRS) for part in parts]
+            repaired = (self._repair(part, numbers[at]) if at in numbers else part for at, part in enumerate(parts))
+            parts = [part for part in repaired if part is not None]
+
+    def _repair(self, part: _Part, number: int) -> _Part | None:
+        """A part with the acceptable entries of a refused part; None means that no entry is acceptable.
+
+        The unacceptable entries are reported as failed.
+        """
+        ip_set = IP_SETS[part.entries[0].set]
+        is_unclear = number in ((errno.EEXIST, errno.ENOENT) if ip_set.gives_marks else (errno.ENOENT,))
+        if part.repairs >= REPAIRS or not is_unclear or (part.verb is Verb.ADD and not ip_set.gives_marks):
+            for entry in part.entries:
+                self._report(part.verb, entry, number, reason=nft.explain(number))
+            return None
+        present = self._present(ip_set, part.entries)
+        if part.verb is Verb.REMOVE:
+            for entry in set(part.entries).difference(present):
+                self._report(part.verb, entry, errno.ENOENT, expected=(errno.ENOENT,))
+            there = [EncodedEntry(entry, encode(ip_set, entry)) for entry in present]
+            return _Part(part.verb, present, [message_of(part.verb, there)], part.repairs + 1) if there else None
+        # First remove the marks that the set already has for the same keys, then add the new marks.
+        removed = [EncodedEntry(entry, bare(ip_set, entry)) for entry in present]
+        removal = [message_of(Verb.REMOVE, removed)] if removed else []
+        return _Part(part.verb, part.entries, [*removal, part.messages[-1]], part.repairs + 1)
+
+    def _present(self, ip_set: IpSet, entries: Sequence[SetEntry]) -> list[SetEntry]:
+        """The entries whose keys are present, or may be present, in the set.
+
+        Each entry is queried separately, because a dump may miss entries.
+        """
+        present: list[SetEntry] = []
+        for first in range(0, len(entries), self._channel.limit):
+            asked = entries[first : first + self._channel.limit]
+            failed = self._channel.run([nft.element_query(ip_set.name, bare(ip_set, entry)) for entry in asked])
+            present += [entry for at, entry in enumerate(asked) if failed.get(at) != errno.ENOENT]
+        return present
 
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
         """The messages with the parameters of a set, then the messages with its elements."""
@@ -203,95 +265,6 @@ def _shape(header: netlink.Reply) -> SetShape:
     )
 
 
-class _Part(NamedTuple):
-    """A part of a batch: some of its entries, and the messages for these entries.
-
-    ``repairs`` is the number of times that refused messages for these entries have been replaced.
-    """
-
-    verb: Verb
-    entries: Sequence[SetEntry]
-    messages: Sequence[bytes]
-    repairs: int = 0
-
-
-class ElementBatch(sets_driver.EntryBatch):
-    """An ``EntryBatch`` whose entries are sent in one transaction."""
-
-    def __init__(self, channel: netlink.Channel) -> None:
-        super().__init__(channel)
-        self._pending: list[_Part] = []
-        self._size = 0
-
-    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
-        """As in ``EntryBatch``."""
-        ip_set = IP_SETS[entries[0].set]
-        taken = self.encoded(verb, entries, functools.partial(encode, ip_set))
-        for part, together in joined([one.encoded for one in taken]):
-            self._pending.append(_Part(verb, [one.entry for one in taken[part]], [message_of(ip_set, together, verb)]))
-            self._size += len(together)
-            if self._size >= TRANSACTION_LIMIT or len(self._pending) >= self._channel.limit:
-                self.flush()
-
-    def flush(self) -> None:
-        """As in ``EntryBatch``.
-
-        A refused message is replaced, in the same position, by a message that the kernel accepts, because later messages may
-        depend on the message. Entries are not tried one by one, because the answer to a refused transaction takes about 10 ms:
-        the kernel first waits for all its processors.
-        """
-        pending, self._pending, self._size = self._pending, [], 0
-        while pending:
-            failed = nft.run(self._channel, [request for part in pending for request in part.messages])
-            if not failed:
-                break
-            numbers = dict(_by_part(pending, failed))
-            if not numbers:  # no single message caused the error, so fewer entries would fail as well
-                numbers, pending = (
-                    dict.fromkeys(range(len(pending)), failed[min(failed)]),
-                    [part._replace(repairs=REPAIRS) for part in pending],
-                )
-            repaired = (self._repair(part, numbers[at]) if at in numbers else part for at, part in enumerate(pending))
-            pending = [part for part in repaired if part is not None]
-
-    def _repair(self, part: _Part, number: int) -> _Part | None:
-        """A part with the acceptable entries of a refused part; None means that no entry is acceptable.
-
-        The unacceptable entries are reported as failed.
-        """
-        ip_set = IP_SETS[part.entries[0].set]
-        is_unclear = number in ((errno.EEXIST, errno.ENOENT) if ip_set.gives_marks else (errno.ENOENT,))
-        if part.repairs >= REPAIRS or not is_unclear or (part.verb is Verb.ADD and not ip_set.gives_marks):
-            for entry in part.entries:
-                self.report(part.verb, entry, number, reason=nft.explain(number))
-            return None
-        present = self._present(ip_set, part.entries)
-        if part.verb is Verb.REMOVE:
-            return self._without_absent(ip_set, part, present)
-        # First remove the marks that the set already has for the same keys, then add the new marks.
-        removed = b"".join(bare(ip_set, entry) for entry in present)
-        removal = [message_of(ip_set, removed, Verb.REMOVE)] if removed else []
-        return _Part(part.verb, part.entries, [*removal, part.messages[-1]], part.repairs + 1)
-
-    def _without_absent(self, ip_set: IpSet, part: _Part, present: Sequence[SetEntry]) -> _Part | None:
-        for entry in set(part.entries).difference(present):
-            self.report(part.verb, entry, errno.ENOENT, expected=(errno.ENOENT,))
-        encoded = b"".join(encode(ip_set, entry) for entry in present)
-        return _Part(part.verb, present, [message_of(ip_set, encoded, part.verb)], part.repairs + 1) if present else None
-
-    def _present(self, ip_set: IpSet, entries: Sequence[SetEntry]) -> list[SetEntry]:
-        """The entries whose keys are present, or may be present, in the set.
-
-        Each entry is queried separately, because a dump may miss entries.
-        """
-        present: list[SetEntry] = []
-        for first in range(0, len(entries), self._channel.limit):
-            asked = entries[first : first + self._channel.limit]
-            failed = self._channel.run([nft.element_query(ip_set.name, bare(ip_set, entry)) for entry in asked])
-            present += [entry for at, entry in enumerate(asked) if failed.get(at) != errno.ENOENT]
-        return present
-
-
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     """The index of each part that has a refused message, and the error number of the first refused message of the part."""
     first = 0
@@ -302,21 +275,15 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
         first += len(part.messages)
 
 
-def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> bytes:
-    """One message.
+def message_of(verb: Verb, entries: Sequence[EncodedEntry]) -> bytes:
+    """One message about entries of one set.
 
     The kernel refuses an entry that assigns a mark while the set has an entry with the same key, because the two masks may
     differ.
     """
+    ip_set = IP_SETS[entries[0].entry.set]
+    encoded = b"".join(one.encoded for one in entries)
     return nft.elements(ip_set.name, encoded, is_removal=verb is Verb.REMOVE, is_exclusive=ip_set.gives_marks)
-
-
-def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
-    """Divides elements of one set into messages: yields, for each message, the slice of ``encoded`` and the joined bytes."""
-    step = nft.ELEMENTS_LIMIT // max(map(len, encoded), default=nft.ELEMENTS_LIMIT)
-    for first in range(0, len(encoded), step):
-        part = slice(first, first + step)
-        yield part, b"".join(encoded[part])
 
 
 def shape(ip_set: IpSet) -> SetShape:

@@ -10,7 +10,7 @@ from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind, SetType
 
 NAMES = ("KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP")
@@ -22,6 +22,8 @@ class InMemory(SetsDriver):
 
     Reading a set named in ``failing`` fails.
     """
+
+    most_at_once = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,12 +53,13 @@ class InMemory(SetsDriver):
     def _explain(self, number: int, set_type: SetType | None) -> str:
         raise AssertionError("the driver in memory refuses nothing")
 
-    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        for verb, entries in sets_driver.runs(operations):
-            ports = {entry.port for entry in entries}
-            held = self.kernel[entries[0].set]
-            self.kernel[entries[0].set] = held - ports if verb is Verb.REMOVE else held | ports
-        return {}
+    def _encode(self, entry: SetEntry) -> bytes:
+        return struct.pack("=H", entry.port)
+
+    def _send(self, pending: Sequence[sets_driver.Part]) -> None:
+        for verb, part in pending:
+            ports, held = {one.entry.port for one in part}, self.kernel[part[0].entry.set]
+            self.kernel[part[0].entry.set] = held - ports if verb is Verb.REMOVE else held | ports
 
 
 EVENTS = st.tuples(

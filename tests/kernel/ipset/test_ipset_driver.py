@@ -270,13 +270,12 @@ def test_an_entry_that_cannot_be_encoded_does_not_prevent_sending_the_other_entr
 
     entries = [entry(1), msgspec.structs.replace(entry(2), protocol=None), entry(3)]
     _, wrong, refused = (Operation(Verb.ADD, SetEntries.of(one)) for one in entries)
-    batch = ipset.EntryBatch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)))
-    batch.add(Verb.ADD, entries)
-    batch.flush()
-    assert batch.reported == {
-        wrong: Outcome(wrong, f"{wrong}: the protocol is missing", errno.EINVAL),
-        refused: Outcome(refused, f"{refused}: Invalid argument", errno.EINVAL),
-    }
+    driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    assert driver.apply([Operation(Verb.ADD, SetEntries.of(*entries))]) == [
+        Outcome(Operation(Verb.ADD, SetEntries.of(entry(1)))),
+        Outcome(wrong, f"{wrong}: the protocol is missing", errno.EINVAL),
+        Outcome(refused, f"{refused}: Invalid argument", errno.EINVAL),
+    ]
     together, alone = sent
     codec = ipset_message.codec(CLUSTER_IP.name)
     assert together.endswith(codec.encode(entry(1)) + codec.encode(entry(3)))

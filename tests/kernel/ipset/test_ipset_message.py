@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipvsproxy.kernel.base import message
+from ipvsproxy.kernel.base import message, sets_driver
+from ipvsproxy.kernel.base.sets_driver import EncodedEntry
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.sets import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, SetType
@@ -45,9 +46,10 @@ def test_decoding_an_encoded_entry_gives_the_same_entry(entry: SetEntry) -> None
 
 def test_a_message_with_the_maximum_number_of_entries_is_shorter_than_the_limit_of_a_netlink_attribute() -> None:
     for ip_set in IP_SETS.values():
-        codec = ipset_message.codec(ip_set.name)
-        assert len(codec.encode(entry_of(ip_set))) == codec.entry_size
-        assert 50_000 < codec.entries_per_message * codec.entry_size <= ipset_message.CONTAINER_LIMIT
+        entry = entry_of(ip_set)
+        encoded = EncodedEntry(entry, ipset_message.codec(ip_set.name).encode(entry))
+        first, *_ = sets_driver.in_messages([encoded] * 10_000)
+        assert 50_000 < len(first) * len(encoded.encoded) <= sets_driver.MESSAGE_LIMIT < 1 << 16
 
 
 def entry_of(ip_set: IpSet) -> SetEntry:

@@ -115,7 +115,7 @@ def test_operations_that_exceed_the_limit_of_a_transaction_are_split_into_severa
     driver: NftDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.apply(EVERYTHING)
-    monkeypatch.setattr(nft_sets, "TRANSACTION_LIMIT", 200)
+    monkeypatch.setattr(nft_sets.NftSetsDriver, "most_at_once", 200)
     before = generation()
     many = [entries(Verb.ADD, *range(10, 20)), entries(Verb.REMOVE, 1)]
     assert driver.apply(many) == [Outcome(one) for one in many]
