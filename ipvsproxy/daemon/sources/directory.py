@@ -35,13 +35,6 @@ SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 DEEPEST = 100
 """The most levels of nesting in a document; a Service has six."""
 
-# A watch of the API server excludes the objects with these labels.
-NOT_OURS: Mapping[str, str] = {
-    "Service": "service.kubernetes.io/service-proxy-name",
-    "EndpointSlice": "service.kubernetes.io/headless",
-}
-
-
 Identity = tuple[ObjectKind, ObjectKey]
 """The identity of an object among the objects of all kinds."""
 
@@ -99,8 +92,6 @@ def read_file(path: pathlib.Path) -> FileContent:
     rejected: list[Rejected] = []
     try:
         for where, document in _documents(path):
-            if not _is_ours(document):
-                continue
             event = decode.decode_document(document, where)
             if isinstance(event, Rejected):
                 rejected.append(event)
@@ -141,13 +132,6 @@ def _documents(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
                 yield f"{where}, item {place}", item
         elif document is not None:
             yield where, document
-
-
-def _is_ours(document: Any) -> bool:
-    try:
-        return NOT_OURS.get(document["kind"]) not in document["metadata"]["labels"]
-    except (TypeError, KeyError):
-        return True
 
 
 class Manifests:

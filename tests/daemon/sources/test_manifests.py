@@ -139,7 +139,7 @@ def test_an_unquoted_equals_sign_in_a_document_of_another_kind_is_a_string(world
     assert directory.documents(world.directory / "all.yaml")[0]["spec"]["enum"] == ["!=", "=", "=~"]
 
 
-def test_objects_that_a_watch_would_not_select_are_skipped(world: World) -> None:
+def test_objects_that_a_watch_would_not_select_are_not_served(world: World) -> None:
     foreign = service("foreign", labels={"service.kubernetes.io/service-proxy-name": "other"})
     headless = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -148,7 +148,9 @@ def test_objects_that_a_watch_would_not_select_are_skipped(world: World) -> None
         "addressType": "IPv4",
         "endpoints": [],
     }
-    assert world.write(all=text(foreign, headless)) == []
+    read = [event.object for event in world.write(all=text(foreign, headless)) if isinstance(event, Put)]
+    reasons = [one.not_served if isinstance(one, Service) else one.skipped[0] for one in read]
+    assert [(reason and reason.field, reason and reason.invalid) for reason in reasons] == [("metadata.labels", False)] * 2
 
 
 # Errors
