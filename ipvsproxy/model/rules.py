@@ -193,7 +193,7 @@ def render(rule: Rule, family: Family) -> str:
         rule.from_this_host and "-m addrtype --src-type LOCAL",
         rule.from_elsewhere and "-m addrtype ! --src-type LOCAL",
         rule.to_this_host and "-m addrtype --dst-type LOCAL",
-        rule.virtual_server and _virtual_server(rule.virtual_server),
+        (key := rule.virtual_server) and f"-m ipvs --vproto {key.protocol:d} --vaddr {key.address} --vport {key.port}",
         rule.to_virtual_server and "--vdir ORIGINAL",
         f"-j {_target(rule.target, family)}",
     )
@@ -206,10 +206,6 @@ def _set(match: SetMatch) -> str:
 
 def _interface(match: InterfaceMatch) -> str:
     return f"{match.name}+" if match.is_prefix else match.name
-
-
-def _virtual_server(key: VirtualServerKey) -> str:
-    return f"-m ipvs --vproto {key.protocol:d} --vaddr {key.address} --vport {key.port}"
 
 
 def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one return for each kind of target

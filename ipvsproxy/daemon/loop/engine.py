@@ -8,12 +8,11 @@ Rule 3: only one sync runs at a time; changes that arrive during a sync belong t
 
 import asyncio
 import dataclasses
-import itertools
 import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -255,7 +254,9 @@ class Engine:
         changes = self.store.take()
         translated = observed
         waiting = 0
-        for names in _batches(changes.services):
+        changed = list(changes.services)
+        for begin in range(0, len(changed), SERVICES_AT_ONCE):
+            names = changed[begin : begin + SERVICES_AT_ONCE]
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._in_slices(self._translator.putting(names))
@@ -337,7 +338,10 @@ class Engine:
             planning = self._reconciler.planning(now, only_additions=self.store.may_lack_all)
             if operations := await self._in_slices(planning):
                 total = _sum(total, await self._apply(operations, now))
-            elif not await self._read_due_drains(now):
+            elif due := self._reconciler.drains_due(now):
+                connections = await self.kernel.call(operator.methodcaller("connections", due))
+                await self._in_slices(self._reconciler.noting_connections(connections, self.clock()))
+            else:
                 return dataclasses.replace(total, pending=self._reconciler.pending)
             now = self.clock()
 
@@ -358,15 +362,6 @@ class Engine:
             report = _sum(report, await self._in_slices(self._reconciler.settling(some, now)))
         await self._in_slices(self._reconciler.noting_connections(connections, now))
         return report
-
-    async def _read_due_drains(self, now: float) -> bool:
-        """Read the connection counts whose reading is due. Returns whether a reading of connection counts was due."""
-        due = self._reconciler.drains_due(now)
-        if not due:
-            return False
-        counts = await self.kernel.call(lambda kernel: kernel.connections(due))
-        await self._in_slices(self._reconciler.noting_connections(counts, self.clock()))
-        return True
 
     async def _update_view(self, now: float) -> view.NodeView:
         return await self._in_slices(self._translator.updating_view(self._reader.addresses, now))
@@ -395,13 +390,6 @@ def _apply(
     counts = kernel.connections(draining)
     removals = drain.removals_at_once(outcomes, counts, room)
     return outcomes, counts, kernel.apply(removals) if removals else ()
-
-
-def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
-    """The names in the given order, in lists of ``SERVICES_AT_ONCE`` names; the last list may be shorter."""
-    remaining = iter(names)
-    while batch := list(itertools.islice(remaining, SERVICES_AT_ONCE)):
-        yield batch
 
 
 def _sum(total: Report, report: Report) -> Report:

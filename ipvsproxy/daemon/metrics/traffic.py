@@ -14,7 +14,6 @@ import functools
 import itertools
 import operator
 from collections.abc import Collection, Container, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import structlog
 
@@ -52,13 +51,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 ZERO = Counters()
 
 
-class CountedObject(NamedTuple):
-    """The counters of one kernel object, and the labels of their series."""
-
-    key: Hashable
-    labels: str
-    counters: Counters | None
-    """The counters are None if the object is present but was not read."""
+CountedObject = tuple[Hashable, str, Counters | None]
+"""The key of a kernel object, the labels of its series, and its counters; None if the object exists but was not read."""
 
 
 class Ledger:
@@ -178,7 +172,7 @@ class Traffic:
         yield from self._joining(counters)
         labels = self._labels
         rows: list[CountedObject] = []
-        yield from steps.each(lambda key: rows.append(CountedObject(key, labels[key][1], counters.get(key))), labels)
+        yield from steps.each(lambda key: rows.append((key, labels[key][1], counters.get(key))), labels)
         yield from self._services.booking(rows, counters)
         open_connections: dict[str, ConnectionCounts] = {}
         rows = []
@@ -191,7 +185,7 @@ class Traffic:
                 continue
             for real_server, (connections, counted) in servers.items():
                 name = _endpoint(labels[key][1], real_server)
-                rows.append(CountedObject((key, real_server), name, counted))
+                rows.append(((key, real_server), name, counted))
                 open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
         yield from self._endpoints.booking(rows, ownerless)
         if not self.of_endpoints:

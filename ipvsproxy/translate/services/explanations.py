@@ -3,7 +3,6 @@
 Rule: this module decides nothing. ``desired_state.Translation`` determines the desired state and the endpoints that are used.
 """
 
-import dataclasses
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -50,9 +49,8 @@ class PortUse(NamedTuple):
     endpoints: Sequence[EndpointUse]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """A Service, its desired state on this node, and the reasons for the desired state.
+class Explanation(NamedTuple):
+    """A Service, its desired state on this node, and the reasons for this state.
 
     ``skipped`` has the skipped parts of each object.
     """

@@ -245,7 +245,7 @@ async def test_traffic_is_not_counted_twice_after_counting_was_interrupted(monke
     await scene.scrape()
     scene.kernel.counters = dict.fromkeys(keys, Counters(9))
     ledger = scene.traffic._services
-    rows = [CountedObject(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
+    rows = [(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
     for pauses in range(2 * len(rows)):
         for _ in itertools.islice(ledger.booking(rows), pauses):
             pass
@@ -380,7 +380,7 @@ MANY = 10 * ITEMS_AT_ONCE
 
 
 def rows(count: int) -> list[CountedObject]:
-    return [CountedObject(number, f"label {number}", Counters(1)) for number in range(count)]
+    return [(number, f"label {number}", Counters(1)) for number in range(count)]
 
 
 def pauses(ledger: Ledger, some: list[CountedObject]) -> int:
@@ -414,6 +414,6 @@ def test_a_total_grows_by_new_counts_and_is_dropped_when_the_last_object_with_it
         for key, more in added.items():
             if more:
                 expected[labels[key]] = expected.get(labels[key], 0) + more
-        list(ledger.booking([CountedObject(key, labels[key], Counters(count)) for key, count in counted.items()]))
+        list(ledger.booking([(key, labels[key], Counters(count)) for key, count in counted.items()]))
         assert {label: total[0] for label, total in ledger.totals.items()} == expected
     assert ledger._last.keys() == counted.keys()
