@@ -96,7 +96,7 @@ class Remains:
         return examined._replace(is_removed=True)
 
 
-def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[AnyPlace, Remains]:
+def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[RulesPlace, Remains]:
     """The leftover rules that may exist in iptables."""
 
     def look(place: RulesPlace) -> Examined:
@@ -110,7 +110,7 @@ def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[An
     }
 
 
-def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
+def of_nftables(tables: LeftoverTables) -> dict[TablePlace, Remains]:
     """The leftover rules that may exist in kube-proxy's nftables tables of both IP families."""
 
     def look(place: TablePlace) -> Examined:
@@ -126,11 +126,9 @@ def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
     return {place: Remains(lambda: None, partial(look, place), partial(remove, place)) for place in places}
 
 
-def announce(remains: Mapping[AnyPlace, Remains]) -> None:
+def announce(remains: Mapping[TablePlace, Remains]) -> None:
     """Log the tables of kube-proxy's nftables mode that exist at the start. Blocks."""
     for place, left in remains.items():
-        if not isinstance(place, TablePlace):
-            continue
         with contextlib.suppress(KernelError):  # the examination after the first sync will fail with the same error and log it
             if left(may_remove=False).removal.is_needed:
                 hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"

@@ -95,21 +95,20 @@ class Reloader:
         elif asyncio.get_running_loop().time() < self._retry_due_s:
             return
         self._content = content
-        self._retry_due_s = math.inf
-        self._is_accepted = await self._reload(was_asked=was_asked)
+        delay_s = self._retries.next_s()
+        self._is_accepted = await self._reload(was_asked=was_asked, retry_in_s=round(delay_s, 1))
+        self._retry_due_s = math.inf if self._is_accepted else asyncio.get_running_loop().time() + delay_s
         if self._is_accepted:
             self._logged = None
         self.on_outcome(self._is_accepted)
 
-    async def _reload(self, *, was_asked: bool) -> bool:
+    async def _reload(self, *, was_asked: bool, retry_in_s: float) -> bool:
         """Apply the file, except for settings that need a restart. Returns whether the file has been applied."""
         try:
             new = self.read()
         except ConfigError as error:
-            self._retry_later()
-            if (str(error), None) != self._logged:
-                log.error("configuration_refused", error=str(error), hint="the former configuration stays in force")
-            self._logged = (str(error), None)
+            hint = "the former configuration stays in force"
+            self._log_failure("configuration_refused", str(error), None, hint=hint)
             return False
         before = self.config
         # these keys of a log line are fields of the file
@@ -125,7 +124,8 @@ class Reloader:
             try:
                 await self.apply(after)
             except (CannotStartError, KernelError) as error:
-                self._try_again_later(str(error), after, applied)
+                hint = "the former configuration stays in force; the new one is tried again until it can be applied"
+                self._log_failure("reload_failed", str(error), after, settings=applied, retry_in_s=retry_in_s, hint=hint)
                 return False
             self.config = after
             log.info("configuration_changed", applied=applied)
@@ -135,19 +135,11 @@ class Reloader:
             log.warning("restart_needed", settings=late)
         return True
 
-    def _try_again_later(self, reason: str, new: Config, settings: list[str]) -> None:
-        """Log the reason for the failure once for each configuration, and schedule the next attempt."""
-        retry_in_s = round(self._retry_later(), 1)
-        if (reason, new) != self._logged:
-            hint = "the former configuration stays in force; the new one is tried again until it can be applied"
-            log.error("reload_failed", error=reason, settings=settings, retry_in_s=retry_in_s, hint=hint)
-        self._logged = (reason, new)
-
-    def _retry_later(self) -> float:
-        """Schedule another reading of the file, even if it has not changed. Returns the seconds until the scheduled reading."""
-        delay_s = self._retries.next_s()
-        self._retry_due_s = asyncio.get_running_loop().time() + delay_s
-        return delay_s
+    def _log_failure(self, event: str, error: str, new: Config | None, **keys: object) -> None:
+        """Log the reason for a failure once for each configuration; ``new`` is None for a refused file."""
+        if (error, new) != self._logged:
+            log.error(event, error=error, **keys)
+        self._logged = (error, new)
 
     def _without(self, new: Config, late: list[str]) -> Config:
         """The new configuration, with the old values of the settings that need a restart."""

@@ -304,7 +304,7 @@ def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
     with structlog.testing.capture_logs() as logs:
-        leftover_removal.announce(leftover_removal.of_iptables(Tables(), PLACES) | leftover_removal.of_nftables(tables))
+        leftover_removal.announce(leftover_removal.of_nftables(tables))
     assert [(line["event"], line["rules"]) for line in logs] == [(FOUND, "nftables IPv6")]
     assert "the table ip6 kube-proxy" in logs[0]["hint"]
     assert tables.held == {IPV6: left_tables.LEFT}
