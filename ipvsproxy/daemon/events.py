@@ -15,6 +15,7 @@ import errno
 import hashlib
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -72,12 +73,6 @@ class KubernetesEvent(NamedTuple):
     everywhere: bool = False
 
 
-@dataclasses.dataclass(slots=True)
-class _Pending:
-    due_s: float
-    count: int = 1
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Recorder:
     """Accepts events at any time, and writes them to the API server in the background.
@@ -96,8 +91,10 @@ class Recorder:
     def __post_init__(self) -> None:
         self._all = timing.Bucket(BURST, REFILL_S, self.clock())
         self._objects: timing.RateLimits[Regarding] = timing.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
-        self._repeats: dict[KubernetesEvent, int] = {}
-        self._pending: dict[KubernetesEvent, _Pending] = {}
+        self._repeats: Counter[KubernetesEvent] = Counter()
+        """How often each event was repeated since it was last written, while it waited or was dropped."""
+        self._pending: dict[KubernetesEvent, float] = {}
+        """The time at which each waiting event is due."""
         self._wake = asyncio.Event()
 
     def record(self, event: KubernetesEvent) -> None:
@@ -105,33 +102,32 @@ class Recorder:
         if self.post is None:
             return
         event = event._replace(note=event.note.encode()[:LONGEST_NOTE].decode(errors="ignore"))
-        waiting = self._pending.get(event)
-        if waiting:
-            waiting.count += 1
+        if event in self._pending:
+            self._repeats[event] += 1
             return
         now = self.clock()
         if len(self._pending) >= MOST_PENDING or not self._objects.take(event.regarding, now) or not self._all.take(now):
             if event in self._repeats or len(self._repeats) < MOST_OBJECTS:
-                self._repeats[event] = self._repeats.get(event, 0) + 1
+                self._repeats[event] += 1
             self.on_outcome("dropped")
             return
-        due_s = now + (self.dice.uniform(0, SPREAD_S) if event.everywhere else 0)
-        self._pending[event] = _Pending(due_s, 1 + self._repeats.pop(event, 0))
+        self._pending[event] = now + (self.dice.uniform(0, SPREAD_S) if event.everywhere else 0)
         self._wake.set()
 
     async def run(self) -> None:
         """Write events until this task is cancelled."""
         while True:
             self._wake.clear()
-            due_s = min((waiting.due_s for waiting in self._pending.values()), default=None)
+            due_s = min(self._pending.values(), default=None)
             if not await timing.comes_within(None if due_s is None else max(0.0, due_s - self.clock()), self._wake.wait()):
                 await self.write_due()
 
     async def write_due(self) -> None:
         """Write all events whose time has come."""
         now = self.clock()
-        for event in [event for event, waiting in self._pending.items() if waiting.due_s <= now]:
-            await self._write(event, self._pending.pop(event).count)
+        for event in [event for event, due_s in self._pending.items() if due_s <= now]:
+            del self._pending[event]
+            await self._write(event, 1 + self._repeats.pop(event, 0))
 
     async def _write(self, event: KubernetesEvent, count: int) -> None:
         if self.post is None:
