@@ -2,8 +2,8 @@
 
 Each test compares one section in one phase of one profile; a failure lists the differing rows with their scenarios. Rows that
 ``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
-no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``). Then everything else equals the
-recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
+no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``). In this run, everything except the
+scopes equals the recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
 """
 
 import functools

@@ -45,8 +45,8 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> None:
     """Set the API's objects, and wait until they are programmed.
 
-    ``Cluster.have`` waits for one sync with Services. An interface that an earlier test has removed causes such a sync as well.
-    Here a second sync, which has one Service more, begins when the sync of the objects has ended.
+    ``Cluster.have`` waits for one sync with Services. An interface that an earlier test has removed causes a sync as well. This
+    function waits for a second sync, which has one Service more and begins when the sync of the objects has ended.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
     for number in itertools.islice(MARKERS, 2):

@@ -194,7 +194,7 @@ def test_connections_survive_a_restart_and_the_removal_of_second_scopes_which_le
 def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
     """One run of the program for all tests that need no special flags. Each test starts with its own objects only.
 
-    These tests run last, because the other tests start the program themselves.
+    Tests with this fixture run last, because the other tests start the program themselves.
     """
     with cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API) as running:
         yield running
@@ -299,7 +299,7 @@ def marks(running: cluster.Cluster) -> list[str]:
 def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:
     """Restart the program while a pod sends requests to load-balancer addresses, given by number.
 
-    At each address, only the pod named with it may answer.
+    At each address, only the pod given for this address may answer.
     """
     loads = []
     with contextlib.ExitStack() as asking:

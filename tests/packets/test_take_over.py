@@ -2,10 +2,10 @@
 
 No object left by kube-proxy may be rewritten, and no client may notice the take-over. After ipvsproxy has stopped, the kernel
 must have the state that kube-proxy left. Rows in ``golden/accepted.txt`` differ on purpose, and may be rewritten. Second scopes,
-if enabled, are added to that state; before the hand-back they are disabled, which removes them.
+if enabled, are added to the recorded state; before the hand-back, second scopes are disabled, which removes them.
 
 With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, a program with the
-iptables backend moves them back, under the same load.
+iptables backend moves rules and sets back to iptables, under the same load.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Three nodes with one program each, for tests of direct return.
 
-``node`` has the pods p1 and p2, ``remote`` has the pods r1 and r2, and ``third`` has no pods. Clients choose the entry node by a
-route.
+``node`` has the pods p1 and p2, ``remote`` has the pods r1 and r2, and ``third`` has no pods. Clients choose the node of entry by
+a route.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ class Three:
             self.lab.ip("client", f"route replace {address}/{family.bits} via {ENTRIES[place][family is Family.IPV6]}")
 
     def have(self, *manifests: list[dict[str, Any]], concerns: Collection[str] = ("remote", "third")) -> None:
-        """Set the API's objects, and wait until each affected node, whose program is started if need be, has programmed them."""
+        """Set the API's objects, and wait until each affected node has programmed them; its program is started if necessary."""
         before = {place: len(self._syncs(place, r"services=[1-9]")) for place in concerns if place in self._programs}
         shown = self.cluster.objects
         self.cluster.have(*manifests)
@@ -211,7 +211,7 @@ def load_tunnels() -> None:
 
 @contextlib.contextmanager
 def running(directory: Path, *flags: str) -> Iterator[Three]:
-    """Three nodes in a lab of their own; the test is skipped if the kernel has no tunnels."""
+    """Three nodes in a separate lab; the test is skipped if the kernel has no tunnels."""
     load_tunnels()
     with lab.Lab() as laboratory, three_nodes(laboratory, directory, *DIRECT, *flags) as three:
         yield three

@@ -1,6 +1,6 @@
 """Which of several Services that desire a virtual server gets it.
 
-The decision depends on their roles, on whether the Services are listed or remembered, and on their age.
+The decision depends on the roles and the age of the Services, and on whether the Services are listed or remembered.
 """
 
 import itertools

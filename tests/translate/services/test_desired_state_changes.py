@@ -1,6 +1,6 @@
 """The effects of changes of a Service or its EndpointSlices: the states before and after the change.
 
-Which tracked flows must be cleaned also follows from these states: they name the real servers that may continue to answer.
+Which tracked flows must be cleaned also follows from the two states, which name the real servers that may continue to answer.
 """
 
 import pytest
@@ -104,7 +104,7 @@ def _slice(*addresses: str, ports: dict[str, int] | None = None, node: str = OTH
 def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) -> dict[int, set[str]]:
     """For each service port, the real servers whose flows may continue.
 
-    Flows of ports that are missing are not cleaned at all.
+    Flows of ports that are not in the result are not cleaned at all.
     """
     state = state_of(service("dns", *ports), *slices)
     for flow, keep in state.rare.flows.items():

@@ -1,6 +1,6 @@
 """Node ports, external and load balancer addresses, source ranges and health checks.
 
-All these objects are reached from outside the cluster.
+Clients outside the cluster reach a Service through these objects.
 """
 
 import pytest

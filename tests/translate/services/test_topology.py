@@ -174,7 +174,7 @@ def test_each_real_server_comes_first_on_an_equal_share_of_nodes_whatever_its_ad
 
 
 def test_endpoints_of_one_host_are_rarely_adjacent_in_the_order_of_a_node() -> None:
-    """If they were adjacent, a few consecutive connections would all go to the same host."""
+    """If endpoints of one host were adjacent, a few consecutive connections would all go to the same host."""
     keys = [builders.backend(f"10.244.{host}.{number}") for host in range(4) for number in range(1, 6)]
     neighbours = 0
     for number in range(100):
