@@ -283,7 +283,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
     rules = [*(str(item) for item in removed if isinstance(item, Skeleton)), *left]
     counts = counted_kinds(Counter(kind_of(item) for item in removed if not isinstance(item, Skeleton)))
     number = ", ".join(filter(None, [counts, *rules]))
-    if result.problems:  # the objects may be unknown because of a problem
+    if result.problems:  # after a problem, the objects may be unknown
         empty = "not known" if dry_run else "nothing"
         number += "; the rest is not known" if dry_run and number else ""
     else:

@@ -145,7 +145,7 @@ async def _answer(config: Config) -> CommandAnswer:
     try:
         await source.check()
         async with source.connect() as connection:
-            # without permission to list pods, their state is unknown, so they count as running
+            # without the permission to list pods, the state of a pod is unknown, so the pod counts as running
             named = [Pod(_Metadata(name), _PodPart(), _PodPart(phase="Running")) for name in dict.fromkeys(options.pods)]
             pods = named or await list_pods(connection, options.namespace, options.selector)
             nodes = await ask(connection, options.namespace, pods, config.servers.health.port)

@@ -166,7 +166,7 @@ def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterat
 
 
 def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
-    """The Service ports and node ports on which programs of this host may listen as well."""
+    """The Service ports and node ports on which programs of this host may also listen."""
     ports = [port for service in services for port in service.ports]
     return frozenset((port.protocol, number) for port in ports for number in (port.port, port.node_port) if number)
 

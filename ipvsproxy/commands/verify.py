@@ -78,7 +78,7 @@ def render(document: Document) -> Iterator[str]:
         number = counted(one["realServers"], "real server")
         yield f"of another program, left alone: {one['virtualServer']} {one['scheduler']}, {number}"
     kinds = Counter(one["kind"] for one in differences)
-    rules = kinds.pop(RULES, 0)  # rules are counted apart from objects
+    rules = kinds.pop(RULES, 0)  # the text has a separate number of rules
     parts = ", ".join(filter(None, [counted_kinds(kinds), counted(rules, "rule") if rules else ""]))
     verdict = f"{counted(len(differences), 'difference')} ({parts})" if differences else "equal"
     compared = [counted(document["services"], "Service"), counted(document["virtualServers"], "virtual server")]

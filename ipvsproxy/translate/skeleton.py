@@ -140,7 +140,7 @@ def build_skeleton(
     )
     if SetKind.DIRECT in occupied:  # direct return keeps the client's address, unless the endpoint cannot answer the client
         chosen = Rule(any_mark=settings.scope_bits, target=Verdict.RETURN if is_by_connection else Verdict.ACCEPT)
-        if is_by_connection:  # after the first rule, which masquerades a pod that connects to itself
+        if is_by_connection:  # the first rule, which masquerades a pod that connects to itself, stays first
             rules[ChainKey("nat", POSTROUTING)].insert(1, chosen)
         else:
             rules[ChainKey("nat", SERVICES)].insert(0, chosen)

@@ -70,7 +70,7 @@ class _Writer:
             try:
                 self._write((before + "".join(lines)).encode(errors="backslashreplace"))
             except OSError:
-                before = "\n"  # part of a line may already be written
+                before = "\n"  # a part of the line may have been written
                 with self._changed:
                     self._dropped += len(lines)
             else:

@@ -73,7 +73,7 @@ class HealthChecks:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._dice = random.Random()  # noqa: S311  # these random numbers are no secret
+        self._dice = random.Random()  # noqa: S311 - for random delays
         self._desired: Mapping[HealthCheckPort, HealthCheck] = {}
         self._addresses: Mapping[Family, tuple[Address, ...]] = {}
         self._open: dict[ListenAddress, Listener] = {}

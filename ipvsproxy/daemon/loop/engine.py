@@ -164,7 +164,7 @@ class Engine:
         self._translator.put_node()
         if self.prepare is not None:
             await self.prepare()
-        # Unreadable parts of the kernel are programmed as well, but no object is removed from an unreadable part. All unreadable
+        # Unreadable parts of the kernel are also programmed, but no object is removed from an unreadable part. All unreadable
         # parts are read again soon.
         await self._reader.observe()
         await self._update_view(self.clock())

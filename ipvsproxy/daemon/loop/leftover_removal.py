@@ -129,7 +129,7 @@ def of_nftables(tables: LeftoverTables) -> dict[TablePlace, Remains]:
 def announce(remains: Mapping[TablePlace, Remains]) -> None:
     """Log the tables of kube-proxy's nftables mode that exist at the start. Blocks."""
     for place, left in remains.items():
-        with contextlib.suppress(KernelError):  # the examination after the first sync will fail with the same error and log it
+        with contextlib.suppress(KernelError):  # the examination after the first sync will fail, too, and log the error
             if left(may_remove=False).removal.is_needed:
                 hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"
                 log.warning(FOUND, rules=str(place), hint=hint)

@@ -279,7 +279,7 @@ class Metrics:
         """A Kubernetes event was ``posted``, ``failed`` to be written, or was ``dropped``."""
         self._value(series.EVENTS, outcome).inc()
 
-    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the only argument
+    def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the method has no other argument
         """The configuration file was read again."""
         self._value(series.CONFIG_IN_FORCE).set(is_in_force)
 

@@ -208,7 +208,7 @@ class Traffic:
         """Find the Service and the port's labels for each virtual server that has had traffic while it was desired."""
         joined = {}
         left: set[ServiceName] = set()
-        # Ports are in the order of their first traffic.
+        # Ports are ordered by the time of their first traffic.
         for number, key in enumerate(itertools.chain(self._labels, (key for key in counted if key not in self._labels)), 1):
             if number % steps.ITEMS_AT_ONCE == 0:
                 yield
@@ -216,7 +216,8 @@ class Traffic:
                 joined[key] = port
             elif key in self._labels:
                 left.add(self._labels[key][0].name)
-        # A port keeps its series while it has any virtual server, even if the virtual servers that had traffic have been removed.
+        # A port keeps its series while the port has a virtual server, even if the virtual servers that had traffic have been
+        # removed.
         desired = self.sources.survey.virtual_servers
         # the mapping of desired virtual servers may change between two steps
         for number, key in enumerate(list(desired) if left else (), 1):

@@ -60,7 +60,7 @@ class Reloader:
         self._logged: tuple[str, Config | None] | None = None
         """The last logged failure with its configuration; None for a refused file."""
         self._retry_due_s = math.inf
-        self._retries = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
+        self._retries = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - for random delays
         self._is_asked = asyncio.Event()
 
     def ask(self) -> None:

@@ -44,7 +44,7 @@ def _in_parts() -> Iterator[None]:
     if LIBRARY not in sys.modules:
         try:
             _import_parts()
-        except Exception:  # noqa: BLE001  # any exception of another version: a full import may still work
+        except Exception:  # noqa: BLE001 - another version of the library may raise any exception
             for name in [name for name in sys.modules if name.partition(".")[0] in {LIBRARY, UNUSED}]:
                 del sys.modules[name]
     yield

@@ -55,7 +55,7 @@ class _ManifestLoader(yaml.CSafeLoader):
 
     _depth = 0
 
-    def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002  # of the base class
+    def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002 - as in the base class
         """Enter a level of nesting.
 
         The composer calls this method at the beginning of each YAML node. The method of the base class does nothing that
@@ -214,7 +214,7 @@ class DirectorySource(Source):
         self._stamps: dict[str, tuple[int, ...]] = {}
         self._manifests = Manifests()
         self._is_listed = False
-        self._backoff = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
+        self._backoff = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - for random delays
 
     def describe(self) -> str:
         """The path of the directory and, if the directory or a file cannot be read, the problem."""
@@ -304,7 +304,7 @@ class DirectorySource(Source):
             return [pathlib.Path(entry) for entry in entries if is_manifest(entry.name) and not entry.is_dir()]
 
     async def _wait(self, changes: inotify.DirectoryChanges, within_s: float | None) -> None:
-        """Wait for a change, at most for ``within_s`` seconds, and then until the directory does not change any more."""
+        """Wait at most ``within_s`` seconds for a change, and then until the directory no longer changes."""
         await comes_within(within_s, changes.wait())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_SETTLE_S):

@@ -73,7 +73,7 @@ class ApiError(Exception):
         troubles = {401: Trouble.UNAUTHORIZED, 403: Trouble.FORBIDDEN, 410: Trouble.EXPIRED, 429: Trouble.THROTTLED}
         if code == GATEWAY_TIMEOUT and TOO_LARGE in message:
             return BehindError(f"status {code}: {message}", retry_after_s)
-        other = Trouble.REFUSED if code < 500 else Trouble.SERVER_ERROR  # noqa: PLR2004  # HTTP's classes of status
+        other = Trouble.REFUSED if code < 500 else Trouble.SERVER_ERROR  # noqa: PLR2004 - the classes of HTTP status codes
         return cls(troubles.get(code, other), f"status {code}: {message}", retry_after_s)
 
 

@@ -1,6 +1,6 @@
 """The table of all Services, which follows each change, can be searched and sorted, and is divided into pages.
 
-Rule 1: the table is built in steps when a viewer opens the web page, and is discarded when the page has no viewer any more.
+Rule 1: the table is built in steps when a viewer opens the web page, and is discarded when the page no longer has a viewer.
 Rule 2: after a change, only the rows of the changed Services are built again. The result of a search, a list of names in order,
 is kept until a change may have changed the result.
 

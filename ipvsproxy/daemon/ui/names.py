@@ -2,7 +2,7 @@
 
 Rule 1: the daemon stores no pod names permanently, because proxying does not need them, and the names for 100,000 endpoints would
 take some ten megabytes. The names of a Service's pods are read from the source while a viewer looks at the Service, and are
-discarded when the Service has no viewer any more.
+discarded when the Service no longer has a viewer.
 Rule 2: anybody who can open the page can cause requests from this process to the API server, so all readings together have a rate
 limit.
 Rule 3: a response waits for the names at most ``WAIT_S``, and only if the request has started the reading of the names. If the

@@ -325,7 +325,7 @@ def _number(query: Mapping[str, str], name: str, default: float) -> float:
 
 def _whole(query: Mapping[str, str], name: str, default: int, most: int) -> int:
     text = query.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= most):  # noqa: PLR2004 - enough digits
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= most):  # noqa: PLR2004 - at most 9 digits
         raise RefusedError(400, f"{name} must be a whole number from 1 to {most}")
     return int(text)
 

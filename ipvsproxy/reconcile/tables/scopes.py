@@ -8,9 +8,9 @@ Rule 2: marks are given only when every Service has a desired state, because unt
 certain. A Service port has a mark while its Service owns at least one of the port's virtual servers.
 Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
 counts only if its Service owns the virtual server of the entry.
-Rule 4: a virtual server by mark that no Service desires any more keeps its connections. The virtual server stays in the desired
-state, without real servers, until its former real servers have drained; then it is removed. The set entries that give the virtual
-server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
+Rule 4: a virtual server by mark keeps its connections when no Service desires it any longer. The virtual server stays in the
+desired state, without real servers, until its former real servers have drained; then it is removed. The set entries that give the
+virtual server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
 
 Of marks:
 

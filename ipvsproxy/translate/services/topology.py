@@ -151,8 +151,8 @@ def local_route(endpoints: Endpoints, node: str) -> Route:
 def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
     """The real servers for packets that another node has sent to this node by tunnel.
 
-    If no endpoint may be used, the result has the endpoints of this node that have just started or are not ready any more. The
-    other node may already know that an endpoint is ready, or may not know yet that no endpoint is ready.
+    If no endpoint may be used, the result has the endpoints of this node that have just started or are no longer ready. The other
+    node may already know that an endpoint is ready, or may not know yet that no endpoint is ready.
     """
     starting = [key for key, one in endpoints.items() if one.node_name == node and not one.terminating]
     return local_route(endpoints, node).weights or in_order(starting, node)
