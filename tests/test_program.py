@@ -332,7 +332,7 @@ async def test_a_new_service_is_served_while_the_iptables_lock_is_held_and_its_r
         await until(lambda: "KUBE-EXTERNAL-IP" in str(rules()["v4/nat/KUBE-SERVICES"]))
 
 
-async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_foreign_virtual_servers_stay(
+async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_virtual_servers_of_other_programs_stay(
     folder: pathlib.Path,
 ) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"
@@ -370,7 +370,7 @@ def leave_iptables_mode() -> None:
             subprocess.run((f"{name}-restore", "--noflush"), input=text, text=True, check=True)
 
 
-async def test_leftover_rules_of_the_iptables_mode_refuse_no_service_and_foreign_rules_stay(
+async def test_leftover_rules_of_the_iptables_mode_refuse_no_service_and_rules_of_other_programs_stay(
     folder: pathlib.Path,
 ) -> None:
     leave_iptables_mode()

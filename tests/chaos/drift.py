@@ -48,7 +48,7 @@ def _pick_real_server(state: State, dice: random.Random) -> tuple[str, ...]:
 
 
 def clear_ipvs(_state: State, _dice: random.Random) -> str:
-    """Clear the whole IPVS table; the owner of the foreign virtual servers then adds them again."""
+    """Clear the whole IPVS table; the other program then adds its virtual servers again."""
     done = run("ipvsadm", "-C")
     foreign.add(virtual_servers_only=True)
     return done
@@ -93,7 +93,7 @@ def change_scheduler(state: State, dice: random.Random) -> str:
 
 
 def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
-    """Add a virtual server on a Service address of our device, so that it counts as ours."""
+    """Add a virtual server on a Service address of our device, so that it counts as a virtual server of ipvsproxy."""
     return run("ipvsadm", "-A", "-t", "10.96.0.10:4444", "-s", "rr")
 
 
@@ -178,7 +178,7 @@ def remove_jump(state: State, dice: random.Random) -> str:
 
 
 def move_jump(_state: State, _dice: random.Random) -> str:
-    """Move a jump behind a foreign rule."""
+    """Move a jump behind a rule of another program."""
     text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
     rule = next((line for line in text.splitlines() if line.startswith("-A OUTPUT ") and "KUBE-" in line), "")
     run("iptables-restore", "--noflush", stdin=f"*nat\n{rule.replace('-A', '-D', 1)}\n{rule}\nCOMMIT\n")
@@ -186,7 +186,7 @@ def move_jump(_state: State, _dice: random.Random) -> str:
 
 
 def is_jump_in_place() -> bool:
-    """Whether our jump precedes the foreign jump in nat/OUTPUT."""
+    """Whether our jump precedes the jump of another program in nat/OUTPUT."""
     text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
     rules = [line for line in text.splitlines() if line.startswith("-A OUTPUT ")]
     ours = [place for place, line in enumerate(rules) if "KUBE-" in line]
@@ -195,7 +195,7 @@ def is_jump_in_place() -> bool:
 
 
 def reload_firewall(_state: State, _dice: random.Random) -> str:
-    """Flush all tables, and write only the foreign rules again."""
+    """Flush all tables, and write only the rules of other programs again."""
     for program in ("iptables", "ip6tables"):
         for table in ("nat", "filter"):
             run(f"{program}-restore", stdin=f"*{table}\nCOMMIT\n")
@@ -223,7 +223,7 @@ def add_route(_state: State, dice: random.Random) -> str:
 
 
 def lose_routes(_state: State, _dice: random.Random) -> str:
-    """Make the kernel remove all IPv4 routes on lo, including ours, without a notification."""
+    """Make the kernel remove all IPv4 routes on lo, including those of ipvsproxy, without a notification."""
     run("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
     return run("ip", "address", "add", "127.0.0.1/8", "dev", "lo", "scope", "host")
 

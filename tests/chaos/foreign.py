@@ -60,7 +60,7 @@ _LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}
 
 
 def add(*, virtual_servers_only: bool = False) -> None:
-    """Add all foreign objects, or, after the whole IPVS table was cleared, only the virtual servers."""
+    """Add all objects of the other programs, or, after the whole IPVS table was cleared, only their virtual servers."""
     _run("ipvsadm", "--restore", stdin=_IPVS)
     if virtual_servers_only:
         return
@@ -71,7 +71,7 @@ def add(*, virtual_servers_only: bool = False) -> None:
 
 
 def put_back_after_flush() -> None:
-    """Add the foreign rules that ``nft flush ruleset`` has removed.
+    """Add the rules of other programs that ``nft flush ruleset`` has removed.
 
     Rules of iptables are added only if they were in nf_tables.
     """
@@ -81,12 +81,12 @@ def put_back_after_flush() -> None:
 
 
 def remove() -> None:
-    """Remove the foreign objects that clearing the tables does not remove."""
+    """Remove those objects of other programs that remain when the tables are cleared."""
     _run("ip", "link", "delete", DEVICE)
 
 
 def read() -> tuple[str, ...]:
-    """All foreign objects except the virtual servers, as text for comparison."""
+    """All objects of the other programs except the virtual servers, as text for comparison."""
     rules = [line for line in _run("iptables-save").splitlines() if re.search(rf"\b{CHAIN}\b", line)]
     sets = _run("ipset", "save", SET).splitlines()
     addresses = [

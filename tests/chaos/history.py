@@ -391,7 +391,7 @@ class History:
         self._life = next(LIVES)
 
     def wait_until_quiet(self, within_s: float) -> None:
-        """Wait until the kernel equals the model; foreign objects must be unchanged."""
+        """Wait until the kernel equals the model; objects of other programs must be unchanged."""
         desired = self.desired()
         deadline_s = time.monotonic() + within_s
         # A start would be slower if the kernel were read at the same time.

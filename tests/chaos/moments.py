@@ -71,7 +71,7 @@ class NativeRules:
 
     @contextlib.contextmanager
     def added(self) -> Iterator[None]:
-        """While the block runs, the table has a foreign rule, and cannot be listed."""
+        """While the block runs, the table has a rule of another program, and cannot be listed."""
         self._marker.touch()
         _run("iptables", "-A", *_STRANGER)  # the kernel sends the same notification for this rule as for a native rule
         try:

@@ -94,7 +94,7 @@ def change_rule(_state: drift.State, _dice: random.Random) -> str:
 
 
 def flush_ruleset(_state: drift.State, _dice: random.Random) -> str:
-    """Flush all tables, as a firewall does when it is reloaded. The owners of the foreign tables then write them again."""
+    """Flush all tables, as a firewall does when it is reloaded. The other programs then write their tables again."""
     done = _nft("flush", "ruleset")
     foreign.put_back_after_flush()
     return done

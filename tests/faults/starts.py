@@ -250,7 +250,7 @@ def _program(flags: Sequence[str], written: str, orders: Sequence[acts.Order]) -
 
 
 def _listed() -> frozenset[str]:
-    """The virtual servers in the kernel's list, including foreign ones.
+    """The virtual servers in the kernel's list, including those of other programs.
 
     The function starts no process, because it is called often.
     """

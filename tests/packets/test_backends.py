@@ -203,7 +203,7 @@ def listed() -> list[str]:
     return sorted(word for line in done.stdout.splitlines() for word in line.strip().split(", "))
 
 
-def test_a_ruleset_saved_before_a_boot_can_be_loaded_and_does_not_prove_that_any_virtual_server_is_ours(
+def test_a_ruleset_saved_before_a_boot_can_be_loaded_and_does_not_prove_that_any_virtual_server_belongs_to_ipvsproxy(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}

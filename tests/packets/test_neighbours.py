@@ -1,4 +1,4 @@
-"""Rules of other programs next to ours, with packets: kube-proxy's nftables mode, Docker, a network plug-in, a real firewalld.
+"""Rules of other programs next to ours, tested with packets: kube-proxy's nftables mode, Docker, a network plug-in, firewalld.
 
 Each test ends with a check that only our table has changed.
 """
@@ -69,7 +69,7 @@ def _clean(laboratory: lab.Lab) -> Iterator[None]:
 
 
 def foreign(laboratory: lab.Lab) -> list[Any]:
-    """All tables and chains except ours, without counters, which packets change, and without handles, which the kernel assigns.
+    """All tables and chains of other programs, without counters (packets change them) and handles (the kernel assigns them).
 
     In tables of iptables-nft, which other programs use as well, our chains are recognised by their names.
     """

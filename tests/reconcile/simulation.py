@@ -83,7 +83,7 @@ class SimulatedNode:
             at_once(self.reconciler.putting(name, desired))
 
     def put(self, service: Service, *slices: EndpointSlice, remembered: bool = False) -> None:
-        """Translate a changed Service, and put its desired state."""
+        """Translate a changed Service, and set its desired state."""
         self._translated[service.name] = (service, slices, remembered)
         self.put_state(builders.translate(service, slices, self._view, self._settings, remembered=remembered))
 

@@ -1,4 +1,4 @@
-"""The reconciler on an in-memory kernel: observed objects, foreign objects, and objects that could not be read."""
+"""The reconciler on an in-memory kernel: observed objects, objects of other programs, and objects that could not be read."""
 
 import copy
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def test_virtual_servers_of_other_programs_and_their_real_servers_are_not_touche
     assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
 
 
-def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_becomes_ours() -> None:
+def test_a_virtual_server_of_another_program_that_a_service_desires_is_served_and_then_belongs_to_ipvsproxy() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
     node = simulation.SimulatedNode(kernel)
@@ -102,7 +102,7 @@ def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_not_touche
 @pytest.mark.checklist(71)
 @pytest.mark.parametrize("binding", Binding)
 @pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
-def test_a_new_process_recognises_a_virtual_server_as_ours_by_either_kind_of_witness(lost: str, binding: Binding) -> None:
+def test_a_new_process_recognises_a_virtual_server_of_ipvsproxy_by_either_kind_of_witness(lost: str, binding: Binding) -> None:
     node = running("10.244.0.1")
     node.switch(binding)
     node.sync()
@@ -120,7 +120,7 @@ def test_a_new_process_recognises_a_virtual_server_as_ours_by_either_kind_of_wit
 WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
 
 
-def test_a_foreign_virtual_server_that_equals_our_node_port_does_not_become_ours_after_the_first_reading() -> None:
+def test_a_virtual_server_of_another_program_equal_to_our_node_port_does_not_belong_to_ipvsproxy_after_a_first_reading() -> None:
     node = simulation.SimulatedNode()
     node.put(*WITH_NODE_PORT)
     node.sync()
@@ -131,7 +131,7 @@ def test_a_foreign_virtual_server_that_equals_our_node_port_does_not_become_ours
     assert set(node.reconciler._tables.virtual_servers.foreign) == {alike}
 
 
-def test_a_virtual_server_that_resembles_a_node_port_is_not_ours_while_the_hosts_addresses_are_unknown() -> None:
+def test_a_virtual_server_like_a_node_port_does_not_belong_to_ipvsproxy_while_the_hosts_addresses_are_unknown() -> None:
     former = simulation.SimulatedNode()
     former.put(*WITH_NODE_PORT)
     former.sync()

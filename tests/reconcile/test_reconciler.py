@@ -160,7 +160,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
         ({CHAIN: (DROP,), ChainKey("nat", "KUBE-MARK-MASQ"): (DROP,)}, False),
     ],
 )
-def test_rules_are_added_before_every_service_has_been_put_unless_this_would_remove_a_rule(
+def test_rules_are_added_before_every_service_has_a_desired_state_unless_this_would_remove_a_rule(
     observed: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
@@ -174,7 +174,7 @@ def test_rules_are_added_before_every_service_has_been_put_unless_this_would_rem
     assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired_state)]
 
 
-def test_rules_of_a_table_that_could_not_be_read_are_not_written_before_every_service_has_been_put() -> None:
+def test_rules_of_a_table_that_could_not_be_read_are_not_written_before_every_service_has_a_desired_state() -> None:
     reconciler = Reconciler(Policy())
     desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
     reconciler.put_skeleton(desired)
@@ -184,7 +184,7 @@ def test_rules_of_a_table_that_could_not_be_read_are_not_written_before_every_se
     assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired)]
 
 
-def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() -> None:
+def test_after_a_restart_no_rule_is_removed_before_every_service_has_a_desired_state() -> None:
     service = builders.service(
         "web",
         builders.service_port(80),
@@ -203,7 +203,7 @@ def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() 
     node.put(service)
     node.states.clear()
     node.restart()
-    node.plan()  # from here on, the rules are desired that are needed until every Service has been put
+    node.plan()  # from here on, the rules are desired that are needed until every Service has a desired state
     early = at_once(node.reconciler.planning(node.now, only_additions=True))
     assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
     node.put(service)
@@ -211,7 +211,7 @@ def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() 
     assert not simulation.lets_node_in(node.kernel, key)
 
 
-def test_settings_are_written_before_every_service_has_been_put() -> None:
+def test_settings_are_written_before_every_service_has_a_desired_state() -> None:
     node = running("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.virtual_servers[KEY] = examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))

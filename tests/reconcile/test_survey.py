@@ -67,7 +67,9 @@ def test_an_observed_virtual_server_of_another_program_is_foreign_and_has_no_wit
     assert list(survey.foreign()) == [(ELSEWHERE, examples.observed())]
 
 
-def test_our_undesired_virtual_server_is_stale_and_a_foreign_virtual_server_is_not_stale(node: simulation.SimulatedNode) -> None:
+def test_an_undesired_virtual_server_is_stale_if_it_belongs_to_ipvsproxy_and_not_if_it_belongs_to_another_program(
+    node: simulation.SimulatedNode,
+) -> None:
     node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
     node.observe()
     survey = node.reconciler.survey

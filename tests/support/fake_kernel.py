@@ -2,7 +2,7 @@
 
 After the same operations, this kernel has the same state and outcomes as the drivers in ``ipvsproxy/kernel``;
 ``tests/kernel/test_contract.py`` runs the same tests on this kernel and on the drivers. The state of this kernel is public: tests
-create drift, foreign objects and connections by changing its attributes.
+create drift, connections and objects of other programs by changing its attributes.
 """
 
 import collections

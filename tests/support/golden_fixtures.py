@@ -176,7 +176,7 @@ def _accepted() -> tuple[tuple[str, str, str], ...]:
 
 
 def is_accepted(file: str, section: str, row: str) -> bool:
-    """Whether a row of a recording may differ from ours because ``golden/accepted.txt`` gives a reason for the difference."""
+    """Whether ``golden/accepted.txt`` gives a reason why a row of a recording may differ from the row of ipvsproxy."""
     place = (file, section, row)
     return any(
         all(pattern == text or fnmatch.fnmatchcase(text, pattern) for pattern, text in zip(patterns, place, strict=True))

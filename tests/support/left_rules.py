@@ -1,4 +1,4 @@
-"""Rules that kube-proxy in iptables mode leaves on a node, next to foreign rules: as text, and in an in-memory kernel."""
+"""Rules that kube-proxy in iptables mode leaves on a node, beside rules of other programs: as text, and in a kernel in memory."""
 
 import itertools
 import shutil
@@ -39,7 +39,7 @@ _NEW = "-m conntrack --ctstate NEW -m comment --comment"
 
 
 def iptables_mode(family: Family) -> str:
-    """Rules of a Service without endpoints (REJECT), rules of a Service with an endpoint, and foreign rules."""
+    """Rules of a Service without endpoints (REJECT), rules of a Service with an endpoint, and rules of other programs."""
     v4 = family is Family.IPV4
     refused, served = ("10.96.0.1/32", "10.96.0.11/32") if v4 else ("fd00:96::1/128", "fd00:96::11/128")
     reject = "icmp-port-unreachable" if v4 else "icmp6-port-unreachable"

@@ -54,7 +54,7 @@ class Pod(NamedTuple):
 
 
 class KubeProxy(NamedTuple):
-    """The DaemonSet ``kube-proxy``: whether its program is ours, and the labels ``service-proxy`` of nodes that it avoids."""
+    """The DaemonSet ``kube-proxy``: whether its program is ipvsproxy, and the labels ``service-proxy`` of avoided nodes."""
 
     is_ours: bool = False
     avoided: tuple[str, ...] = ()

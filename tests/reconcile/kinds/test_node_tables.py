@@ -65,7 +65,7 @@ def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_sets_of_scopes_stay_desired_in_served_families_when_the_desired_objects_of_the_node_are_put_again() -> None:
+def test_sets_of_scopes_stay_desired_in_served_families_when_the_desired_state_of_the_node_is_set_again() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}

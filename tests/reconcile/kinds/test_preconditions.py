@@ -253,7 +253,7 @@ def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_polic
     each_failure(change)
 
 
-def test_after_a_policy_change_during_a_restart_remote_endpoints_are_added_only_once_every_service_has_been_put() -> None:
+def test_after_a_policy_change_during_a_restart_remote_endpoints_are_added_only_once_every_service_has_a_desired_state() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()
@@ -445,7 +445,7 @@ def test_cleaning_a_marked_flow_waits_only_for_the_virtual_server_of_its_mark(po
     assert list(tables.of_flows.additions(Circumstances(tables))) == cleaning
 
 
-def test_a_foreign_element_in_a_set_of_source_ranges_does_not_admit_clients_and_is_removed() -> None:
+def test_an_element_of_another_program_in_a_set_of_source_ranges_does_not_admit_clients_and_is_removed() -> None:
     tables = NodeTables(Drains())
     element = ForeignElement(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4).name)
     tables.entries[element.set].confirm(element, True)

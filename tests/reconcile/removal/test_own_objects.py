@@ -81,7 +81,7 @@ def test_a_cleanup_removes_the_copy_of_a_set() -> None:
     assert todo.operations == (remove(SET_COPY),)
 
 
-def test_a_cleanup_removes_local_routes_and_recognises_their_virtual_servers_as_ours_without_entries() -> None:
+def test_a_cleanup_removes_local_routes_and_recognises_their_virtual_servers_without_entries() -> None:
     observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
     todo = own_objects.plan(observed, OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
@@ -151,7 +151,7 @@ CLUSTER_IP = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 644
         pytest.param(dataclasses.replace(hiding(), addresses=frozenset({KEY.address})), (), (), id="of another program"),
     ],
 )
-def test_objects_at_the_address_of_an_api_server_are_kept_if_they_may_lead_to_the_api_server_or_are_not_ours(
+def test_objects_at_the_address_of_an_api_server_are_kept_if_they_may_lead_to_the_api_server_or_do_not_belong_to_ipvsproxy(
     observed: Observation, former: Sequence[SetEntry], allowed: Sequence[str]
 ) -> None:
     assert own_objects.give_up(observed, former, [API_SERVER], builders.networks(*allowed)).operations == ()

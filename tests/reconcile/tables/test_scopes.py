@@ -226,7 +226,7 @@ def test_a_read_only_process_desires_the_sets_of_scopes() -> None:
     assert {ip_set.kind for ip_set in reader._tables.sets.desired}.isdisjoint(DIRECT_KINDS)
 
 
-def test_no_mark_is_given_before_every_service_has_been_put() -> None:
+def test_no_mark_is_given_before_every_service_has_a_desired_state() -> None:
     tables = NodeTables(Drains())
     tables.scopes.use_bits(0x3)
     node = node_with()
@@ -357,7 +357,7 @@ def test_an_entry_for_other_mark_bits_does_not_determine_a_mark_after_a_restart(
     assert marks_of(node) == {BALANCER: 0xFFFF}
 
 
-def test_no_scope_is_removed_before_every_service_has_been_put() -> None:
+def test_no_scope_is_removed_before_every_service_has_a_desired_state() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()

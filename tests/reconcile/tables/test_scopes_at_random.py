@@ -92,7 +92,7 @@ class Shops:
         self.node.put(service, builders.endpoint_slice(*endpoints, service=f"s{number}"), remembered=chance() < 0.1)
 
     def restart(self) -> None:
-        """Start a new process, to which the Services are put in random order."""
+        """Start a new process, which gets the desired states of the Services in random order."""
         listed = list(self.node.states.items())
         self.random.shuffle(listed)
         self.node.states = dict(listed)

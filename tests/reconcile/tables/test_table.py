@@ -1,4 +1,4 @@
-"""A table of any kind: owners, pending and foreign keys.
+"""A table of any kind: owners, pending keys, and keys of other programs.
 
 The contents of tables are not tested here but in ``test_node_tables``.
 """
@@ -103,14 +103,14 @@ def test_a_key_that_nobody_desires_has_no_owner() -> None:
     assert list(table().owners_of("key")) == []
 
 
-def test_foreign_keys_are_not_removed() -> None:
+def test_keys_of_other_programs_are_not_removed() -> None:
     numbers = table()
     list(numbers.observing({"ours": 1, "theirs": 1}, ours("ours")))
     assert pending(numbers) == ["ours"]
     assert set(numbers.foreign) == {"theirs"}
 
 
-def test_a_foreign_key_stays_foreign_if_a_desired_value_is_withdrawn_before_it_was_programmed() -> None:
+def test_a_key_of_another_program_does_not_belong_to_ipvsproxy_if_a_desired_value_is_withdrawn_before_programming() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -119,7 +119,7 @@ def test_a_foreign_key_stays_foreign_if_a_desired_value_is_withdrawn_before_it_w
     assert pending(numbers) == []
 
 
-def test_a_foreign_key_stays_foreign_although_it_was_desired_when_it_was_observed() -> None:
+def test_a_key_of_another_program_does_not_belong_to_ipvsproxy_although_it_was_desired_when_it_was_observed() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"theirs": (OLD, 1)})
     list(numbers.observing({"theirs": 1}, ours()))
@@ -127,7 +127,7 @@ def test_a_foreign_key_stays_foreign_although_it_was_desired_when_it_was_observe
     assert pending(numbers) == []
 
 
-def test_a_foreign_key_that_we_have_changed_becomes_ours() -> None:
+def test_a_key_of_another_program_that_ipvsproxy_has_changed_then_belongs_to_ipvsproxy() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -137,7 +137,7 @@ def test_a_foreign_key_that_we_have_changed_becomes_ours() -> None:
     assert pending(numbers) == ["theirs"]
 
 
-def test_an_owned_virtual_server_stays_ours_without_its_witness() -> None:
+def test_a_virtual_server_of_ipvsproxy_still_belongs_to_ipvsproxy_without_its_witness() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.confirm("key", 1)
@@ -146,7 +146,7 @@ def test_an_owned_virtual_server_stays_ours_without_its_witness() -> None:
     assert pending(numbers) == ["key"]
 
 
-def test_whether_a_key_is_ours_is_decided_again_after_it_vanished_and_returned() -> None:
+def test_whether_a_key_belongs_to_ipvsproxy_is_decided_again_after_the_key_vanished_and_returned() -> None:
     numbers = table()
     list(numbers.observing({"key": 1}, ours("key")))
     list(numbers.observing({}, ours("key")))

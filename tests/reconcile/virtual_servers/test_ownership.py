@@ -15,7 +15,7 @@ NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)
 HOST = builders.addresses(builders.NODE_ADDRESS)
 
 
-def test_an_address_on_our_device_makes_all_of_its_virtual_servers_ours() -> None:
+def test_all_virtual_servers_of_an_address_on_our_device_belong_to_ipvsproxy() -> None:
     is_ours = ownership.owned_virtual_servers({}, {KEY.address}, HOST)
     assert is_ours(KEY)
     assert is_ours(builders.frontend("10.96.0.1", 9))
@@ -26,7 +26,7 @@ def test_an_address_on_our_device_makes_all_of_its_virtual_servers_ours() -> Non
     "kind",
     [SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER, SetKind.NODE_PORT_SCTP],
 )
-def test_an_entry_makes_only_the_virtual_server_that_it_names_ours(kind: SetKind) -> None:
+def test_an_entry_proves_only_that_the_virtual_server_that_it_names_belongs_to_ipvsproxy(kind: SetKind) -> None:
     entry = examples.entry(kind, KEY)
     is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
     assert is_ours(KEY)
@@ -46,7 +46,7 @@ def test_an_entry_that_only_restricts_traffic_is_not_a_witness_of_a_virtual_serv
 
 
 @pytest.mark.parametrize(("kind", "protocol"), [(SetKind.NODE_PORT_TCP, Protocol.TCP), (SetKind.NODE_PORT_UDP, Protocol.UDP)])
-def test_a_node_port_in_our_set_makes_the_virtual_servers_of_this_port_on_host_addresses_ours(
+def test_a_node_port_in_our_set_proves_that_the_virtual_servers_of_this_port_on_host_addresses_belong_to_ipvsproxy(
     kind: SetKind, protocol: Protocol
 ) -> None:
     entry = examples.port_entry(kind, 30080)
@@ -79,7 +79,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ],
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
-def test_a_node_port_on_a_lost_address_is_ours_if_it_has_the_same_real_servers_as_its_cluster_ip(
+def test_a_node_port_on_a_lost_address_belongs_to_ipvsproxy_if_it_has_the_same_real_servers_as_its_cluster_ip(
     observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)

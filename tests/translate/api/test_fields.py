@@ -50,7 +50,7 @@ def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped
 THOUSAND = [f"n{number}" for number in range(1000)]
 
 
-def test_a_service_with_only_foreign_annotations_has_none_of_our_annotations() -> None:
+def test_a_service_with_only_annotations_of_other_programs_has_none_of_our_annotations() -> None:
     parsed, skipped = parse_named({"kubectl.kubernetes.io/last-applied-configuration": "{}"})
     assert parsed is NO_ANNOTATIONS
     assert skipped == []
