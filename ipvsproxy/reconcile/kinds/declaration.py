@@ -128,15 +128,15 @@ class Circumstances:
 
 
 class ReconciledKind(Generic[K, V, W]):
-    """One kind of kernel object on one node; ``K``, ``V`` and ``W`` are those of its ``Table``.
+    """One kind of kernel object on one node; the type variables ``K``, ``V`` and ``W`` are the same as in ``Table``.
 
     ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. An operation
     whose verb has no stage is never planned. ``is_witness`` means that objects of the kind show which virtual servers belong to
-    ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds. ``objects`` is the first table, and
-    nearly always the only one.
+    ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds. ``objects`` is the first table;
+    nearly every kind has only one table.
 
-    By default, the node itself needs the objects, no object is ever removed, and a desired value has to be equal to the observed
-    value.
+    By default, the node itself owns the objects, no object is ever removed, and an object needs an operation if its desired and
+    observed values differ.
     """
 
     classes: ClassVar[tuple[type, ...]]
@@ -144,7 +144,7 @@ class ReconciledKind(Generic[K, V, W]):
     is_witness: ClassVar[bool] = False
 
     def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
-        """``names`` are the names of the tables, which precede the names of their objects in texts for people."""
+        """``names`` are the names of the tables. In texts for people, the name of an object follows the name of its table."""
         self.all = all_tables
         self.names: Mapping[Table[K, V, W], str] = {self.make_table(): name for name in names}
         self.tables = tuple(self.names)
@@ -153,7 +153,7 @@ class ReconciledKind(Generic[K, V, W]):
         """The name of the kind in log lines, metrics and documents."""
 
     def make_table(self) -> Table[K, V, W]:
-        """A table without any object."""
+        """A new, empty table of the kind."""
         return Table(self.owner_of, self.differs, self.is_protected, self.all.unequal)
 
     def owner_of(self, _desired: V) -> Owner:
@@ -242,11 +242,11 @@ class ReconciledKind(Generic[K, V, W]):
 class PresenceKind(ReconciledKind[K, Owner, bool]):
     """A kind whose objects have no value, so that only the presence or absence of an object counts.
 
-    An item names one object, or several objects of one class. By default, an object that has no owner is removed.
+    An item names one object, or several objects of one class. By default, an observed object without an owner is removed.
     """
 
     def make_table(self) -> PresenceTable[K]:
-        """A table without any object."""
+        """A new, empty table of the kind."""
         return PresenceTable(self.is_protected, self.all.unequal)
 
     def is_protected(self, _key: K) -> bool:

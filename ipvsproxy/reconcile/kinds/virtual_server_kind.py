@@ -76,7 +76,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return desired.owner
 
     def differs(self, desired: VirtualServer, observed: ObservedVirtualServer) -> bool:
-        """Whether any operation is needed now. A draining real server needs no operation."""
+        """Whether a virtual server needs an operation now. A draining real server needs no operation."""
         return next(virtual_server_operations(desired.key, desired, observed, self._drains.may_remove), None) is not None
 
     def is_protected(self, key: VirtualServerKey) -> bool:

@@ -50,7 +50,7 @@ class PortUse(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """A Service, its desired state on this node, and the reasons for this state.
+    """A Service, its desired state on this node, and the reasons for the desired state.
 
     ``skipped`` has the skipped parts of each object.
     """
