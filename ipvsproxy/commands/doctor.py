@@ -275,13 +275,11 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
     if config.translation.scopes is not TrafficScopes.API and not config.takes_direct_return:
         return
     bits = config.translation.scope_bits
-    same = [rule.text for rule in facts.mark_rules if rule.bits & bits]
-    others = [rule.text for rule in facts.mark_rules if not rule.bits & bits]
-    if same:
+    if same := [rule.text for rule in facts.mark_rules if rule.bits & bits]:
         text = f"rules of other programs write the bits {bits:#x} of packet marks, so packets may reach the wrong Service: "
         remedy = "choose bits that no other program writes, with --ipvs-scope-mark-bits"
         yield fail("marks", text + _some(same), remedy)
-    if others:
+    if others := [rule.text for rule in facts.mark_rules if not rule.bits & bits]:
         text = "rules of other programs write other bits of packet marks before IPVS: "
         remedy = "clients of this node whose packets match them are served as in kube-proxy's IPVS mode"
         yield warn("marks", text + _some(others), remedy)

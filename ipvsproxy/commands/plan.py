@@ -6,7 +6,6 @@ The operations and their order are exactly the same as in ``run``, because the s
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import CommandAnswer, Document, Inspected, UnknownStateError
@@ -70,15 +69,10 @@ class PlanningKernel:
         return any(new not in (0, old) for new, old in zip(desired, observed, strict=True))
 
 
-class Planned(NamedTuple):
-    """The operations that ``run`` would apply, and the desired and observed state after these operations."""
-
-    operations: Sequence[Operation]
-    survey: Survey
-
-
-async def plan(node: Inspected) -> Planned:
+async def plan(node: Inspected) -> tuple[Sequence[Operation], Survey]:
     """Run the first sync of the reconcile loop on a kernel that records operations.
+
+    Returns the operations that ``run`` would apply, and the desired and observed state after these operations.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -87,16 +81,16 @@ async def plan(node: Inspected) -> Planned:
     standing_in = node.kernel.standing_in(kernel)
     engine = Engine(choices=node.choices, store=node.store, kernel=standing_in, watcher=Watcher())
     await engine.start()
-    return Planned(operations=kernel.operations, survey=engine.survey)
+    return kernel.operations, engine.survey
 
 
-def describe(node_name: str, planned: Planned) -> Document:
+def describe(node_name: str, operations: Sequence[Operation], survey: Survey) -> Document:
     """The plan as a JSON document."""
-    counts = Counter(operation.verb.value for operation in planned.operations)
+    counts = Counter(operation.verb.value for operation in operations)
     return {
         **inspection.head("plan", node_name),
-        "operations": [_describe(operation, planned.survey) for operation in planned.operations],
-        "summary": {"total": len(planned.operations), **{verb.value: counts[verb.value] for verb in Verb}},
+        "operations": [_describe(operation, survey) for operation in operations],
+        "summary": {"total": len(operations), **{verb.value: counts[verb.value] for verb in Verb}},
     }
 
 
@@ -176,4 +170,4 @@ def run(config: Config) -> int:
 
 
 async def _answer(node: Inspected) -> CommandAnswer:
-    return CommandAnswer(describe(node.config.node_name, await plan(node)))
+    return CommandAnswer(describe(node.config.node_name, *await plan(node)))

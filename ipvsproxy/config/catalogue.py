@@ -15,8 +15,14 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.translation_settings import Binding, DirectReturn, LocalMode, TrafficScopes
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on this address
-LOWEST_ROUTE_PROTOCOL = 5
-"""The kernel and administrators use lower protocol numbers (include/uapi/linux/rtnetlink.h)."""
+PROTOCOL, LOWEST_FREE = str(ROUTE_PROTOCOL), 5
+"""The protocol number of our local routes, and the lowest number of programs like ours (include/uapi/linux/rtnetlink.h).
+
+The kernel and administrators use lower protocol numbers.
+"""
+
+FORMATS, MODES = tuple(Format), tuple(LocalMode)
+PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 text = functools.partial(Option, Kind.TEXT)
 boolean = functools.partial(Option, Kind.BOOLEAN, default="false")
@@ -94,13 +100,7 @@ OWN = (
         "How Service addresses become local: by addresses on kube-ipvs0, or by local routes on lo, which is faster (routes)."
     ),
     integer(
-        "ipvs-route-protocol",
-        "routeProtocol",
-        "drivers.route_protocol",
-        str(ROUTE_PROTOCOL),
-        "NUMBER",
-        minimum=LOWEST_ROUTE_PROTOCOL,
-        maximum=255,
+        "ipvs-route-protocol", "routeProtocol", "drivers.route_protocol", PROTOCOL, "NUMBER", minimum=LOWEST_FREE, maximum=255
     ).explained("The protocol number of local routes to Service addresses; no other program may use it."),
     integer(
         "mass-deletion-guard", "massDeletionGuardPercent", "source.mass_deletion_percent", "50", "PERCENT", minimum=0, maximum=100
@@ -177,13 +177,7 @@ TRAFFIC = (
         "iptables-masquerade-bit", "iptables.masqueradeBit", "translation.masquerade_bit", "14", minimum=0, maximum=31
     ).explained("Bit of the packet mark that requests masquerading."),
     text(
-        "detect-local-mode",
-        "detectLocalMode",
-        "translation.detect_local",
-        "ClusterCIDR",
-        "MODE",
-        choices=tuple(LocalMode),
-        empty_is_unset=True,
+        "detect-local-mode", "detectLocalMode", "translation.detect_local", "ClusterCIDR", choices=MODES, empty_is_unset=True
     ).explained("How traffic of local pods is recognised; other traffic to cluster IPs is masqueraded."),
     text("cluster-cidr", "clusterCIDR", "translation.cluster_networks", placeholder="CIDR[,CIDR]", empty_is_unset=True).explained(
         "Pod addresses, for --detect-local-mode=ClusterCIDR: one range, or one of each IP family."
@@ -226,20 +220,14 @@ SERVERS = (
     text(
         "healthz-bind-address", "healthzBindAddress", "servers.health", "0.0.0.0:10256", "IP[:PORT]", empty_is_unset=True
     ).explained("Address of /healthz and /livez. In a file with an IPv6 bindAddress the default is [::]:10256."),
-    integer("healthz-port", "", default="10256", minimum=0, maximum=65535, deprecated="use --healthz-bind-address").explained(
+    integer("healthz-port", "", "", "10256", minimum=0, maximum=65535, deprecated="--healthz-bind-address").explained(
         "Deprecated. 0 turns the health server off; any other number is the port if --healthz-bind-address has none."
     ),
     text(
         "metrics-bind-address", "metricsBindAddress", "servers.metrics", "127.0.0.1:10249", "IP[:PORT]", empty_is_unset=True
     ).explained("Address of /metrics. In a file with an IPv6 bindAddress the default is [::1]:10249."),
     integer(
-        "metrics-port",
-        "",
-        default="10249",
-        minimum=0,
-        maximum=65535,
-        status=Likeness.EXTENDED,
-        deprecated="use --metrics-bind-address",
+        "metrics-port", "", "", "10249", minimum=0, maximum=65535, status=Likeness.EXTENDED, deprecated="--metrics-bind-address"
     ).explained("Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none."),
     boolean("bind-address-hard-fail", "bindAddressHardFail", "servers.bind_hard_fail").explained(
         "Exit if the address of the health or metrics server cannot be bound."
@@ -251,14 +239,7 @@ SERVERS = (
 
 LOGGING = (
     text(
-        "logging-format",
-        "logging.format",
-        "logging.format",
-        "text",
-        "FORMAT",
-        choices=tuple(Format),
-        empty_is_unset=True,
-        overrides_file=True,
+        "logging-format", "logging.format", "logging.format", "text", choices=FORMATS, empty_is_unset=True, overrides_file=True
     ).explained("Log lines as text for people, or as JSON for programs."),
     integer("v", "logging.verbosity", "logging.verbosity", "0", "LEVEL", minimum=0, overrides_file=True).explained(
         "Verbosity of the log; also --v LEVEL."
@@ -268,12 +249,7 @@ LOGGING = (
 WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
     "Requests to the API server ask for JSON.": (
         text("", "clientConnection.acceptContentTypes"),
-        text(
-            "kube-api-content-type",
-            "clientConnection.contentType",
-            default="application/vnd.kubernetes.protobuf",
-            empty_is_unset=True,
-        ),
+        text("kube-api-content-type", "clientConnection.contentType", "", PROTOBUF, empty_is_unset=True),
     ),
     "Three watches need no rate limit; events have their own.": (
         Option(Kind.NUMBER, "kube-api-qps", "clientConnection.qps", default="5", empty_is_unset=True),
@@ -312,12 +288,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
     ),
     "Log lines are not buffered.": (
         duration(
-            "log-flush-frequency",
-            "logging.flushFrequency",
-            default="5s",
-            empty_is_unset=True,
-            overrides_file=True,
-            nanoseconds=True,
+            "log-flush-frequency", "logging.flushFrequency", "", "5s", empty_is_unset=True, overrides_file=True, nanoseconds=True
         ),
     ),
     "All log lines go to one stream, without a buffer.": (
@@ -360,18 +331,18 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
 OF_COMMANDS = tuple(
     option._replace(status=Likeness.OWN, overrides_file=True)
     for option in (
-        text("output", "", "output", "text", "text|json", choices=tuple(Format)).explained(
+        text("output", "", "output", "text", choices=FORMATS).explained(
             "Text for people, or one JSON document with a field version. Also -o."
         ),
         boolean("dry-run", "", "dry_run").explained("Only report what would be done."),
-        text("only", "", "only", placeholder="own", choices=("own",), command="cleanup").explained(
+        text("only", "", "only", choices=("own",), command="cleanup").explained(
             "Remove only what kube-proxy does not know, so that connections go on: the way back to it."
         ),
         boolean("once", "", "top.once", command="top").explained("Print one picture as plain text, and end."),
         duration("interval", "", "top.interval_s", "2s", minimum=0.5, maximum=3600, command="top").explained(
             "Time between two pictures."
         ),
-        text("sort", "", "top.sort", "connections", "BY", choices=tuple(Sort), command="top").explained("The order of Services."),
+        text("sort", "", "top.sort", "connections", choices=tuple(Sort), command="top").explained("The order of Services."),
         text("filter", "", "top.filter", command="top list").explained(
             "Only Services with this name, address or port; also namespace:demo type:nodeport node:a problems:only."
         ),

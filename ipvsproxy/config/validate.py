@@ -160,7 +160,7 @@ def _check_bounds(values: Values) -> None:
             given = quoted(value) if isinstance(value, str) else option.written(value)
             values.refuse(key, f"{given} must be {option.allowed}{hint}")
         if option.deprecated:
-            values.notices.append(f"{values.source(key)}: deprecated; {option.deprecated}")
+            values.notices.append(f"{values.source(key)}: deprecated; use {option.deprecated}")
     version = values.get("showHiddenMetricsForVersion")
     if version and not _VERSION.fullmatch(version):
         values.refuse("showHiddenMetricsForVersion", f"{quoted(version)} must be MAJOR.MINOR, such as 1.35")

@@ -90,9 +90,9 @@ async def assert_all_agree(node: MemoryNode, objects: State) -> None:
         found, wanted = desired(comparison._reconciler._tables), desired(node.engine._reconciler._tables)
         for name, table in wanted.items():
             assert dict(found[name]) == dict(table), name
-    planned = await plan.plan(inspected(node.kernel, *objects, translation=node.settings))
-    assert [str(one) for one in planned.operations if not str(one).startswith("remove flow")] == []
-    assert dict(desired(planned.survey._tables)) == dict(desired(node.engine._reconciler._tables))
+    operations, survey = await plan.plan(inspected(node.kernel, *objects, translation=node.settings))
+    assert [str(one) for one in operations if not str(one).startswith("remove flow")] == []
+    assert dict(desired(survey._tables)) == dict(desired(node.engine._reconciler._tables))
 
 
 async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) -> None:

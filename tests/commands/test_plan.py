@@ -26,7 +26,7 @@ WEB = (
 
 async def _plan(kernel: FakeKernel, *objects: object) -> Document:
     node = inspected(kernel, *objects)  # type: ignore[arg-type]  # API objects of three kinds
-    return plan.describe(builders.THIS_NODE, await plan.plan(node))
+    return plan.describe(builders.THIS_NODE, *await plan.plan(node))
 
 
 def _lines(document: Document) -> list[str]:
@@ -142,8 +142,8 @@ async def test_plan_shows_which_real_servers_get_their_packets_by_tunnel() -> No
     objects = (builders.node(), builders.with_options(shop, annotations=asking), slices)
     settings = Settings(direct_return=True, cluster_networks=builders.networks("10.244.0.0/16"))
     kernel = await synced_kernel(*objects, far, translation=settings)
-    kept = await plan.plan(inspected(kernel, *objects, far, translation=settings))
-    assert not kept.operations
+    operations, _ = await plan.plan(inspected(kernel, *objects, far, translation=settings))
+    assert not operations
     new = inspected(memory_node.new_kernel(), *objects, far, translation=settings)
-    lines = list(plan.render(plan.describe(builders.THIS_NODE, await plan.plan(new))))
+    lines = list(plan.render(plan.describe(builders.THIS_NODE, *await plan.plan(new))))
     assert any("-> 172.18.0.3:80 weight 1 by tunnel  [default/shop]" in line for line in lines)
