@@ -24,7 +24,7 @@ def inspected(
     def no_file(path: str) -> bytes:
         raise FileNotFoundError(path)
 
-    store = Store(started_s=0)
+    store = Store(started_s=0, here=builders.THIS_NODE)
     store.deliver([memory_node.put(item) for item in objects], 0)
     store.deliver([memory_node.listed(kind, objects) for kind in ObjectKind], 0)
     return Inspected(
