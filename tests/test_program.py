@@ -386,7 +386,7 @@ async def test_leftover_rules_of_the_iptables_mode_refuse_no_service_and_rules_o
         assert await program.stop() == 0
 
 
-async def test_a_stop_signal_early_in_the_start_ends_the_program_cleanly(server: ApiServer, kubeconfig: str) -> None:
+async def test_a_stop_signal_early_during_a_start_ends_the_program_cleanly(server: ApiServer, kubeconfig: str) -> None:
     server.lists_open.clear()
     async with running(kubeconfig) as program:
         await program.read_until("waiting_for_first_lists")

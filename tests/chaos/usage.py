@@ -16,8 +16,8 @@ class Usage(NamedTuple):
 
     ``tasks`` is -1 if their number is unknown.
 
-    ``descriptors`` and ``sockets`` do not include ``listening`` sockets: there is one for each health-check port, so their number
-    follows the number of Services.
+    ``descriptors`` and ``sockets`` do not include ``listening`` sockets, because their number follows the number of Services with
+    a health-check port.
     """
 
     resident_mb: float

@@ -10,7 +10,7 @@ The rules of portmap, the CNI's plug-in for host ports, are those that its sourc
 (containernetworking/plugins, plugins/meta/portmap).
 
 The rules of Felix, Calico's program on each node, are those that its source describes for IPVS (projectcalico/calico,
-felix/rules), without policies, for workloads behind the interface ``cni0``. A test with another network replaces the set of
+felix/rules), without policies, for workloads behind the interface ``cni0``. A test with another network replaces Calico's set of
 pod pools.
 """
 

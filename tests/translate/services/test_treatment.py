@@ -124,7 +124,7 @@ def test_if_all_weights_are_one_the_service_has_no_weights() -> None:
     assert isinstance(server(state).weights, EvenWeights)
 
 
-def test_a_scheduler_that_ignores_weights_only_gets_the_weights_zero_and_one() -> None:
+def test_a_scheduler_that_ignores_weights_gets_only_the_weights_zero_and_one() -> None:
     rules = WeightRules({OTHER_NODE: 0}, {}, 1)
     state = state_of(annotated(weights=rules), SLICE)
     assert (weights(state), reasons(state)) == ({NEAR: 1, FAR: 0}, [])
