@@ -21,7 +21,7 @@ from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
+from ipvsproxy.model.plan import Operation, Outcome, Verb, count_objects, one_by_one
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
     NO_CONNECTIONS,
@@ -247,26 +247,19 @@ class IpvsDriver:
         number of its first object.
         """
         failed: dict[int, ipvs_operations.Failure] = {}
-        for start, end in ipvs_operations.chunks(operations, self._channel.limit):
-            failures = self._run_chunk(operations[start:end])
-            if failures:
-                numbers = ipvs_operations.numbers(operations[start:end], firsts[start:end])
-                for index, failure in failures.items():
-                    failed.setdefault(numbers[index], failure)
+        messages: list[bytes] = []
+        numbers: list[int] = []
+        """The number of the object that each message is about."""
+        for operation, first in zip(operations, firsts, strict=True):
+            objects = range(first, first + count_objects(operation.item))
+            try:
+                messages += self._table.encoder.encode([operation])
+                numbers += objects
+            except (ValueError, struct.error) as error:
+                failed |= dict.fromkeys(objects, ipvs_operations.Failure(errno.EINVAL, str(error)))
+        for index, number in sorted(self._channel.run_all(messages).items()):
+            failed.setdefault(numbers[index], ipvs_operations.Failure(number))
         return failed
-
-    def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
-        """Send operations to the kernel. Returns the failures by the index of the failed message."""
-        try:
-            messages = self._table.encoder.encode(operations)
-        except (ValueError, struct.error) as error:
-            singles = list(one_by_one(operations))
-            if len(singles) == 1:
-                return {0: ipvs_operations.Failure(errno.EINVAL, str(error))}
-            alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(singles))
-            return {index: failed[0] for index, failed in alone if failed}
-        numbers = self._channel.run_all(messages)
-        return {index: ipvs_operations.Failure(number) for index, number in sorted(numbers.items())}
 
 
 class AbsentIpvs(IpvsDriver):

@@ -2,7 +2,7 @@
 
 import errno
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import netlink
@@ -25,28 +25,6 @@ class Failure(NamedTuple):
 
     number: int
     detail: str = ""
-
-
-def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
-    """Split operations into chunks of at most ``limit`` messages.
-
-    An operation that needs more than ``limit`` messages is a separate chunk. The messages of a chunk are deleted before the next
-    chunk is encoded, because the messages of all chunks together would cause many page faults.
-    """
-    start = count = 0
-    for position, (_, item) in enumerate(operations):
-        size = count_objects(item)
-        if count + size > limit and start < position:
-            yield start, position
-            start, count = position, 0
-        count += size
-    if start < len(operations):
-        yield start, len(operations)
-
-
-def numbers(operations: Iterable[Operation], firsts: Iterable[int]) -> list[int]:
-    """The number of the object that each message is about; ``firsts`` has the number of the first object of each operation."""
-    return [first + place for one, first in zip(operations, firsts, strict=True) for place in range(count_objects(one.item))]
 
 
 def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -> list[Outcome]:
