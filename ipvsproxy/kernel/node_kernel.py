@@ -194,7 +194,7 @@ class NodeKernel:
             changed: dict[str, ObservedSet | None] = {}
             for name in sets[start : start + step]:  # if a set cannot be read, the other sets are read nevertheless
                 try:
-                    changed |= self._backend.sets.observe_changed((name,))
+                    changed |= self._backend.sets.observe_changed(name)
                 except KernelError as error:
                     unread.append(str(error))
             yield Observation(some_sets=_as_ours(changed))

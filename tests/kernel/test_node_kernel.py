@@ -118,7 +118,7 @@ class Double:
     def observe_changed(self, *arguments: Any, **named: Any) -> Any:
         if self._name == "ipvs":
             return self._parts(POLLED)
-        return self.observe(*arguments)
+        return self.observe(arguments) if self._name == "ipset" else self.observe()
 
     def observe_in_parts(self, _families: object) -> Iterator[Any]:
         return self._parts(SEEN)

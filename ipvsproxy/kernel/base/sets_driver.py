@@ -76,37 +76,28 @@ class SetsDriver(abc.ABC):
         Raises:
             KernelError: a set could not be read.
         """
-        self.forget()  # the next call of ``observe_changed`` must return every set
+        self.forget()  # later calls of ``observe_changed`` must return every set
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Make the next call of ``observe_changed`` return every named set."""
+        """Make the next call of ``observe_changed`` for any set return the set."""
         self._digests.clear()
 
-    def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
-        """The named sets that have changed since this method last returned them; None means that a set does not exist.
+    def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
+        """The named set if it has changed since this method last returned it; None means that the set does not exist.
 
         A set that this driver has written in the meantime counts as changed. After a call of ``observe`` or ``forget``, every set
-        counts as changed.
+        counts as changed, and so does a set that could not be read.
 
         Raises:
-            KernelError: a set could not be read. After an error, the next call returns at least the sets that this call would
-                have returned.
+            KernelError: the set could not be read.
         """
-        changed: dict[str, ObservedSet | None] = {}
-        digests: dict[str, bytes] = {}
-        for name in names:
-            parts = self._dump(name)
-            if parts is None:
-                changed[name] = None
-                continue
-            digest = netlink.digest(parts, message.NETFILTER_HEADER)
-            if self._digests.get(name) != digest:
-                changed[name] = self._read(name, parts)
-                digests[name] = digest
-        for name in changed:
-            self._digests.pop(name, None)  # an absent set counts as changed as soon as the set exists again
-        self._digests |= digests
+        parts = self._dump(name)
+        digest = b"" if parts is None else netlink.digest(parts, message.NETFILTER_HEADER)
+        if parts is not None and self._digests.get(name) == digest:
+            return {}
+        changed = {name: None if parts is None else self._read(name, parts)}
+        self._digests[name] = digest
         return changed
 
     def has_copy(self) -> bool:

@@ -13,7 +13,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink, sets_driver
@@ -78,15 +78,16 @@ class NftSetsDriver(SetsDriver):
         self._fingerprints: dict[str, object] = {}
         """The fingerprint at which ``observe_changed`` last read each set; a set is read again once it has changed."""
 
-    def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
+    def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
         """As in ``SetsDriver``.
 
         If nf_tables has not changed, the call sends one query to the kernel, or no query if the kernel sends notifications.
         """
         fingerprint = self._fingerprint()
-        read = [name for name in names if self._fingerprints.get(name) != fingerprint or name not in self._digests]
-        changed = super().observe_changed(read)
-        self._fingerprints |= dict.fromkeys(read, fingerprint)
+        if self._fingerprints.get(name) == fingerprint and self._digests.get(name):
+            return {}
+        changed = super().observe_changed(name)
+        self._fingerprints[name] = fingerprint
         return changed
 
     def _fingerprint(self) -> object:

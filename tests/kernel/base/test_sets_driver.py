@@ -93,7 +93,8 @@ def test_polls_return_the_true_contents_after_changes_by_other_programs_and_fail
                 view.clear()  # the next poll returns every set
             case "poll":
                 try:
-                    view |= driver.observe_changed(NAMES)
+                    for one in NAMES:
+                        view |= driver.observe_changed(one)
                 except KernelError:
                     driver.failing.clear()
                 else:

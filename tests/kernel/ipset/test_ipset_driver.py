@@ -24,6 +24,7 @@ from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from tests.support import fake_netlink
+from tests.support.polled_sets import observe_changed
 
 CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
 
@@ -125,13 +126,13 @@ def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> No
     names = [CLUSTER_IP.name, "KUBE-NODE-PORT-TCP", "KUBE-LOOP-BACK"]
     apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
     none = {"KUBE-LOOP-BACK": None}
-    assert entries_of(driver.observe_changed(names)) == none | {CLUSTER_IP.name: {entry(1)}, "KUBE-NODE-PORT-TCP": set()}
-    assert driver.observe_changed(names) == none
+    assert entries_of(observe_changed(driver, names)) == none | {CLUSTER_IP.name: {entry(1)}, "KUBE-NODE-PORT-TCP": set()}
+    assert observe_changed(driver, names) == none
     tool("add", "KUBE-NODE-PORT-TCP", "30001")
-    assert [*driver.observe_changed(names)] == ["KUBE-NODE-PORT-TCP", "KUBE-LOOP-BACK"]
+    assert [*observe_changed(driver, names)] == ["KUBE-NODE-PORT-TCP", "KUBE-LOOP-BACK"]
     tool("flush", CLUSTER_IP.name)
     tool("destroy", "KUBE-NODE-PORT-TCP")
-    assert entries_of(driver.observe_changed(names)) == none | {CLUSTER_IP.name: set(), "KUBE-NODE-PORT-TCP": None}
+    assert entries_of(observe_changed(driver, names)) == none | {CLUSTER_IP.name: set(), "KUBE-NODE-PORT-TCP": None}
 
 
 @pytest.mark.kernel

@@ -16,6 +16,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, SetEntries
 from ipvsproxy.translate import skeleton
 from tests.kernel.nftables.examples import CLUSTER, entry, nft
+from tests.support.polled_sets import observe_changed
 
 
 def entries(*numbers: int) -> SetEntries:
@@ -69,7 +70,7 @@ def test_changes_in_other_tables_are_ignored_and_no_set_is_read_because_of_them(
     driver: NftDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = changes_of(driver)
-    assert set(driver.sets.observe_changed(list(IP_SETS))) == set(IP_SETS)
+    assert set(observe_changed(driver.sets, IP_SETS)) == set(IP_SETS)
     nft("add table inet theirs")
     nft("add table ip ipvsproxy")
     nft("add set inet theirs KUBE-CLUSTER-IP { type ipv4_addr ; elements = { 10.0.0.1, 10.0.0.2 } ; }")
@@ -79,11 +80,11 @@ def test_changes_in_other_tables_are_ignored_and_no_set_is_read_because_of_them(
         raise AssertionError(f"{name} was read")
 
     monkeypatch.setattr(driver.sets, "_dump", unread)
-    assert driver.sets.observe_changed(list(IP_SETS)) == {}
+    assert observe_changed(driver.sets, IP_SETS) == {}
 
 
 def test_after_our_own_write_only_the_written_set_is_read_again(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver.sets.observe_changed(list(IP_SETS))
+    observe_changed(driver.sets, IP_SETS)
     driver.apply([Operation(Verb.ADD, entries(7))])
     read: list[str] = []
     dump = driver.sets._dump
@@ -93,16 +94,16 @@ def test_after_our_own_write_only_the_written_set_is_read_again(driver: NftDrive
         return dump(name, header_only=header_only)
 
     monkeypatch.setattr(driver.sets, "_dump", noted)
-    assert set(driver.sets.observe_changed(list(IP_SETS))) == {CLUSTER}
+    assert set(observe_changed(driver.sets, IP_SETS)) == {CLUSTER}
     assert read == [CLUSTER]
 
 
 def test_a_set_that_another_program_changes_is_read_after_the_notification(driver: NftDriver) -> None:
     driver.apply([Operation(Verb.ADD, entries(1, 2))])
-    driver.sets.observe_changed(list(IP_SETS))
+    observe_changed(driver.sets, IP_SETS)
     nft("flush set inet ipvsproxy KUBE-CLUSTER-IP")
     assert changes_of(driver).read()
-    changed = driver.sets.observe_changed(list(IP_SETS))
+    changed = observe_changed(driver.sets, IP_SETS)
     assert set(changed) == {CLUSTER}
     flushed = changed[CLUSTER]
     assert flushed is not None

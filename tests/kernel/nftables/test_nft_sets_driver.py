@@ -15,6 +15,7 @@ from ipvsproxy.model.net import Address, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
 from tests.kernel.nftables.examples import CLUSTER, REAL, an_entry_of, entry, nft
+from tests.support.polled_sets import observe_changed
 
 pytestmark = REAL
 
@@ -51,7 +52,7 @@ def test_nft_prints_entries_in_readable_form(driver: NftSetsDriver) -> None:
 
 def test_sets_that_do_not_exist_are_observed_as_absent(driver: NftSetsDriver) -> None:
     assert driver.observe([CLUSTER]) == {}
-    assert driver.observe_changed([CLUSTER]) == {CLUSTER: None}
+    assert observe_changed(driver, [CLUSTER]) == {CLUSTER: None}
     assert not driver.has_copy()
     (copy,) = apply(driver, Verb.REMOVE, SET_COPY)
     assert copy.surprise
@@ -206,27 +207,27 @@ def test_overlapping_source_ranges_are_separate_entries(driver: NftSetsDriver) -
 def test_a_poll_returns_only_changed_sets(driver: NftSetsDriver) -> None:
     names = [CLUSTER, "KUBE-EXTERNAL-IP"]
     apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), entry(1))
-    assert driver.observe_changed(names).keys() == set(names)
-    assert driver.observe_changed(names) == {}
+    assert observe_changed(driver, names).keys() == set(names)
+    assert observe_changed(driver, names) == {}
     nft("add", "table", "inet", "theirs")
-    assert driver.observe_changed(names) == {}
+    assert observe_changed(driver, names) == {}
     nft("add", "element", "inet", "ipvsproxy", "KUBE-EXTERNAL-IP", "{ 10.0.0.7 . tcp . 80 }")
-    (changed,) = driver.observe_changed(names).items()
+    (changed,) = observe_changed(driver, names).items()
     assert changed[0] == "KUBE-EXTERNAL-IP"
     apply(driver, Verb.ADD, entry(1))
-    assert driver.observe_changed(names).keys() == {CLUSTER}
+    assert observe_changed(driver, names).keys() == {CLUSTER}
     driver.forget()
-    assert driver.observe_changed(names).keys() == set(names)
+    assert observe_changed(driver, names).keys() == set(names)
 
 
 def test_a_set_that_is_destroyed_and_recreated_with_the_same_entries_is_returned_again(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER], IP_SETS["KUBE-EXTERNAL-IP"], entry(1))
     as_it_was = nft("list", "set", "inet", "ipvsproxy", CLUSTER)
-    before = driver.observe_changed([CLUSTER])
+    before = observe_changed(driver, [CLUSTER])
     nft("delete", "set", "inet", "ipvsproxy", CLUSTER)
-    assert driver.observe_changed([CLUSTER]) == {CLUSTER: None}
+    assert observe_changed(driver, [CLUSTER]) == {CLUSTER: None}
     nft(as_it_was)
-    assert driver.observe_changed([CLUSTER]) == before
+    assert observe_changed(driver, [CLUSTER]) == before
 
 
 @pytest.mark.parametrize(
@@ -275,10 +276,10 @@ def add_catch_all(name: str, value: str = "") -> None:
 def test_a_catch_all_element_is_observed_and_removed_like_an_entry(driver: NftSetsDriver, name: str) -> None:
     ours = an_entry_of(IP_SETS[name])
     apply(driver, Verb.ADD, IP_SETS[name], ours)
-    driver.observe_changed([name])
+    observe_changed(driver, [name])
     add_catch_all(name)
     assert driver.observe([name])[name].entries == {ours, ForeignElement(name)}
-    changed = driver.observe_changed([name])[name]
+    changed = observe_changed(driver, [name])[name]
     assert changed is not None
     assert changed.entries == {ours, ForeignElement(name)}
     (outcome,) = apply(driver, Verb.REMOVE, ForeignElement(name))
