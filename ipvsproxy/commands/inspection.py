@@ -116,14 +116,6 @@ class Comparison:
         self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)
 
-    @property
-    def may_linger(self) -> bool:
-        """Whether a stale virtual server has an address that this node does not have.
-
-        After the node has lost an address, ``run`` keeps the node ports of that address for some time.
-        """
-        return not self.carried.issuperset(key.address for key in self.survey.stale())
-
     def differences(self) -> list[Difference]:
         """The differences between desired and observed state, as of the last ``read``."""
         return list(self.survey.differences())

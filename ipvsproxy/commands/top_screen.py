@@ -310,10 +310,7 @@ class TopApp(App[None]):
     Rows { height: 1fr; }
     #help { height: 1fr; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "quit"),
-        Binding("ctrl+c", "quit", show=False, priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "quit"), Binding("ctrl+c", "quit", show=False, priority=True)]
 
     def __init__(self, question: Question, interval_s: float, daemon: Daemon) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: f
     if lasting:
         await asyncio.sleep(pause_s)
         lasting &= await _read(comparison)
-    if lasting and comparison.may_linger:
+    if lasting and not comparison.carried.issuperset(key.address for key in comparison.survey.stale()):
         await asyncio.sleep(grace_s)
         lasting &= await _read(comparison)
     return [one for one in comparison.differences() if (one.kind, one.name) in lasting]

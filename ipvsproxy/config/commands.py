@@ -51,12 +51,8 @@ def _facts(option: Option) -> str:
     facts = [f"default {option.default}"] if option.default and option.default != "false" else []
     if option.file_default is not None:
         facts.append(f"in a file {option.file_default}")
-    if (
-        option.allowed
-        and not option.choices
-        and option.status is not Likeness.WITHOUT_EFFECT
-        and (math.isfinite(option.maximum) or option.minimum != 0)
-    ):
+    has_bounds = math.isfinite(option.maximum) or option.minimum != 0
+    if option.allowed and has_bounds and not option.choices and option.status is not Likeness.WITHOUT_EFFECT:
         facts.append(option.allowed)
     return f"({'; '.join(facts)})" if facts else ""
 

@@ -9,6 +9,7 @@ A search finds Services by a part of the name, by a port or node port, or by the
 ``address:port``.
 """
 
+import collections
 import contextlib
 import heapq
 import itertools
@@ -292,37 +293,31 @@ class Troubles:
 
         The Services whose problems have changed are added to ``changed``.
         """
-        found: dict[ServiceName, list[str]] = {}
-        self._find_pending(found)
+        found = collections.defaultdict[ServiceName, list[str]](list)
+        owners = itertools.islice(self._survey.pending_owners(), PENDING_SEEN)
+        pending = collections.Counter(owner.service for owner in owners)
+        self._failures = {name: text for name, text in self._failures.items() if name in pending}
+        for name, count in pending.items():
+            if text := self._failures.get(name):
+                found[name].append(f"failed: {text}")
+            found[name].append(f"not in force yet: {counted(count, 'kernel object')}")
         yield
         for conflict in itertools.islice(self._survey.conflicts(), CONFLICTS_SEEN):
             reasons = conflict.reasons or ("has it already",) * len(conflict.waiting)
             for waiting, reason in zip(conflict.waiting, reasons, strict=False):
-                found.setdefault(waiting.service, []).append(f"{conflict.key} is served for {conflict.winner}, which {reason}")
+                found[waiting.service].append(f"{conflict.key} is served for {conflict.winner}, which {reason}")
         yield
         for port in self._survey.without_scope[: steps.ITEMS_AT_ONCE]:
             text = f"port {port.port} has no second scope: all packet marks are in use (--ipvs-scope-mark-bits)"
-            found.setdefault(port.service, []).append(text)
+            found[port.service].append(text)
         texts = {name: tuple(sentences[:PROBLEMS]) for name, sentences in found.items()}
         changed(name for name in {*texts, *self._texts} if texts.get(name) != self._texts.get(name))
         self._texts = texts
         yield
-        draining = set()
-        for key in self._survey.draining_virtual_servers:
-            if desired := self._survey.virtual_servers.get(key):
-                draining.add(desired.owner.service)
+        servers = map(self._survey.virtual_servers.get, self._survey.draining_virtual_servers)
+        draining = {desired.owner.service for desired in servers if desired}
         changed(draining | self._draining)
         self._draining = draining
-
-    def _find_pending(self, found: dict[ServiceName, list[str]]) -> None:
-        pending: dict[ServiceName, int] = {}
-        for owner in itertools.islice(self._survey.pending_owners(), PENDING_SEEN):
-            pending[owner.service] = pending.get(owner.service, 0) + 1
-        self._failures = {name: text for name, text in self._failures.items() if name in pending}
-        for name, count in pending.items():
-            if text := self._failures.get(name):
-                found.setdefault(name, []).append(f"failed: {text}")
-            found.setdefault(name, []).append(f"not in force yet: {counted(count, 'kernel object')}")
 
 
 PROBLEMS = 8
@@ -355,9 +350,7 @@ def count_endpoints(
     keys: Iterable[VirtualServerKey],
 ) -> Endpoints:
     """Count the endpoints of a Service; ``keys`` are the keys of its virtual servers."""
-    known: set[bytes] = set()
-    for item in slices:
-        known.update(item.each_address)
+    known = {one for item in slices for one in item.each_address}
     used: set[bytes] = set()
     for weights in _weights(state):
         # An endpoint with weight 0 does not count as used, because the weight was set so that it gets no new connections.

@@ -34,19 +34,18 @@ from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import GRACE_S, NodeView
 
 Document = dict[str, Any]
-Hairpins = Mapping[tuple[Protocol, Address, int], str]
-"""The set of endpoints that may connect to themselves, by protocol, address and port."""
 
 
 class _Indexed(NamedTuple):
     """The facts about a Service that are needed for each of its ports and virtual servers.
 
-    ``scopes`` has the second scopes by IP family, protocol, port and clients. ``scoped`` are the keys of the virtual servers
-    whose packets get the mark of a second scope. ``refused`` are the virtual servers that this node itself may not use.
+    ``hairpins`` has the set of each endpoint that may connect to itself. ``scopes`` has the second scopes by IP family, protocol,
+    port and clients. ``scoped`` are the keys of the virtual servers whose packets get the mark of a second scope. ``refused`` are
+    the virtual servers that this node itself may not use.
     """
 
     service: Service
-    hairpins: Hairpins
+    hairpins: Mapping[tuple[Protocol, RealServerKey], str]
     scopes: Mapping[tuple[Family, Protocol, int, Clients], ClusterScope]
     scoped: Collection[VirtualServerKey]
     refused: Collection[VirtualServerKey]
@@ -138,9 +137,7 @@ class Explainer:
         for number, used in enumerate(use.endpoints, 1):
             endpoint = RealServerKey.of(used.endpoint.address, used.port)
             port["endpoints"].append(_endpoint(used) | {"target": self._target(indexed.service.name, endpoint)})
-            port["hairpinSet"] = port["hairpinSet"] or indexed.hairpins.get(
-                (use.served.port.protocol, used.endpoint.address, used.port), ""
-            )
+            port["hairpinSet"] = port["hairpinSet"] or indexed.hairpins.get((use.served.port.protocol, endpoint), "")
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
         return port
@@ -153,7 +150,11 @@ class Explainer:
         )
         return _Indexed(
             service=explained.service,
-            hairpins=_hairpins(explained.desired.entries),
+            hairpins={
+                (one.protocol, RealServerKey.of(one.address, one.port)): one.set
+                for one in explained.desired.entries
+                if one.protocol and one.address and IP_SETS[one.set].kind is SetKind.LOOP_BACK
+            },
             scopes=scopes,
             scoped=frozenset(key for one in marked for key in one.virtual_servers),
             refused=frozenset(rare.refused),
@@ -270,14 +271,6 @@ class Explainer:
                 return "its local route"
             case None:
                 return "a set"
-
-
-def _hairpins(entries: Iterable[SetEntry]) -> Hairpins:
-    return {
-        (one.protocol, one.address, one.port): one.set
-        for one in entries
-        if one.protocol and one.address and IP_SETS[one.set].kind is SetKind.LOOP_BACK
-    }
 
 
 def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> Document:

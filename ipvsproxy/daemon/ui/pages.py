@@ -272,13 +272,8 @@ class Pages:
         }
         keys = set(counters.keys_of(survey, name))
         document = await in_slices(explainer.describing(name, keys), self._clock)
-        answer = {
-            "node": self.node.node_name,
-            "zone": self._view.zone,
-            "now": self._wall_clock(),
-            "row": row,
-            "service": document,
-        }
+        place = {"node": self.node.node_name, "zone": self._view.zone, "now": self._wall_clock()}
+        answer = {**place, "row": row, "service": document}
         self._told.pop(name, None)
         kept_s = min(LONGEST_KEPT_S, sum(len(port["endpoints"]) for port in document["ports"]) / ENDPOINTS_PER_S)
         if kept_s < SHORTEST_KEPT_S:
