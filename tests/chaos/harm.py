@@ -14,8 +14,8 @@ class When(enum.Enum):
     """The moments."""
 
     STOPPED = "while the program is stopped"
-    FIRST_IPV6 = "before the first Service of IPv6 comes"
-    LAST_IPV6 = "before the last Service of IPv6 goes"
+    FIRST_IPV6 = "before the first IPv6 Service is added"
+    LAST_IPV6 = "before the last IPv6 Service is deleted"
 
 
 class Harm(NamedTuple):

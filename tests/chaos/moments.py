@@ -33,14 +33,14 @@ _WRAPPER = """\
 class Moment(enum.Enum):
     """Kinds of bad moments."""
 
-    LOCKED_RESTART = "restart under a held xtables lock"
-    NATIVE_RULE = "native rule in a table of ours"
-    BLINKING_ADDRESS = "address that blinks"
+    LOCKED_RESTART = "restart while another program holds the xtables lock"
+    NATIVE_RULE = "native rule in a table of iptables"
+    BLINKING_ADDRESS = "address that disappears for a moment"
     SILENT_PROXY = "silent proxy before the API server"
     FULL_RELOAD = "reload under ENOBUFS"
-    STALLED_LOG = "reader of the log that stalls"
+    STALLED_LOG = "the reader of the log stalls"
     FULL_DESCRIPTORS = "descriptors at the limit"
-    LOCKED_MOVE = "start with nftables under a held xtables lock"
+    LOCKED_MOVE = "start with nftables while another program holds the xtables lock"
 
 
 @contextlib.contextmanager
