@@ -14,6 +14,7 @@ from ipvsproxy.model.net import (
     host_port,
     network,
     parse_address,
+    parse_host_port,
     parse_network,
 )
 
@@ -142,6 +143,12 @@ def test_addresses_print_as_operators_write_them() -> None:
     assert (str(address), repr(address)) == ("2001:db8::1", "Address('2001:db8::1')")
     assert host_port(address, 80) == "[2001:db8::1]:80"
     assert host_port(parse_address("10.0.0.1"), 80) == "10.0.0.1:80"
+    for text in ("[2001:db8::1]:80", "10.0.0.1:80"):
+        assert host_port(*parse_host_port(text)) == text
+    assert parse_host_port("2001:db8::1", 7) == (address, 7)
+    for text in ("10.0.0.1:", "10.0.0:80", "[2001:db8::1]", "2001:db8::1:x"):
+        with pytest.raises(ValueError, match="is not an IP address"):
+            parse_host_port(text)
     assert str(Network(Address(bytes(4)), 0)) == "0.0.0.0/0"
 
 
