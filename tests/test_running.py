@@ -332,7 +332,7 @@ STRICT_ARP = pathlib.Path("/proc/sys/net/ipv4/conf/all/arp_ignore")
 
 
 def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """Write a file to a volume as the kubelet writes a ConfigMap; returns the path of the file."""
+    """Write a file to a volume in the way in which the kubelet writes a ConfigMap, and return the path of the file."""
     (folder / name).mkdir(parents=True)
     (folder / name / "config.conf").write_text(text)
     (folder / "..data_tmp").symlink_to(name)

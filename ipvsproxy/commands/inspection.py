@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def translation(self) -> Settings:
-        """The configured policy for Services, and the features that it needs and the kernel supports."""
+        """The configured policy for Services, and the schedulers that this kernel lacks."""
         return self._translator.settings
 
     async def read(self) -> Changes:

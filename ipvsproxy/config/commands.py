@@ -15,8 +15,8 @@ from ipvsproxy.config.option import Kind, Likeness, Option
 class Command(NamedTuple):
     """A command that accepts the flags of ``run``.
 
-    ``subject`` names the single argument that the command takes, and is empty for a command without an argument. ``implied`` is a
-    flag that is added in front of the given flags if the given flags name neither a mode nor a configuration file.
+    ``subject`` names the single argument that the command takes, and is empty for a command without an argument. If the given
+    flags name neither a mode nor a configuration file, the flag ``implied`` is put before the given flags.
     """
 
     name: str

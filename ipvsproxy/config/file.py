@@ -2,9 +2,9 @@
 
 Parsing is exactly as strict as in kube-proxy. A file is refused if its YAML is invalid, if it is an object of another kind, or if
 a value has the wrong type. An unknown field is ignored with a notice. If a file has two fields with the same name, the earlier
-field is ignored with a notice. Therefore kube-proxy accepts a file with ipvsproxy's additional fields, which are in the section
-``ipvsproxy:``, and logs one line about these fields. An unknown field in the section ``ipvsproxy:`` is refused, because no other
-program reads that section.
+field is ignored with a notice. Therefore kube-proxy accepts a file with the section ``ipvsproxy:``, which contains ipvsproxy's
+additional fields, and only logs one line about the section. An unknown field in the section ``ipvsproxy:`` is refused, because no
+other program reads that section.
 """
 
 import hashlib
@@ -113,8 +113,8 @@ class _File(Values):
             self.given[option.key] = Given(value, source)
 
     def _source(self, name: str, node: yaml.Node) -> ValuePlace:
-        # A key may hold any text, and the place is shown in one line.
-        is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - the same limit as in ``quoted``
+        # A key may hold any text, even a line break, but error messages show the place in a single line.
+        is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - ``quoted`` has the same limit
         return ValuePlace(name if is_plain else quoted(name), self.config_file, node.start_mark.line + 1)
 
 

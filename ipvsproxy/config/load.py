@@ -1,12 +1,12 @@
 """Makes one ``Config`` from a command line and from the configuration file that the command line names.
 
-The functions have no side effects: the caller passes the host's name and a function that reads files. Flags are parsed as Go's
-pflag parses them, so that every kube-proxy command line has the same meaning in ipvsproxy.
+The functions have no side effects: the caller passes the host's name and a function that reads files. Flags are parsed by the
+rules of Go's pflag, so that every kube-proxy command line has the same meaning in ipvsproxy.
 
 The accepted forms are ``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4`` and ``-v4``.
 Dashes and underscores in a flag's name are equivalent. If a flag is repeated, its last value counts; the values of a repeated
-list flag are joined. Arguments after ``--`` are not flags. Python's argparse cannot be used, because its rules differ: a switch
-takes the next word, a value must not begin with a dash, and parsing ends at the first error.
+list flag are joined. Arguments after ``--`` are not flags. Python's argparse cannot be used, because its rules differ: with
+argparse, a switch takes the next word as its value, a value must not begin with a dash, and parsing ends at the first error.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -98,13 +98,13 @@ def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Proble
 def load(
     arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes], command: str = "run", subject: str = ""
 ) -> Config:
-    """The configuration that a command line gives; ``arguments`` does not include the program and the command.
+    """The configuration that results from a command line; ``arguments`` does not include the program and the command.
 
     A configuration file replaces all flags, as in kube-proxy, except ``--hostname-override``, the logging flags and the flags
-    that select a task. A flag that only ipvsproxy has replaces the field in the file, because kube-proxy may share the file. If
-    there is a file, the defaults for files apply. The only different default is ``ipvs.minSyncPeriod``, which is 0 in a file and
-    1s among flags. ``read_file`` may raise OSError. ``subject`` names the single word that the command needs, and is empty for a
-    command without a word.
+    that select a task. If kube-proxy does not have a flag, the flag's value replaces the value in the file, because kube-proxy
+    may use the same file. With a configuration file, the defaults for files apply: the default of ``ipvs.minSyncPeriod`` is 0 in
+    a file and 1s for the flag, and all other defaults are the same. ``read_file`` may raise OSError. ``subject`` names the single
+    word that the command needs, and is empty for a command without a word.
 
     Raises:
         ConfigError: the configuration has problems; the error contains all problems.

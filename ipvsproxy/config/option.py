@@ -21,7 +21,7 @@ Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
 
 def quoted(text: str) -> str:
     """The text in the form that error messages show: in quotes, on one line, and shortened to 80 characters."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - as the docstring says
+    return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - the docstring names the limit
 
 
 def suggestion(text: str, known: Iterable[str], dashes: str = "") -> str:
@@ -59,7 +59,7 @@ _UNITS_NS: Mapping[str, int] = {
 
 
 def parse_boolean(text: str) -> bool:
-    """Read a boolean as Go's ``strconv.ParseBool`` does."""
+    """Read a boolean by the rules of Go's ``strconv.ParseBool``."""
     if text in _TRUE:
         return True
     if text in _FALSE:
@@ -68,7 +68,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_integer(text: str) -> int:
-    """Read a 32-bit integer as Go's ``strconv.ParseInt`` does with base 0.
+    """Read a 32-bit integer by the rules of Go's ``strconv.ParseInt`` with base 0.
 
     The prefixes 0x, 0o and 0b, a leading 0 for octal numbers, and underscores are accepted.
     """
@@ -88,7 +88,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration as Go's ``time.ParseDuration`` does (``30s``, ``1m30s``, ``1.5h``, ``-5ms``, ``0``), in seconds."""
+    """Read a duration such as ``1m30s``, ``1.5h`` or ``-5ms`` by the rules of Go's ``time.ParseDuration``, and return seconds."""
     allowed = "a duration such as 30s, 1m30s or 1h"
     if len(text) > _LONGEST:
         raise ValueError(allowed)
@@ -108,7 +108,7 @@ def parse_duration(text: str) -> float:
 
 
 def render_duration(seconds: float) -> str:
-    """The duration as Go prints it, such as ``1m30s``, ``24h0m0s``, ``1.5ms`` or ``0s``."""
+    """The duration in the form that Go prints, such as ``1m30s``, ``24h0m0s``, ``1.5ms`` or ``0s``."""
     total_ns = round(fractions.Fraction(abs(seconds)) * _UNITS_NS["s"])
     sign = "-" if seconds < 0 and total_ns else ""
     if total_ns < _UNITS_NS["s"]:
@@ -127,7 +127,7 @@ def _decimal(number: int, unit: int) -> str:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Read one line of comma-separated values as pflag's string slice does; values may be quoted."""
+    """Read one line of comma-separated values by the rules of pflag's string slice; values may be quoted."""
     if not text:
         return ()
     try:
@@ -210,8 +210,8 @@ class Option(NamedTuple):
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes), and an empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even
-    if ``--config`` is given, and replaces the value in the file. ``implied`` is the value of a flag that is given without a
-    value; boolean flags do not need ``implied``. ``nanoseconds``: a number without a unit in a file is in nanoseconds.
+    if ``--config`` is given, and replaces the value in the file. ``implied`` is the flag's value if the user gives the flag
+    without a value; boolean flags do not need ``implied``. ``nanoseconds``: a number without a unit in a file is in nanoseconds.
     ``deprecated`` says which option to use instead. ``command`` names the commands that take the flag; an empty ``command`` means
     that all commands take the flag.
     """
@@ -260,7 +260,10 @@ class Option(NamedTuple):
 
     @property
     def implied_value(self) -> str:
-        """The value of a flag that is given without a value. An empty text means that the word after the flag is its value."""
+        """The flag's value if the user gives the flag without a value.
+
+        If the result is empty, the word after the flag is the flag's value.
+        """
         return "true" if self.kind is Kind.BOOLEAN else self.implied
 
     @property
@@ -315,7 +318,7 @@ class ValuePlace(NamedTuple):
     element_lines: tuple[int, ...] = ()
 
     def element(self, index: int) -> Self:
-        """The place of one element of a list, counted from 0. If the list was given by a flag, the place is the flag."""
+        """The place of the list element with this index (from 0). If the list was given by a flag, the place is the flag."""
         if not self.element_lines:
             return self
         return type(self)(f"{self.name}[{index}]", self.file, self.element_lines[index])
@@ -349,7 +352,7 @@ class Problem(NamedTuple):
 
 
 class ConfigError(Exception):
-    """The configuration is refused.
+    """Raised if the configuration is refused.
 
     ``problems`` holds every reason: first problems of the flags, then problems of the file, then violated rules.
     """

@@ -139,10 +139,11 @@ class ServiceSource:
 class Servers:
     """The HTTP servers; None means that a server is turned off.
 
-    ``bind_hard_fail``: if an address cannot be bound, the process ends. A watch is stale after ``stale_watch_s`` without contact
-    with the API server (0: never). With ``stale_watch_unhealthy``, the health checks of load balancers fail while a watch is
-    stale. ``ui``: the metrics server also serves a web page about the node. At most ``service_metrics_limit`` Service ports have
-    their own series of traffic metrics (0: none). With ``endpoint_metrics``, endpoints have traffic metrics, too.
+    ``bind_hard_fail``: if an address cannot be bound, the process ends. A watch is stale after ``stale_watch_s`` seconds without
+    contact with the API server; 0 means that no watch becomes stale. With ``stale_watch_unhealthy``, the health checks of load
+    balancers fail while a watch is stale. ``ui``: the metrics server also serves a web page about the node. At most
+    ``service_metrics_limit`` Service ports have their own series of traffic metrics (0: none). With ``endpoint_metrics``,
+    endpoints have traffic metrics, too.
     """
 
     health: ListenAddress | None
@@ -175,9 +176,9 @@ class Config:
     If the bind address is unspecified (0.0.0.0 or ::), the Node object determines the primary address. ``node_name``, in lower
     case, is the value of ``--hostname-override`` or, if that is empty, the host's name. ``oom_score_adj`` is a number from -1000
     to 1000. ``config_file`` and ``write_config_to`` are paths; an empty path means that the flag was not given.
-    ``write_config_to``, ``cleanup`` and ``init_only`` each limit the process to one task; if several are given, the process does
-    the first in this order. ``dry_run``, ``output``, ``only``, ``top`` and ``fleet`` are options of commands, which a file cannot
-    contain. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
+    ``write_config_to``, ``cleanup`` and ``init_only`` each limit the process to one task; if several tasks are given, the process
+    does only the first task in this order. ``dry_run``, ``output``, ``only``, ``top`` and ``fleet`` are options of commands,
+    which a file cannot contain. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
 
     ``without_effect`` names the given options that have no effect in ipvsproxy; ``notices`` are messages for the operator about
     accepted options. ``values`` maps the dotted path of each field of a file to its value, and is used to write a file. Two
@@ -239,7 +240,9 @@ class Config:
     def on_host(
         self, random_fully: Mapping[Family, bool], scheduler: str, backend: Backend, kernel_sysctls: tuple[Sysctl, ...]
     ) -> Choices:
-        """The settings for a host. ``random_fully`` tells for each served IP family whether its rules support fully random ports.
+        """The settings for a host.
+
+        ``random_fully`` tells for each served IP family whether masquerade rules can choose the source port fully at random.
 
         ``scheduler`` is the configured scheduler, or another scheduler if the kernel lacks the configured scheduler. ``backend``
         is the backend that holds the rules; it is never ``AUTO``.

@@ -71,7 +71,7 @@ class Values:
         return option.parse(option.default_in(file=bool(self.config_file)))
 
     def source(self, key: str) -> ValuePlace:
-        """The place where the user gave the option's value, or could give it."""
+        """The place where the user gave, or could have given, the option's value."""
         if key in self.given:
             return self.given[key].source
         option = catalogue.BY_KEY[key]
@@ -90,7 +90,7 @@ def resolve(values: Values, hostname: str) -> Config:
     """Apply defaults and rules.
 
     Raises:
-        ConfigError: this function, or the parser before, has found problems.
+        ConfigError: this function or the earlier parser has found problems.
     """
     _check_bounds(values)
     fields = _fields(values)
@@ -216,7 +216,7 @@ def _listen(
 def _parse_listen(text: str, default_port: int) -> ListenAddress:
     with contextlib.suppress(ValueError):
         listen = ListenAddress(*parse_host_port(text, default_port))
-        if 1 <= listen.port <= 65535:  # noqa: PLR2004 - a port
+        if 1 <= listen.port <= 65535:  # noqa: PLR2004 - the range of port numbers
             return listen
     raise ValueError("IP or IP:port with a port in 1..65535")
 

@@ -1,7 +1,7 @@
 """Drivers for kernel objects.
 
-The drivers use message classes of pyroute2. The top package of pyroute2 is not executed, because it would import all modules of
-pyroute2, which takes 8 MB of memory.
+The drivers use message classes of pyroute2. The top package of pyroute2 is not executed, because the top package imports all
+modules of pyroute2, which take 8 MB of memory.
 """
 
 from ipvsproxy.kernel.base import packages

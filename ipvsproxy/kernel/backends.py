@@ -142,13 +142,13 @@ def remove_table() -> bool:
                 return True
             number = failed[min(failed)]
             if number != nft.STALE:
-                nft.run(channel, content.emptying(), generation)  # our chain must not affect packets if another program uses it
+                nft.run(channel, content.emptying(), generation)  # a jump of another program may remain
                 break
         raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
 
 def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
-    """The named sets in the backend other than ``used``, as far as they exist; reading them loads neither ipset nor nf_tables.
+    """The named sets that exist in the backend other than ``used``; this function loads neither ipset nor nf_tables.
 
     Raises:
         KernelError: a set could not be read.
@@ -188,7 +188,7 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
     Returns the names of the sets that could not be removed because a rule still uses the set.
 
     A set that a rule still uses is emptied: if another program holds the lock of iptables, the rule cannot be removed now, and
-    the rule must not decide about packets by outdated entries.
+    the rule must not match packets against outdated entries.
 
     Raises:
         KernelError: a set that no rule uses could not be removed.

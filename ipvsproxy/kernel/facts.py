@@ -75,9 +75,9 @@ class Facts:
     are rules of other programs that write a packet's mark before IPVS sees the packet. ``backend`` is the backend that holds
     rules and sets; None means that the kernel did not answer. ``other_backend`` describes our objects in the backend that is not
     in use; it is empty if that backend has none, or could not be read. ``unread_tables`` has a reason for each part of ``chains``
-    and ``tables`` that could not be read. ``unread_backend`` says why the other backend could not be read; it is empty after a
-    successful reading. ``lacks`` are the optional features that this kernel does not have. ``host_ports`` says where hostPort
-    rules come before our rules.
+    and ``tables`` that could not be read. ``unread_backend`` says why the other backend could not be read; it is empty if the
+    other backend could be read. ``lacks`` are the optional features that this kernel does not have. ``host_ports`` says where
+    hostPort rules have precedence over our rules.
     """
 
     release: str
@@ -187,9 +187,9 @@ def gather(
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
-    """The result of a reading, and no error; if the reading fails, the result is ``otherwise`` and the error.
+    """The result of ``read`` and an empty tuple or, if ``read`` fails, ``otherwise`` and the error.
 
-    A reading can fail because a program changes its tables during every attempt.
+    ``read`` can fail because a program changes its tables during every attempt.
     """
     try:
         return read(), ()

@@ -120,7 +120,7 @@ def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
 
 
 def processor_count() -> int:
-    """The number of processors of the host, at least 1. Limits on the processors of this process do not reduce the number."""
+    """The number of processors of the host, at least 1, even if this process may use fewer processors."""
     return os.cpu_count() or 1
 
 
@@ -135,9 +135,9 @@ def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], Mo
 
 
 def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.Path("/sys")) -> str:
-    """Load all absent modules with one call of modprobe.
+    """Load all absent modules with one call of modprobe, and return the error messages of modprobe as one sentence.
 
-    Returns the error messages of modprobe as one sentence, which is empty if there are none. An error message does not prove that
+    The sentence is empty if there is no error message. An error message does not prove that
     a module is missing: the module may be built in, or the kernel may load it later.
     """
     absent = [module for module in modules if not (sys / "module" / module).exists()]

@@ -1,8 +1,8 @@
 """Ensures that only one ipvsproxy runs in each network namespace.
 
-Two ipvsproxy processes in one namespace would program the same kernel tables. The lock is an abstract socket. Exactly the
-processes of one network namespace see the socket's name. The socket needs no file, and the kernel removes the socket when its
-process ends for any reason.
+Two ipvsproxy processes in one namespace would program the same kernel tables. The lock is an abstract socket. All processes in
+the socket's network namespace, and no other processes, see the socket's name. The socket needs no file, and the kernel removes
+the socket when its process ends for any reason.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class Running(NamedTuple):
 
 
 def running(name: str = NAME) -> Running | None:
-    """The ipvsproxy that has bound the socket's name; None if there is no ipvsproxy, or if this process may not find out."""
+    """The ipvsproxy that has bound the socket's name; None if no ipvsproxy runs, or if this process has no permission to ask."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
         asking.settimeout(ANSWER_WITHIN_S)
         asking.connect(name)

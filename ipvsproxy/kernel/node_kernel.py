@@ -72,12 +72,12 @@ class NodeKernel:
         ``chosen`` is the backend that holds rules and sets. If ``ipvs`` is given, it is used instead of a new IPVS driver, which
         would require a kernel with IPVS. ``rules_patience_s`` is the longest time that a call waits for a program of iptables;
         None means no limit. ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in
-        another thread, when a program ends that took longer than ``rules_patience_s``. ``listen`` means that the caller watches
+        another thread, when a program has ended after more than ``rules_patience_s``. ``listen`` means that the caller watches
         ``rules_changes``.
 
-        ``on_applied`` is called, in the thread that applies operations, for each run of operations of one driver, with the
-        outcomes and the duration of the run in seconds. ``ports`` are the netlink port IDs by which notifications name the
-        sockets that change addresses and routes.
+        ``on_applied`` is called, in the thread that applies operations, each time a driver has applied consecutive operations;
+        its arguments are the outcomes and the duration in seconds. ``ports`` are the netlink port IDs by which notifications name
+        the sockets that change addresses and routes.
 
         Raises:
             KernelError: the kernel lacks a required feature, or this process may not use the feature.
@@ -126,7 +126,7 @@ class NodeKernel:
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """Reads all objects that may belong to ipvsproxy.
 
-        The reading contains the named sets and sysctls, the rules and virtual servers of the given IP families, and all objects
+        The result contains the named sets and sysctls, the rules and virtual servers of the given IP families, and all objects
         of other kinds.
         """
         rules = [self._read_rules(family, self._fingerprint(family)) for family in families]
@@ -142,7 +142,7 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Readings of all kinds but sets, rules and virtual servers; if not ``thorough``, only of kinds that may have changed."""
+        """Reads all objects except sets, rules and virtual servers; if not ``thorough``, only kinds that may have changed."""
         yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
         yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
         yield lambda: {"sysctls": self._sysctls.observe(sysctls)}
@@ -152,7 +152,7 @@ class NodeKernel:
     def poll(
         self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
-        """Reads as ``observe`` does, but in parts; other methods may be called between two parts.
+        """Reads the same objects as ``observe``, but in parts; other methods may be called between two parts.
 
         Most parts take a few milliseconds each. Addresses, local routes, a large set, the parameters of all virtual servers, and
         changed rules take longer.
@@ -236,7 +236,7 @@ class NodeKernel:
         return fingerprint
 
     def inherit_sets(self, families: Collection[Family]) -> int:
-        """Copy the set entries that a former process has left behind in the other backend. Returns the number of copied entries.
+        """Copy the set entries that a former process left behind in the other backend, and return the number of copied entries.
 
         If neither our device nor any of our local routes exists, no process has served Services since the host was booted. All
         existing entries then come from a saved ruleset and mean nothing for the present virtual servers, so all entries are
@@ -245,8 +245,8 @@ class NodeKernel:
         Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets, so
         only entries that may show which virtual servers belong to ipvsproxy are copied. If iptables is chosen, programming its
         rules may have to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables
-        decide about packets. Therefore all entries of the old sets are copied, and from now on ``apply`` changes the old sets,
-        too.
+        decide about packets. Therefore all entries of the old sets are copied to the new sets, and from then on ``apply`` changes
+        both the old and the new sets.
 
         Raises:
             KernelError: the old sets could not be read.
@@ -291,7 +291,7 @@ class NodeKernel:
                 log.warning("saved_set_not_emptied", error=outcome.error)
 
     def remove_other_backend(self) -> Collection[str]:
-        """Removes the other backend's objects as ``backends.remove_other`` does; then ``apply`` stops updating the other sets.
+        """Calls ``backends.remove_other``; from then on, ``apply`` no longer changes the sets in the other backend.
 
         Raises:
             KernelError: one of our objects exists, and could not be removed.
@@ -338,7 +338,7 @@ class NodeKernel:
         return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
 
     def why_missing(self, name: str) -> str:
-        """Finds out the same as ``why_unusable``, but only from the files of kernel modules. Loads no module."""
+        """The same result as that of ``why_unusable``, but only from the files of kernel modules. Loads no module."""
         if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
             return ""
         return f"{ipvs_operations.describe_missing(name)}{_there_are(modules.schedulers())}"

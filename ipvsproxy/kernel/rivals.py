@@ -1,4 +1,4 @@
-"""Finds programs and rules on this host that take packets which are meant for Services. The search changes nothing on the host.
+"""Finds programs and rules on this host that intercept packets to Services. The search changes nothing on the host.
 
 Every call blocks.
 """
@@ -48,8 +48,8 @@ class BoundSocket(NamedTuple):
 class PortRule(NamedTuple):
     """A rule that redirects packets, or exempts packets from connection tracking.
 
-    For a rule of iptables, ``text`` has the form of a command. The rule applies to packets to ``destination`` (None: to any
-    address) and to ``ports`` (if empty, to all ports).
+    For a rule of iptables, ``text`` has the form of a command. The rule applies to packets to ``destination`` (None means any
+    address) and to ``ports`` (if ``ports`` is empty, to all ports).
     """
 
     text: str
@@ -64,7 +64,7 @@ class PortRule(NamedTuple):
 
 
 class Rivals(NamedTuple):
-    """The sockets and rules that take packets, and a reason for each part that could not be read."""
+    """The sockets and rules that intercept packets to Services, and a reason for each part that could not be read."""
 
     sockets: tuple[BoundSocket, ...] = ()
     rules: tuple[PortRule, ...] = ()

@@ -75,7 +75,7 @@ class KernelThread(Generic[T_co]):
             self._ended += 1
 
     def _watch(self, ended: int) -> None:
-        """Call ``on_slow`` if a call is running and no call has ended since ``ended`` was counted.
+        """Call ``on_slow`` if a call is running and the number of ended calls is still ``ended``.
 
         If ``on_slow`` was not called, check again later as long as a call is running or awaited.
         """

@@ -57,7 +57,7 @@ class Annotation(enum.StrEnum):
 
     @property
     def field(self) -> str:
-        """The path of this annotation in an object, for the attribute ``field`` of a ``Skipped``."""
+        """The field path of this annotation, for the attribute ``field`` of a ``Skipped``."""
         return field(self.whole)
 
 
@@ -65,7 +65,7 @@ ALL_ANNOTATIONS = frozenset(Annotation)
 
 
 def field(name: str) -> str:
-    """The path in an object of the annotation with this name, for the attribute ``field`` of a ``Skipped``."""
+    """The field path of the annotation with this name, for the attribute ``field`` of a ``Skipped``."""
     return f"metadata.annotations[{name}]"
 
 

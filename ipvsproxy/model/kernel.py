@@ -39,11 +39,11 @@ class _ServiceAddresses(NamedTuple):
 
     @classmethod
     def of(cls, *addresses: Address) -> Self:
-        """Makes an item of all objects with these addresses."""
+        """Makes one item that contains the objects with all these addresses."""
         return cls(addresses)
 
     def only(self, key: Address) -> Self:
-        """Makes an item of the one object with this address."""
+        """Makes an item that contains only the object with this address."""
         return type(self)((key,))
 
     @property
@@ -210,7 +210,7 @@ class FlowCleaning(NamedTuple):
 
     @property
     def in_force(self) -> frozenset[RealServerKey]:
-        """The observed state after the flows have been deleted, which is the set of real servers that may still reply."""
+        """The observed state after the flows have been deleted: the real servers that may still reply."""
         return self.keep
 
     def __str__(self) -> str:

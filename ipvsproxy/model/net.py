@@ -47,7 +47,7 @@ class Protocol(enum.IntEnum):
 
 
 class Address(bytes):
-    """An IP address as 4 or 16 bytes in network order. Converted to a string, an address has its canonical text form."""
+    """An IP address as 4 or 16 bytes in network order. ``str`` returns the canonical text form of an address."""
 
     __slots__ = ()
 
@@ -108,7 +108,7 @@ class Network(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Parse an IP address as Kubernetes does (k8s.io/utils/net, ``ParseIPSloppy``).
+    """Parse an IP address by the rules of Kubernetes (k8s.io/utils/net, ``ParseIPSloppy``).
 
     An IPv4 octet is read as a decimal number even if the octet has leading zeros. The result for an IPv4-mapped IPv6 address is
     the IPv4 address.
@@ -120,7 +120,7 @@ def parse_address(text: str) -> Address:
 
 
 def pack_address(text: str) -> bytes:
-    """Parses an address as ``parse_address`` does, but returns plain bytes (4 or 16 bytes).
+    """Parses an address in the same way as ``parse_address``, but returns plain bytes (4 or 16 bytes).
 
     Plain bytes are made faster than ``Address`` objects, which matters for many addresses that are only stored.
     """
@@ -143,7 +143,7 @@ def _pack_sloppy(text: str) -> bytes:
 
 
 def parse_network(text: str) -> Network:
-    """Parse a CIDR range as Kubernetes does (``ParseCIDRSloppy``): host bits may be set in the text, and are zero in the result.
+    """Parse a CIDR range by the rules of Kubernetes (``ParseCIDRSloppy``): host bits in the text are set to zero in the result.
 
     Raises:
         ValueError: the text is not a CIDR range.
@@ -171,10 +171,10 @@ def network(address: Address, prefix_length: int) -> Network:
 
 
 def parse_host_port(text: str, default_port: int = 0) -> tuple[Address, int]:
-    """Parse an address and a port as ``host_port`` writes them, or an address alone, which gets the default port.
+    """Parse an address and a port in the form that ``host_port`` writes, or an address alone, which gets the default port.
 
     Raises:
-        ValueError: the text is neither; the port has at most five digits, but may be larger than 65535.
+        ValueError: the text has another form; a port of five digits is accepted even if it is larger than 65535.
     """
     match = _HOST_PORT.fullmatch(text)
     return (parse_address(match[1] or match[2]), int(match[3])) if match else (parse_address(text), default_port)

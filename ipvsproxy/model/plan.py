@@ -85,9 +85,9 @@ class Outcome(NamedTuple):
     """The outcome of an operation.
 
     ``error`` is empty if the change has been applied; otherwise it is one line of text for the operator. If an operation on
-    several objects fails, or is a surprise, for some of the objects, each affected object has a separate outcome, whose operation
-    contains only the affected object. One more outcome covers the remaining objects of the operation, and its operation contains
-    only the remaining objects.
+    several objects fails, or is a surprise, for some of its objects, each of these objects has a separate outcome, whose
+    operation contains only this object. One more outcome covers the remaining objects of the operation, and its operation
+    contains only the remaining objects.
 
     ``errno`` is the kernel's error number, or 0 if the kernel reported no error. ``surprise``: the object already existed before
     an addition, or was already absent before a removal. After a surprise, the change has been applied, but the observed state was

@@ -25,7 +25,7 @@ One change needs the weights several times, and unpacking 1,000 keys takes 0.1 m
 
 
 def without_method(weight: int) -> int:
-    """The weight of a real server without the bit ``TUNNELLED``, which means that the real server gets its packets by tunnel."""
+    """The weight of a real server without the bit ``TUNNELLED``; the bit means that the real server gets packets by tunnel."""
     return weight - TUNNELLED if weight >= TUNNELLED else weight
 
 
@@ -113,7 +113,7 @@ class Weights(Mapping[RealServerKey, int]):
 
 
 class EvenWeights(Weights):
-    """The real servers of a virtual server whose real servers all have weight 1, as in nearly all virtual servers.
+    """The real servers of one virtual server, all with weight 1; nearly all virtual servers have only such real servers.
 
     The keys are packed: a key takes 6 bytes for IPv4 or 18 bytes for IPv6, whereas a dictionary takes 100 bytes per key.
     """
@@ -152,7 +152,7 @@ class EvenWeights(Weights):
 
 
 class UnevenWeights(Weights):
-    """The real servers of a virtual server whose real servers may have different weights, for Services that request weights."""
+    """The real servers of one virtual server, possibly with different weights, for Services that request weights."""
 
     __slots__ = ("_weights",)
 

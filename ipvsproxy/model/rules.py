@@ -171,7 +171,7 @@ _TUNNELS: Mapping[Family, str] = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}
 
 
 def render(rule: Rule, family: Family) -> str:
-    """The text of a rule without ``-A CHAIN``, as both variants of ``iptables-save`` 1.8 print it."""
+    """The text of a rule without ``-A CHAIN``, in the form that both variants of ``iptables-save`` 1.8 print."""
     comment = rule.comment.replace("'", "\\'")
     parts = (
         rule.source and f"-s {rule.source}",
@@ -278,7 +278,7 @@ class Skeleton:
 
     @property
     def key(self) -> Family:
-        """The key of this skeleton among the skeletons, which is the IP family."""
+        """The key of this skeleton, which is its IP family."""
         return self.family
 
     @property
@@ -400,7 +400,7 @@ class NftTable:
     ``family`` is the family's name in nft, such as ``ip``, ``ip6`` or ``inet``. For a table of iptables-legacy, ``family`` is the
     name of the program. ``comment`` is empty if the table has no comment. ``chains`` maps each base chain to its hook and
     priority, and each other chain to None. ``maps`` are the names of all sets that are maps. ``closed`` are the base chains of
-    type ``filter`` whose policy or last rule refuses every packet that no rule before has accepted.
+    type ``filter`` whose policy or last rule refuses every packet that no earlier rule has accepted.
     """
 
     family: str

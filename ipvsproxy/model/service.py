@@ -154,7 +154,7 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoint(NamedTuple):
-    """One entry of ``endpoints`` of an EndpointSlice, of which only the first address is used."""
+    """One entry of ``endpoints`` of an EndpointSlice; only the first address of the entry is used."""
 
     address: Address
     conditions: Conditions = Conditions()
@@ -175,9 +175,8 @@ class EndpointSliceName(ObjectKey, frozen=True, order=True, gc=False):
 class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An EndpointSlice.
 
-    ``service`` is None if the slice belongs to no Service that is served: the slice has no label ``kubernetes.io/service-name``,
-    or it has the label ``service.kubernetes.io/headless``. ``family`` is None if the slice's address type has no IP addresses
-    (FQDN).
+    ``service`` is None if no served Service owns the slice: the slice lacks the label ``kubernetes.io/service-name``, or has the
+    label ``service.kubernetes.io/headless``. ``family`` is None if the slice's address type has no IP addresses (FQDN).
 
     ``addresses`` holds the packed addresses of all endpoints, one after the other, and ``conditions`` holds their conditions in
     the same order. In a large cluster, one object per endpoint would take most of the memory, and the endpoints have only few
@@ -223,8 +222,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     ``addresses`` are the Node's InternalIPs, followed by its ExternalIPs, in the API's order. ``zone`` is the value of the label
     ``topology.kubernetes.io/zone``, and is empty if the Node does not have the label. ``leaving``: the Node is being deleted or
-    has the cluster autoscaler's taint for deletion, so load balancers should send no more traffic to it. ``takes_direct_return``:
-    other nodes may send packets to this Node by tunnel.
+    has the cluster autoscaler's taint for deletion, so load balancers should send no more traffic to the Node.
+    ``takes_direct_return``: other nodes may send packets to this Node by tunnel.
     """
 
     name: str

@@ -169,7 +169,7 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     prefix_length: int = 0
 
     def __str__(self) -> str:
-        """The entry as ``ipset save`` prints it, such as ``10.96.0.1,tcp:443``.
+        """The entry in the form that ``ipset save`` prints, such as ``10.96.0.1,tcp:443``.
 
         A range that contains only one address is printed without its prefix length.
         """
@@ -186,7 +186,7 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class MarkedEntry(SetEntry, frozen=True, gc=False):
-    """An entry that gives packets a mark: the bits in ``mask`` are set as in ``mark``, and all other bits are unchanged.
+    """An entry that gives packets a mark: the bits in ``mask`` get their values from ``mark``, and all other bits are unchanged.
 
     A set holds at most one ``MarkedEntry`` for each address, protocol and port: an entry with another mark replaces the earlier
     entry.

@@ -1,4 +1,4 @@
-"""The desired state of one Service on this node, and the observed state from one reading of the kernel."""
+"""The desired state of one Service on this node, and the observed state that was read from the kernel."""
 
 import dataclasses
 import enum
@@ -57,8 +57,8 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``without_local`` has each pair of a traffic policy (``internal`` or ``external``) and an IP family for which Local finds no
     endpoint on this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
     ``scopes`` are the second scopes of external addresses. The weight of a new endpoint reaches its final value after
-    ``slow_start_s``; 0 means immediately. ``drain_deadline_s`` replaces the node's drain deadline; 0 means that the node's
-    deadline applies.
+    ``slow_start_s`` seconds; 0 means that there is no slow start. ``drain_deadline_s`` replaces the node's drain deadline; 0
+    means that the node's deadline applies.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -100,19 +100,19 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A complete reading of the kernel, or a part of a reading.
+    """The result of a complete read of the kernel, or one part of the result.
 
-    A field is None if its objects were not read, could not be read, or have not changed since the last reading. For a field that
-    is None, the previous observed state is kept.
+    A field is None if its objects were not read, could not be read, or have not changed since they were last read. For a field
+    that is None, the previous observed state is kept.
 
     ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
     some objects, and do not say anything about other objects; a value of None means that an object is absent.
-    ``has_shown_virtual_servers``: with this part, an audit has read all virtual servers. ``set_copy``: whether a ``SetCopy``
-    exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls`` does not include paths
-    that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the addresses of our local
-    routes, and ``interface_addresses`` are the addresses on all other interfaces. ``foreign_virtual_servers`` is the number of
-    virtual servers whose protocol a Service cannot have. ``errors`` has one line for each field that could not be read.
-    ``is_of_rules``: this part of a reading contains only rules.
+    ``has_shown_virtual_servers``: when this part is complete, an audit has read all virtual servers. ``set_copy``: whether a
+    ``SetCopy`` exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls`` does not
+    include paths that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the
+    addresses of our local routes, and ``interface_addresses`` are the addresses on all other interfaces.
+    ``foreign_virtual_servers`` is the number of virtual servers whose protocol a Service cannot have. ``errors`` has one line for
+    each field that could not be read. ``is_of_rules``: this part of the result contains only rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
@@ -133,5 +133,5 @@ class Observation:
 
     @property
     def local(self) -> frozenset[Address]:
-        """The service addresses on our device and in our local routes, as far as these were read."""
+        """The service addresses on our device and in our local routes, as far as addresses and routes were read."""
         return frozenset().union(self.addresses or (), self.routes or ())

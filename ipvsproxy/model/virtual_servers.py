@@ -72,8 +72,8 @@ class VirtualServerSettings(NamedTuple):
     """The settings of a virtual server.
 
     ``timeout_s`` is the timeout of session affinity, or 0 without session affinity. ``flags`` never include ``HASHED``. All
-    clients in one network of ``prefix_length`` share one session affinity. A ``prefix_length`` of 0 means single addresses, as in
-    kube-proxy, or no session affinity.
+    clients in one network of ``prefix_length`` share one session affinity. A ``prefix_length`` of 0 means session affinity for
+    single addresses, as in kube-proxy, or no session affinity.
     """
 
     scheduler: str
@@ -111,7 +111,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     ``weights`` are in the order in which the real servers are added to the kernel. Several virtual servers, desired or observed,
     may share one ``weights`` object. ``marked`` is the protocol of the packets if the virtual server's key is a ``FirewallMark``.
     All real servers of the virtual server have the same ``thresholds``. If several Services desire the same virtual server,
-    ``role`` decides which Service gets it.
+    ``role`` decides which Service gets the virtual server.
     """
 
     key: VirtualServerKey
@@ -141,7 +141,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObservedVirtualServer(msgspec.Struct, gc=False):
-    """An observed virtual server, with its settings and the weight of each real server (or ``NOT_MASQUERADED`` for a weight).
+    """An observed virtual server, with its settings and the weight of each real server (or ``NOT_MASQUERADED``).
 
     ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has thresholds.
     Never change an object that another module made; change a copy instead. The module that reads the kernel may return the same

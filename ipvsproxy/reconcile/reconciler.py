@@ -192,7 +192,7 @@ class Reconciler:
     def tend(self, now: float) -> None:
         """Update the desired state that also depends on the kernel's state.
 
-        A new process would make the same update right after its first reading. The update concerns second scopes of external
+        A new process makes this update right after it has first read the kernel. The update concerns second scopes of external
         addresses, as far as there are free marks, and the weights of endpoints in slow start. Undesired scopes drain. The caller
         must have set the desired state of every Service before this call.
         """

@@ -1,4 +1,4 @@
-"""The guard against lists that lack too many objects: after such a list, objects are removed only if another list confirms it."""
+"""The guard against lists that lack too many objects: another list must confirm that the objects are missing."""
 
 import dataclasses
 

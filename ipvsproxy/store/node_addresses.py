@@ -1,4 +1,4 @@
-"""Finds out which external and load-balancer addresses of Services are addresses of nodes, from EndpointSlices and Nodes.
+"""Determines from EndpointSlices and Nodes which external and load-balancer addresses of Services belong to nodes.
 
 An endpoint in the host network has the address and the name of its node, so no watch of all Nodes is needed. The address of a
 node without an endpoint in the host network stays unknown.
@@ -34,7 +34,7 @@ class NodeAddresses:
             yield from self._services.get(address, ())
 
     def note_service(self, before: Service | None, after: Service | None) -> None:
-        """Record a change of a Service; None means that the Service does not exist before or after the change."""
+        """Record a change of a Service; ``before`` is None for a new Service, and ``after`` is None for a deleted Service."""
         former, present = _addresses(before), _addresses(after)
         self._new |= present - self._services.keys()
         if after:
@@ -48,13 +48,13 @@ class NodeAddresses:
                     self._nodes.pop(address, None)
 
     def note_slice(self, before: EndpointSlice | None, after: EndpointSlice | None) -> None:
-        """Record a change of an EndpointSlice; None means that the slice does not exist before or after the change."""
+        """Record a change of an EndpointSlice; ``before`` is None for a new slice, and ``after`` is None for a deleted slice."""
         for item, step in ((before, -1), (after, 1)):
             if item and not self._services.keys().isdisjoint(item.each_address):
                 self._count(_of_slice(item), step)
 
     def note_node(self, before: Node | None, after: Node | None) -> None:
-        """Record a change of a Node; None means that the Node does not exist before or after the change."""
+        """Record a change of a Node; ``before`` is None for a new Node, and ``after`` is None for a deleted Node."""
         for node, step in ((before, -1), (after, 1)):
             self._count(((address, node.name) for address in node.addresses) if node else (), step)
 

@@ -7,8 +7,8 @@ Rule 3: if an object cannot be parsed, the last valid version of the object stay
 A list that lacks many known objects is doubted, because an API server that has just started may return an empty list (``Guard``).
 
 Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed.
-Rule 5: a second complete list confirms a doubted list if it arrives at least ``CONFIRMED_AFTER_S`` later and also lacks more than
-the given share.
+Rule 5: a second complete list confirms a doubted list if the second list arrives at least ``CONFIRMED_AFTER_S`` later and also
+lacks more than the given share.
 Rule 6: an empty first list is doubted, because every API server has at least the Service ``kubernetes``. Until a doubted list is
 confirmed, the kernel objects of missing API objects stay.
 Rule 7: a deletion that a watch reports for a single object is always accepted.
@@ -135,9 +135,9 @@ class Store:
 
     @property
     def tunnels(self) -> tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]:
-        """The addresses of each other node that accepts packets of direct return, and the addresses of all other nodes.
+        """The addresses of each remote node that accepts packets of direct return, and the addresses of all remote nodes.
 
-        A leaving node counts as long as it takes packets of direct return.
+        A leaving node is included only if it accepts packets of direct return.
         """
         if self._tunnels is None:
             nodes = self._nodes.values()

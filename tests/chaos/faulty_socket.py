@@ -1,4 +1,4 @@
-"""Netlink sockets between the program and the kernel that fail as a test has ordered through ``faults``."""
+"""Netlink sockets that inject faults: a test sets in ``faults`` how the requests of the program to the kernel fail."""
 
 import errno
 import random

@@ -99,7 +99,7 @@ def test_the_value_of_each_option_is_stored_in_an_attribute_of_the_configuration
         operator.attrgetter(option.to)(loading.from_flags())
 
 
-def test_an_option_needs_a_restart_if_its_value_is_read_only_at_the_start() -> None:
+def test_an_option_needs_a_restart_if_the_program_reads_it_only_at_startup() -> None:
     late = {option.to for option in catalogue.BY_KEY.values() if option.restart and option.field}
     assert late >= {"node_name", "translation.allowed_addresses", "source.manifests", "servers.health"}
     assert late.isdisjoint({"", "translation.scheduler", "logging.profiling"})

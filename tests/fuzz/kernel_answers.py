@@ -33,7 +33,7 @@ _VIRTUAL_SERVER = builders.frontend("10.96.0.10", 80)
 
 
 def netlink_answers(data: bytes) -> None:
-    """The kernel gives any answer to any request of the drivers.
+    """A fake kernel gives arbitrary answers to the requests of a driver.
 
     The drivers may raise only ``KernelError``, and every address that they return must be valid.
     """

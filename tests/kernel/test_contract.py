@@ -175,7 +175,7 @@ def _without_none(found: Mapping[K, V | None]) -> dict[K, V]:
 
 
 def fill(kernel: Kernel) -> VirtualServer:
-    """Add an object of nearly every kind; returns the virtual server, to which two real servers belong."""
+    """Add an object of nearly every kind, and return the virtual server, to which two real servers belong."""
     desired, entry = server(), entries(Family.IPV4)[1]
     add(kernel, desired, real_server(desired, port=1), real_server(desired, port=2))
     add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry, Device(DEVICE), BoundAddresses.of(desired.key.address))

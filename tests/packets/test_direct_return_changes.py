@@ -1,4 +1,4 @@
-"""Direct return with options of a Service and of its network, under load, and with a node of entry that has endpoints.
+"""Direct return with various Service and network options, under load, and if the node that receives the traffic has endpoints.
 
 Service addresses are local routes; ``three_nodes.py`` describes the nodes.
 """

@@ -20,7 +20,7 @@ RANGES = ["172.18.0.50/32", "fc00:f853:ccd::50/128"]
 
 
 def plain(name: str, number: int) -> list[Manifest]:
-    """A Service with all kinds of addresses."""
+    """A Service with every kind of address."""
     return service(name, number, "p1", "r1", balancer=True, external=True, node_port=30000 + number)
 
 

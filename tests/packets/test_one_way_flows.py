@@ -1,9 +1,9 @@
 """UDP clients that send from one port and expect no answer, while their Service loses its endpoints or is recreated.
 
-In the iptables and nftables modes of kube-proxy, connection tracking alone decides for such a client, and may lead it to a
-removed pod (kubernetes/kubernetes #139628, #141371). IPVS decides for each packet, and deletes its connection together with the
-tracked flow. Most of what these tests show is done by the kernel. ipvsproxy itself is needed for the first endpoint, because
-packets to an address that belongs to no Service are tracked as well.
+In the iptables and nftables modes of kube-proxy, only connection tracking determines which pod gets the packets of such a client,
+and the pod may have been removed (kubernetes/kubernetes #139628, #141371). IPVS decides for each packet where the
+packet goes, and deletes an IPVS connection together with its tracked flow. Most of what these tests show is done by the kernel.
+ipvsproxy itself is needed for the first endpoint, because packets to an address that belongs to no Service are tracked as well.
 """
 
 import time

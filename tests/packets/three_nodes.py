@@ -149,9 +149,9 @@ class Three:
 
     @contextlib.contextmanager
     def counting_answers(self, place: str) -> Iterator[Callable[[], int]]:
-        """Count the packets to the client that a node receives from other nodes and passes on, while the block runs.
+        """While the ``with`` block runs, count the packets that a node receives from other nodes and forwards to the client.
 
-        The block gets a function that returns the number of packets so far, of both families together.
+        The block gets a function that returns the number of IPv4 and IPv6 packets so far.
         """
         rules = {
             name: f"FORWARD -i eth0 -d {cluster.address('client', family)}"
@@ -181,7 +181,7 @@ class Three:
     def _is_settled(self, place: str) -> bool:
         """Whether the program has nothing left to do. On a busy machine, rules may be written only by a later sync.
 
-        No sync follows if a reading shows that an operation that took too long has been carried out after all.
+        If the next read of the kernel shows that a late operation has succeeded after all, no further sync follows.
         """
         return " failed=0 pending=0 " in self._syncs(place)[-1] or self._is_verified(place)
 

@@ -186,7 +186,7 @@ def test_without_the_build_option_the_release_script_prints_what_is_missing_and_
 
 
 def layout(work: pathlib.Path, text: str) -> str:
-    """Makes an OCI layout with one manifest, as scripts/image does; returns the digest of the manifest."""
+    """Make an OCI layout with one manifest in the way that scripts/image does, and return the digest of the manifest."""
     content = json.dumps({"schemaVersion": 2, "of": text}).encode()
     digest = hashlib.sha256(content).hexdigest()
     (work / "oci/blobs/sha256").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Finds out about kernel modules by reading files of this host. No function of this file loads a module."""
+"""Determines the state of kernel modules from files of this host. No function of this file loads a module."""
 
 import enum
 import os
@@ -49,7 +49,7 @@ def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
 
 
 def note_no_nf_tables() -> None:
-    """Record that the kernel has no nf_tables: its answer was EINVAL, because no module has registered nf_tables with netlink."""
+    """Record that the kernel has no nf_tables: the kernel has answered EINVAL, because no module handles nf_tables requests."""
     _REFUSED.set()
 
 

@@ -1,7 +1,7 @@
-"""A netlink socket for dumps and for requests in large numbers.
+"""A netlink socket for dumps and for large numbers of requests.
 
 Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and produces the next part of a dump at each
-``recv``. Therefore each answer either can be received at once or is lost.
+``recv``. Therefore each answer either is available at once or is lost.
 
 Rule 2: the kernel answers a failed message with the sequence number of the message, even if the message does not request an
 acknowledgement. After a failed message, the kernel continues with the next message. Therefore only the last message of a chunk
@@ -61,7 +61,7 @@ EXCLUSIVE = 0x200
 _DUMP_INTERRUPTED = 0x10
 _ERROR = 2
 _DONE = 3
-_SO_SNDBUFFORCE = 32  # from include/uapi/asm-generic/socket.h, because Python's socket module lacks this constant and the next
+_SO_SNDBUFFORCE = 32  # from include/uapi/asm-generic/socket.h, because Python's socket module lacks this and the next constant
 _SO_RCVBUFFORCE = 33
 _SOL_NETLINK = 270
 _CAP_ACK = 10
@@ -119,7 +119,7 @@ def open_socket(protocol: int) -> socket.socket:
 
 
 def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable[[int], socket.socket]:
-    """A function that opens sockets as ``connect`` does, and records their port IDs, which identify ipvsproxy's own changes."""
+    """A function that opens sockets like ``connect``, and records their port IDs, which identify ipvsproxy's own changes."""
 
     def connect_and_note(protocol: int) -> socket.socket:
         opened = connect(protocol)
@@ -148,10 +148,10 @@ class Channel:
         self._buffer = bytearray(RECEIVE_SIZE)
         self._next = 1
         self._limit = CHUNK_LIMIT
-        self._loses_answers = False  # whether every attempt at the last dump has lost an answer
+        self._loses_answers = False  # whether each attempt at the last dump lost an answer
 
     def close(self) -> None:
-        """Close the socket. When the channel is used next, it opens a new socket."""
+        """Close the socket; the next use of the channel opens a new socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -188,7 +188,7 @@ class Channel:
         return failed
 
     def run_all(self, messages: Sequence[bytes], at_once: int = CHUNK_LIMIT) -> dict[int, int]:
-        """Sends any number of messages as ``run`` does, with at most ``at_once`` messages in one ``send``."""
+        """Sends any number of messages in the same way as ``run``, with at most ``at_once`` messages in one ``send``."""
         step = min(at_once, self.limit) if messages else 1
         runs = ((first, self.run(messages[first : first + step])) for first in range(0, len(messages), step))
         return {first + index: number for first, failed in runs for index, number in failed.items()}
@@ -236,7 +236,7 @@ class Channel:
         return self.gather(request, action, lambda replies: replies)
 
     def gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T]:
-        """Reads a dump as ``dump`` does, but calls ``read`` on each part of the dump and returns the results."""
+        """Reads a dump in the same way as ``dump``, but calls ``read`` on each part of the dump and returns the results."""
         number, detail = 0, ""
         lost = 0
         pauses_s = DUMP_PAUSES_S[:1] if self._loses_answers else DUMP_PAUSES_S
@@ -314,7 +314,7 @@ class Channel:
         return bytes(memoryview(self._buffer)[:size])
 
     def _acknowledged(self, first: int, last: int, failed: dict[int, int], refusal: int | None) -> bool:
-        """Collect failed answers in ``failed``, up to the last answer. Returns true if no answer was lost."""
+        """Receive all answers, and collect the error numbers in ``failed``; the result is true if no answer was lost."""
         complete = True
         while True:
             try:
@@ -363,7 +363,7 @@ class Channel:
 
 
 def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> bytes:
-    """A hash of the data in ``beside`` and of a dump without the first ``skip`` bytes of each payload."""
+    """A hash of ``beside`` and of the payloads of a dump; the first ``skip`` bytes of each payload are left out."""
     hashed = hashlib.blake2b(repr(beside).encode(), digest_size=16)
     for data, start, end in replies:
         hashed.update(memoryview(data)[start + skip : end])
@@ -393,7 +393,8 @@ def explain(number: int) -> str:
 def outcome(operation: Operation, number: int, expected: Collection[int] = (), reason: str = "") -> Outcome:
     """The outcome of an operation; ``number`` is 0 for success, an error number, or ``UNANSWERED``.
 
-    A number in ``expected`` means that the object was unexpectedly present or absent. ``reason`` explains any other error number.
+    An error number in ``expected`` is no failure: the object already existed, or was already absent. ``reason`` explains any
+    other error number.
     """
     if number == 0 or number in expected:
         return Outcome(operation, surprise=number != 0)

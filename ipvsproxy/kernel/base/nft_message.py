@@ -103,11 +103,11 @@ def run(channel: netlink.Channel, messages: Sequence[bytes], generation: int | N
 def run_while_stale(
     channel: netlink.Channel, make: Callable[[], tuple[Sequence[bytes], int | None]], *, insists: bool = False
 ) -> dict[int, int]:
-    """Run the messages that ``make`` returns, for the generation that ``make`` names; return the same as ``run``.
+    """Run a transaction with the messages and the generation that ``make`` returns; the result is the same as that of ``run``.
 
     If other programs change tables meanwhile, the messages are made and run again, in at most ``ATTEMPTS`` attempts. With
     ``insists``, the last attempt names no generation, so the attempt succeeds even if other programs change tables all the time.
-    No messages succeed.
+    If ``make`` returns no messages, the transaction counts as successful.
     """
     for attempt in range(ATTEMPTS):
         messages, generation = make()
@@ -208,8 +208,8 @@ def _value(user_data: bytes, *kinds: int) -> bytes:
 class SetShape(NamedTuple):
     """The parameters of a set: the type and length of its keys and, if the set is a map, of its values.
 
-    A type is a number with six bits for each field of a key, which the program ``nft`` interprets and the kernel only stores.
-    ``is_plain`` means that the set has no flag except possibly the map flag, and has no size limit.
+    A type is a number with six bits for each field of a key; the program ``nft`` interprets this number, and the kernel only
+    stores it. ``is_plain`` means that the set has no flag except possibly the map flag, and has no size limit.
     """
 
     key_type: int
@@ -249,7 +249,7 @@ def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
 
 
 def element_for_all_others() -> bytes:
-    """The catch-all element (NFT_SET_ELEM_CATCHALL), which matches every key that is not in its set, for its removal."""
+    """A catch-all element (NFT_SET_ELEM_CATCHALL) to be removed; a catch-all element matches every key that is not in the set."""
     return nested(NFTA_LIST_ELEM, integer(NFTA_SET_ELEM_FLAGS, _FOR_ALL_OTHERS))
 
 

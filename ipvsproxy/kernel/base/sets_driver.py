@@ -35,7 +35,7 @@ class ObservedSet(NamedTuple):
     def differs_from(self, ip_set: IpSet) -> str:
         """How the parameters of this set differ from the parameters of our set; empty if the parameters are equal."""
         ours = parameters(ip_set)
-        # Our sets may have been enlarged, so a larger capacity is no difference.
+        # A larger capacity does not count as a difference, because the driver may have enlarged the set.
         theirs = (self.type, self.family, min(self.capacity, ours[2]))
         return "" if theirs == ours else f"it is {_describe(*theirs)}, not {_describe(*ours)}"
 
@@ -101,7 +101,7 @@ class SetsDriver(abc.ABC):
         return changed
 
     def has_copy(self) -> bool:
-        """Whether a ``SetCopy`` exists, because a process was killed while it was enlarging a set.
+        """Whether a ``SetCopy`` exists, which a process leaves behind if it is killed while it enlarges a set.
 
         Raises:
             KernelError: the copy could not be read.
@@ -170,7 +170,7 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _explain(self, number: int, set_type: SetType | None) -> str:
-        """What an error number means."""
+        """A text that describes an error number."""
 
     def _apply_entries(self, operations: Iterable[Operation]) -> dict[Operation, Outcome]:
         """Add and remove entries.
@@ -218,13 +218,13 @@ def in_messages(entries: Sequence[EncodedEntry]) -> Iterator[Sequence[EncodedEnt
 
 
 def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, Sequence[Operation]]]:
-    """The operations in their order, grouped into runs of operations on sets (True) and runs of operations on entries (False)."""
+    """The operations in their order, divided into groups of consecutive operations on sets (True) or on entries (False)."""
     for is_set, run in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
         yield is_set, list(run)
 
 
 def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
-    """The verb and the set entries of each run of consecutive operations with the same set and verb."""
+    """The verb and the set entries of each group of consecutive operations with the same set and verb."""
     of_entries = ((verb, cast("SetEntries", item)) for verb, item in operations)
     for (verb, _), run in itertools.groupby(of_entries, lambda one: (one[0], one[1].set)):
         yield verb, [entry for _, item in run for entry in item.keys]

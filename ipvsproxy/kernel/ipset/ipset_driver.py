@@ -90,7 +90,7 @@ class IpsetDriver(SetsDriver):
             if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
                 failed = dict.fromkeys(range(len(entries)), number)
             else:
-                failed = self._run([(verb, (one,)) for one in entries])  # so each entry gets an outcome
+                failed = self._run([(verb, (one,)) for one in entries])  # so that each entry gets an outcome
             for place, reason in failed.items():
                 entry = entries[place].entry
                 expected = (errno.ENOENT,) if verb is Verb.REMOVE else ()
@@ -130,7 +130,8 @@ class IpsetDriver(SetsDriver):
         """The lowest revision of the set's type that our set needs, or the nearest revision that this kernel has.
 
         Raises:
-            KernelError: the kernel lacks the set type, or lacks a revision that supports marks for a set that assigns marks.
+            KernelError: the kernel lacks the set type or, for a set that assigns marks, a revision of the set type that supports
+                marks.
         """
         kind = (ip_set.type, ip_set.family, ip_set.gives_marks)
         if kind not in self._revisions:
@@ -185,7 +186,7 @@ class IpsetDriver(SetsDriver):
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:
-    """What an error number of ipset means; numbers above 4096 are specific to ipset."""
+    """A text that describes an error number of ipset; numbers above 4096 are specific to ipset."""
     own = _BITMAP_MEANINGS if set_type is SetType.PORT else _HASH_MEANINGS
     meaning = own.get(number) or _MEANINGS.get(number)
     return meaning or (f"ipset error {number}" if number > _OWN_ERRORS else netlink.explain(number))
@@ -214,7 +215,7 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
     encoded = [EncodedEntry(entry, codec.encode(entry)) for entry in entries]
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
-    channel.do(ipset_message.destruction(SET_COPY.name))  # a process that was killed here may have left a copy
+    channel.do(ipset_message.destruction(SET_COPY.name))  # if an earlier process was killed here, a copy may still exist
     _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
     try:
         for part in sets_driver.in_messages(encoded):

@@ -67,7 +67,7 @@ def refusal(error: KernelError) -> Refusal:
 
 
 def lacks_tables(error: KernelError) -> bool:
-    """Whether an error of an iptables program means that the kernel lacks the tables, and so has no rules in the tables."""
+    """Whether an error of an iptables program means that the kernel has no such tables, and therefore no rules."""
     return _NO_TABLES.search(error.detail) is not None
 
 
@@ -150,7 +150,9 @@ class IptablesDriver:
         return self._programs.get(_file(self._commands[family]))
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why this host cannot serve this IP family, as far as reading shows; None if the host can serve the family.
+        """The reason why this host cannot serve this IP family; None if no reason is found.
+
+        This method only reads, so it does not find every reason.
 
         The conditions for an IP family are the same as in kube-proxy (cmd/kube-proxy/app/server_linux.go,
         ``platformCheckSupported``).
@@ -203,9 +205,9 @@ class IptablesDriver:
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
-        """The jumps that another program has moved down by a rule above the jump.
+        """The jumps above which another program has moved one of its rules.
 
-        A rule that is above the jump, and was not below the jump at the last reading, may stay above the jump.
+        When the rules were last read, such a rule was below the jump. Any other rule above a jump may stay there.
         """
         return frozenset(
             jump

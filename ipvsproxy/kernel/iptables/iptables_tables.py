@@ -123,8 +123,8 @@ def take_rules(family: Family, variant: str) -> bool:
     """Whether the kernel certainly accepts rules of an IP family in this variant. The check does not change any rule.
 
     ``variant`` has the same values as ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at
-    its end, because a reading shows empty tables even if the kernel does not have the tables. A kernel that does not have the
-    legacy table ``nat`` yet creates the table during the check.
+    its end; a mere read would show empty tables even if the kernel does not have the tables. If the legacy table ``nat`` does not
+    exist yet, the kernel creates the table during the check.
     """
     try:
         if variant == "legacy":
@@ -156,10 +156,10 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
 
 
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
-    """The places where hostPort rules take packets that our rules have accepted: a verdict ends the processing of one table only.
+    """The places where hostPort rules redirect packets that our rules have accepted; a verdict is final only in its own table.
 
-    ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, hostPort rules take no
-    packets from our rules.
+    ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, hostPort rules redirect no
+    packets that our rules have accepted.
 
     Raises:
         KernelError: the kernel's chains could not be read.
@@ -185,7 +185,7 @@ def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
 
 
 class RuleChanges:
-    """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
+    """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed between the two.
 
     The fingerprints describe the rules in the network namespace of the thread that creates this object. Only the thread that
     creates this object may use it.

@@ -2,11 +2,11 @@
 
 Rule 1: a table that cannot be read is an error, and never counts as clean. A table that this kernel or host certainly does not
 have counts as clean.
-Rule 2: two equal fingerprints mean that no rule has changed in between, so no program has to be run.
+Rule 2: two equal fingerprints mean that no rule has changed between the two, so no program has to be run.
 Rule 3: a reading loads no module and creates no table, with one exception: if the files of this host's modules are not visible, a
 reading may load nf_tables once.
-Rule 4: for rules in nf_tables, a program runs only if the kernel has a chain that may contain leftover rules, or if the chains
-cannot be read.
+Rule 4: for rules in nf_tables, a program is started only if the kernel has a chain that may contain leftover rules, or if the
+chains cannot be read.
 Rule 5: if our rules are in nftables, each rule of iptables that has one of our names is a leftover.
 Rule 6: if the variant of the program in PATH has changed since the start, nothing is removed, because our rules then move to the
 new variant.
@@ -75,8 +75,8 @@ class LeftoverRules:
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
         """The variants in which a proxy may have left rules of these families: the variant in use, and the other if installed.
 
-        If our rules are in nftables, the variants are the installed variants and the variant of the program in PATH, whose only
-        name may be ``iptables``.
+        If our rules are in nftables, the result has the installed variants and the variant of the program in PATH, which may
+        exist only under the name ``iptables``.
 
         ``programs`` are the iptables programs of the given ``commands``.
         """
@@ -146,7 +146,7 @@ class LeftoverRules:
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        # If one of the following conditions is true, only the program in PATH is of this variant.
+        # If one of these two conditions is true, only the program in PATH belongs to this variant.
         is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
@@ -154,7 +154,7 @@ class LeftoverRules:
         return self._used if is_in_path else self._others[place.variant]
 
     def _variant_in_path(self, family: Family) -> str:
-        """The variant of the program ``iptables`` in PATH, which may have no other name; empty if PATH has no ``iptables``."""
+        """The variant of the program ``iptables`` in PATH, whose name does not show it; empty if PATH has no ``iptables``."""
         try:
             return self._used.program(family).variant
         except KernelError:
@@ -175,5 +175,5 @@ class LeftoverRules:
 
 
 def _is_surely_empty(place: RulesPlace) -> bool:
-    """Whether there are certainly no rules, because the rules would be in nf_tables and the kernel has no nf_tables."""
+    """Whether this variant certainly has no rules, because its rules would be in nf_tables and the kernel has no nf_tables."""
     return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

@@ -29,7 +29,7 @@ def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
 
 
 def environment(proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = LIBRARY) -> Mapping[str, str] | None:
-    """The environment for a program of iptables; None means the environment of this process, without an additional variable."""
+    """The environment for a program of iptables; None means the unchanged environment of this process."""
     if capabilities(proc) >> NET_RAW & 1 or not library.exists():
         return None
     preloaded = [str(library), *filter(None, [os.environ.get("LD_PRELOAD")])]

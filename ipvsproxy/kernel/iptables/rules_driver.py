@@ -1,11 +1,10 @@
 """Runs each family's iptables driver in a separate thread, so that a program that hangs or waits for a lock blocks nothing else.
 
 Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer, the call waits only
-``SHORT_PATIENCE_S``. The first call for a reading is an exception, and always waits ``patience_s``. A reading needs no lock, and
-the late answer of a reading would be lost as soon as a write is attempted again, so the rules would never be known while writes
-fail.
-Rule 2: a program that takes longer than its call waits continues to run, and its operation counts as failed (EINPROGRESS) until
-the program ends. The next attempt at the same operation returns the outcome of the earlier program.
+``SHORT_PATIENCE_S``. Only the first call that reads rules always waits ``patience_s``. To read rules, iptables needs no lock. If
+the answer came late, the next attempt to write would discard the answer, so the rules would never be known while writes fail.
+Rule 2: if a program takes longer than its call waits, the program continues to run, and the operation counts as failed
+(EINPROGRESS) until the program ends. The next attempt at the same operation returns the outcome of the earlier program.
 Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
 """
 
@@ -51,7 +50,7 @@ class RulesDriver:
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_late_end`` is called, in another thread, when a program ends that took longer than its call waited."""
+        """``on_late_end`` is called, in another thread, when a program has ended for which its call no longer waits."""
         self._on_late_end = on_late_end
         self._patience_s = patience_s
         self._drivers = {family: IptablesDriver(chains=chains, jumps=jumps, commands=commands) for family in Family}

@@ -30,8 +30,8 @@ class Listing:
     ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump: two copies
     are as wrong as no copy. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if
     there is one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain.
-    ``hidden`` are the tables of our chains whose content is unknown, because iptables does not show a table with rules that only
-    nft understands.
+    ``hidden`` are the tables of our chains that iptables does not show, because these tables have rules that only nft
+    understands; the content of these tables is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]

@@ -2,8 +2,8 @@
 
 The kernel applies the rules of both variants, but neither variant shows the other variant's rules. A node with rules in both
 variants is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our rules
-are written to the variant that the kubelet and the CNI plugin use. This module chooses a variant by the same evidence, in the
-same order, as kubernetes-sigs/iptables-wrappers.
+are written to the variant that the kubelet and the CNI plugin use. This module chooses a variant by the same evidence, and in the
+same order, as kubernetes-sigs/iptables-wrappers does.
 """
 
 import enum
@@ -38,7 +38,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """The content of a variant in both families: a chain of ``HINTS``, if any, and the numbers of ipvsproxy's and other rules."""
+    """What a variant contains in both families: a chain of ``HINTS`` (if any), and how many rules ipvsproxy and others have."""
 
     hint: str = ""
     ours: int = 0
@@ -58,7 +58,7 @@ class VariantChoice(NamedTuple):
 
 
 def commands(variant: Variant) -> Mapping[Family, str]:
-    """The programs whose name fixes the variant, such as ``iptables-nft`` and ``ip6tables-legacy``."""
+    """The programs whose name contains the variant, such as ``iptables-nft`` and ``ip6tables-legacy``."""
     return {family: f"{command}-{_INFIXES[variant]}" for family, command in iptables.COMMANDS.items()}
 
 

@@ -4,7 +4,7 @@ The kernel loads the module of a scheduler when a virtual server with this sched
 server shows whether the scheduler exists. The driver attempts to add an invalid virtual server, which the kernel refuses only
 after the kernel has looked up the scheduler (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that
 is killed during the attempt leaves no virtual server behind. The invalid virtual server has an IPv6 address. If IPVS in this
-kernel has no IPv6, the files of kernel modules have to show whether the scheduler exists.
+kernel has no IPv6, the driver looks for the scheduler in the files of kernel modules instead.
 """
 
 import errno
@@ -107,8 +107,8 @@ class IpvsDriver:
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
         """Reads, in parts, only virtual servers that have changed or were written since a reading last returned them.
 
-        If ``whole`` is false, the reading misses changes of weights, real servers that replaced another real server, changes of
-        IPv6 real servers, and this driver's own writes.
+        If ``whole`` is false, this method does not find changes of weights, real servers that replaced another real server,
+        changes of IPv6 real servers, and this driver's own writes.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are

@@ -66,8 +66,8 @@ def is_absent(operation: Operation, number: int) -> bool:
     """Whether this error means that the object to remove is absent.
 
     For a virtual server, only ESRCH means that the object is absent (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c).
-    ENOENT does not mean that a virtual server is absent. If a present virtual server counted as absent, its witnesses would be
-    removed, and nothing would show any longer that the virtual server belongs to ipvsproxy.
+    ENOENT does not mean that a virtual server is absent. If an existing virtual server counted as absent, the set entries that
+    show that ipvsproxy owns the virtual server would be removed.
     """
     return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
 

@@ -2,7 +2,7 @@
 
 IPv4 is read by ``getsockopt``, which takes one system call for each query, and whose answers contain scheduler flags and
 thresholds. ``getsockopt`` supports only IPv4, so IPv6 is read by netlink; if the kernel has no ``getsockopt`` interface for IPVS,
-IPv4 is read by netlink, too. The same reader of a family is used until the process ends. The layouts of answers are from
+IPv4 is read by netlink, too. Each family keeps the same reader until the process ends. The layouts of answers are from
 include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services`` and ``ip_vs_get_dests``).
 
 The kernel does not report changes of the IPVS table, because IPVS neither sends notifications nor counts generations. The list of
@@ -170,7 +170,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
                         reading[key] = self._interpret(key, row, real_servers)
                         hashes[name] = both if reading[key] else _WRITTEN
             elif not waits and self._added is not None:
-                self._real_servers(row)  # read only to add its connections to the total
+                self._real_servers(row)  # the result is not needed: this call only adds connections to the total
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
                 self._known |= hashes  # recorded after the part is complete: after an error, the changes must be read again
                 yield reading
@@ -184,7 +184,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
             self._added = None
 
     def _add(self, connections: Iterable[tuple[int, ...]]) -> None:
-        """Adds the active and inactive connections of a virtual server's real servers to the total, if there is to be a total."""
+        """Adds the active and inactive connections of a virtual server's real servers to the total, if a total was requested."""
         if (added := self._added) is not None:
             for active, inactive in connections:
                 added[0] += active
@@ -246,8 +246,8 @@ class SockoptReader(FamilyReader[bytes]):
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """As in ``FamilyReader``.
 
-        IPv6 real servers are left out. An IPv4 virtual server can have an IPv6 real server only by tunnel, which ipvsproxy never
-        uses.
+        IPv6 real servers are left out. An IPv4 virtual server can have an IPv6 real server only with forwarding by tunnel, and
+        ipvsproxy never adds such a real server.
         """
         room = FIRST_ROOM
         while (entries := self._destinations(self._name_of(key), room)) is not None:

@@ -84,7 +84,7 @@ RealServerValues = tuple[RealServerKey, int, int, int, int]
 class RealServerRow(NamedTuple):
     """A real server.
 
-    ``flags`` contain the forwarding method of the real server; ``upper`` and ``lower`` are the real server's connection
+    ``flags`` contains the forwarding method of the real server; ``upper`` and ``lower`` are the real server's connection
     thresholds.
     """
 
@@ -230,9 +230,9 @@ class TrafficReader:
     Each reading opens a separate socket, so that other requests may be sent between the parts of the reading. ``connect`` is the
     function that opens a socket.
 
-    ``open_connections`` returns the total connections of all real servers in the network namespace at the last reading of all
-    real servers; None if that reading computed no total. With ``is_wanted``, the next readings compute the total, which needs no
-    further system call, because the kernel's answers about real servers contain their connections.
+    ``open_connections`` returns the number of connections that all real servers in the network namespace had when they were last
+    read; None if no total was computed. With ``is_wanted``, the next readings compute the total, which needs no further system
+    call, because the kernel's answers about real servers contain their connections.
     """
 
     connect: Callable[[int], netlink.Socket]
@@ -377,7 +377,7 @@ def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, ne
     """The settings of the virtual server in a row; virtual servers with equal settings share one object."""
     name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
     length = ipvs_message.prefix_length(family, netmask) if flags & PERSISTENT else family.bits
-    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, length % family.bits)  # length 0 stands for single addresses
+    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, length % family.bits)  # 0: each address counts as one client
 
 
 def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:

@@ -52,8 +52,8 @@ class ConntrackDriver:
     """Deletes flows in the network namespace of the thread that creates this object.
 
     Only the thread that creates this object may use it. The kernel lists flows in parts. The stale flows of each part are deleted
-    through a second socket before the kernel produces the next part. Therefore the use of memory depends neither on the number of
-    flows nor on the number of stale flows.
+    through a second socket before the kernel produces the next part. Therefore the memory that the driver uses does not grow with
+    the number of flows.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -126,7 +126,7 @@ class ConntrackDriver:
             raise
 
     def _delete(self, stale: Sequence[tuple[int, bytes]], outcomes: list[Outcome]) -> None:
-        """Send messages that delete flows; each item is the position of the flow's operation, and the message."""
+        """Send messages that delete flows; each item has the index of the flow's operation, and the message."""
         failed = self._deleting.run_all([deletion for _, deletion in stale], BATCH_SIZE)
         for index, (position, _) in enumerate(stale):
             number = failed.get(index, 0)

@@ -114,9 +114,9 @@ class ChangeListener:
                     raise _broken(error) from error
                 self._has_lost = True
         if self._has_lost:
-            # The kernel reports a loss of notifications once, before the older notifications in the queue, and loses further ones
-            # until the queue has been read (netlink_overrun in net/netlink/af_netlink.c). Therefore a notification in the queue
-            # may name an index that the device no longer has.
+            # The kernel reports lost notifications only once, ahead of the notifications that are already in the queue, and loses
+            # further notifications until the queue has been read (netlink_overrun in net/netlink/af_netlink.c). Therefore a
+            # notification in the queue may name an index that the device no longer has.
             self._index = self._find_device()
             self._has_lost = not is_empty
             changes.append(Change.OURS)

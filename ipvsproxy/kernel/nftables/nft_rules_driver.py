@@ -112,13 +112,16 @@ class NftRulesDriver:
         self._channel.close()
 
     def known_program(self, _family: Family) -> Program:
-        """A ``Program`` that stands for the kernel and has the kernel's version."""
+        """A ``Program`` that represents the kernel and has the kernel's version."""
         return self._program
 
     program = known_program
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why the kernel cannot have rules of this IP family, as far as reading shows; None if there is no reason."""
+        """The reason why the kernel cannot have rules of this IP family; None if no reason is found.
+
+        This method only reads, so it does not find every reason.
+        """
         if reason := iptables.absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
         try:
@@ -395,7 +398,7 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 
 
 def _trial(family: Family) -> list[tuple[bytes, str]]:
-    """Messages for a set, and for base chains with one rule of each kind; with each message, the feature that it needs."""
+    """Messages that create a set, and base chains with one rule of each kind; each message with the feature that it needs."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]

@@ -35,7 +35,7 @@ from ipvsproxy.model.sets import IP_SETS
 T = TypeVar("T")
 
 VARIANT = "nftables"
-"""The value for nftables of a metric's label that has the variant of iptables if rules are in iptables."""
+"""The value of the metric label ``variant`` for nftables; for rules of iptables, the label names iptables' variant."""
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
 """The prefixes of the names of our chains."""
 
@@ -49,7 +49,7 @@ ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUP
 class TableContent(NamedTuple):
     """The content of our table: the names of our chains and sets, and whether the table has chains or sets of other programs.
 
-    The names of chains and sets show which of them belong to ipvsproxy.
+    The names of chains and sets show which chains and sets belong to ipvsproxy.
     """
 
     chains: Sequence[str]
@@ -93,7 +93,7 @@ def names(channel: netlink.Channel) -> list[TableName]:
 
 
 def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | None]:
-    """The result of ``read``, and the generation in which ``read`` ran; None if tables have changed during each attempt.
+    """The result of ``read``, and the generation in which ``read`` ran; the generation is None if tables changed in each attempt.
 
     Raises:
         KernelError: the generation could not be read.
@@ -181,7 +181,7 @@ def remove_empty(channel: netlink.Channel) -> None:
 
 
 def family_name(family: int) -> str:
-    """The name by which nft calls an IP family."""
+    """The name of an IP family in nft."""
     return _FAMILIES.get(family, str(family))
 
 
@@ -231,7 +231,7 @@ Expression = tuple[str, Mapping[tuple[int, ...], bytes]]
 _UNCONDITIONAL = frozenset({"counter", "log"})
 """Expressions that let every packet pass on to the next expression."""
 _VERDICT_CODE, _VALUE = (2, 2, 1), (2, 1)
-_NAME = (1,)  # this attribute has the name of an iptables target
+_NAME = (1,)  # this attribute contains the name of an iptables target
 
 _LEGACY_CHAIN = re.compile(r":(\S+) (ACCEPT|DROP) ")
 _LEGACY_REFUSAL = re.compile(r"-A (\S+)(?: -m comment --comment \S+)? -j (?:DROP|REJECT)\b")
@@ -240,7 +240,7 @@ _LEGACY_REFUSAL = re.compile(r"-A (\S+)(?: -m comment --comment \S+)? -j (?:DROP
 def read_tables() -> tuple[NftTable, ...]:
     """All tables of nf_tables, with the effect of their rules on packets of Services.
 
-    Our table is included only if it has chains of other programs, and then only with the chains of other programs.
+    If our table has chains of other programs, it is included with only these chains; otherwise it is left out.
 
     Raises:
         KernelError: the tables could not be read.
@@ -295,7 +295,7 @@ def _refuses_all(rule: Sequence[Expression]) -> bool:
         return False
     ((name, values),) = deciding
     if name == "immediate":
-        return _VERDICT_CODE not in values and _VALUE not in values  # NF_DROP is 0, and an attribute of 0 is left out
+        return _VERDICT_CODE not in values and _VALUE not in values  # NF_DROP is 0, and the kernel omits attributes that are 0
     return name == "reject" or (name == "target" and _text(values) in ("DROP", "REJECT"))
 
 
@@ -343,7 +343,7 @@ class TablePlace(NamedTuple):
 
     @property
     def variant(self) -> str:
-        """The value for nftables of a metric's label that has the variant of iptables if rules are in iptables."""
+        """The value of the metric label ``variant`` for nftables."""
         return VARIANT
 
     @property

@@ -58,8 +58,8 @@ class NftDriver:
 
         Repeating an operation causes no error.
 
-        If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object has its
-        own outcome.
+        If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object gets a
+        separate outcome.
         """
         self._replace_unlike(operations)
         if len(operations) > 1 and self._apply_as_one(operations):
@@ -70,7 +70,7 @@ class NftDriver:
         return outcomes
 
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
-        """Replace sets that have the name of a set to create, but other parameters.
+        """Replace each existing set that has the name of a set to be created, but other parameters.
 
         Another version of ipvsproxy, or a file that nft loaded, created these sets. A set cannot be removed while a rule uses the
         set. Therefore the rules of the set's family are written again in the same transaction: the desired rules if the
@@ -114,7 +114,7 @@ class NftDriver:
         return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written], listing.generation
 
     def _apply_as_one(self, operations: Sequence[Operation]) -> bool:
-        """Apply all operations in one transaction. Returns true if all operations have been applied."""
+        """Apply all operations in one transaction, and return whether the transaction has been applied."""
         of_sets = [operation for operation in operations if not isinstance(operation.item, Skeleton)]
         of_rules = [operation for operation in operations if isinstance(operation.item, Skeleton)]
         encoded = self.sets.messages(of_sets)
@@ -128,7 +128,7 @@ class NftDriver:
         return not failed
 
     def _with_rules(self, of_sets: Sequence[bytes], of_rules: Sequence[Operation]) -> tuple[Sequence[bytes], int | None]:
-        """The messages of a transaction, and the generation for which they are made; None for messages that fit every generation.
+        """The messages of a transaction, and their generation; None means that they are valid for every generation.
 
         Raises:
             ValueError: the transaction would be too large, or a rule has no equivalent in nf_tables.

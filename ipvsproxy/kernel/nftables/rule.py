@@ -2,8 +2,8 @@
 
 Most rules become one rule of nf_tables; a rule that matches a set of ranges or several protocols becomes several nf_tables rules.
 Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule. Each
-rule of nf_tables also carries a fingerprint of the expressions that this module made from the original rule; a reading compares
-the observed expressions with the fingerprint.
+rule of nf_tables also carries a fingerprint of the expressions that this module made from the original rule; to find changes, the
+driver compares the observed expressions with the fingerprint.
 
 The following differences from iptables do not matter to packets:
 
@@ -250,7 +250,7 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
 
 
 def _constant(number: int, register: int) -> Iterator[bytes]:
-    """Load a constant: load the packet's mark, and replace all bits of the mark."""
+    """Load a constant by loading the packet's mark and then replacing all bits of the loaded value."""
     yield meta(Meta.MARK, register)
     yield bitwise(bytes(4), struct.pack("=I", number), register)
 
@@ -370,7 +370,7 @@ def compare(value: bytes, *, equal: bool = True) -> bytes:
 
 
 def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
-    """Keep the bits of ``mask`` in a register, then invert the bits of ``inverted``."""
+    """Clear all bits of a register that are not in ``mask``, then invert the bits that are in ``inverted``."""
     registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
     return _expression("bitwise", registers, nested(4, _value(mask)), nested(5, _value(inverted)))
 
@@ -401,13 +401,15 @@ def masquerade(*, fully_random: bool) -> bytes:
 
 
 def segment_size() -> bytes:
-    """Lower the maximum segment size that a TCP packet announces to the number in the first register; a smaller size stays."""
+    """Lower the maximum segment size that a TCP packet announces to the number in the first register; never raise the size."""
     option = attribute(2, b"\2") + integer(3, 2) + integer(4, 2) + integer(6, 1)  # TCPOPT_MSS by NFT_EXTHDR_OP_TCPOPT
     return _expression("exthdr", option, integer(7, _register()))
 
 
 def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
-    """The expressions of a rule: the name of each expression, and the payloads of its attributes by the path of their numbers.
+    """The expressions of a rule: the name of each expression, and the payload of each of its attributes.
+
+    The key of a payload has the attribute's number, preceded by the numbers of the attributes that contain it.
 
     The result leaves out what only the kernel adds to a rule: attributes that are 0, and the register for the end of a range of
     addresses.
@@ -424,7 +426,7 @@ def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]
 
 
 def sent_again(data: bytes) -> bytes:
-    """The expressions of a rule that was read, changed so that they can be sent: an ``exthdr`` loses its flags.
+    """The expressions of a rule that was read, in a form that the kernel accepts: the flags of each ``exthdr`` are removed.
 
     The kernel shows the flags of an ``exthdr``, but refuses them in an ``exthdr`` that writes (``nft_exthdr_tcp_set_init`` in
     net/netfilter/nft_exthdr.c).

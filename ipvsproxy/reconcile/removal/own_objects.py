@@ -67,9 +67,9 @@ def plan(
 def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
     """The part of a cleanup that removes only objects that kube-proxy does not know.
 
-    kube-proxy can continue with all other objects and their connections. The objects that kube-proxy knows are virtual servers by
-    address, ``kube-ipvs0``, and all sets except the sets of ``kinds``. The rules in ``todo`` depend on the skeletons that were
-    passed to ``plan``. A service address that is local by a route becomes an address of ``kube-ipvs0``.
+    kube-proxy can continue with all other objects and their connections. kube-proxy knows virtual servers with an address,
+    ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The rules in ``todo`` depend on the skeletons that
+    were passed to ``plan``. A service address that is local by a route becomes an address of ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:

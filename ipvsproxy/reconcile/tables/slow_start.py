@@ -124,7 +124,7 @@ class SlowStarts:
     def _climbing(
         self, item: VirtualServer, known: Mapping[RealServerKey, float], duration_s: float, now: float, *, is_fresh: bool
     ) -> Mapping[RealServerKey, float]:
-        """The endpoints of a virtual server that have less than their full weight now, each with the start of its slow start.
+        """The endpoints of a virtual server that are in slow start now, each with the time when its slow start began.
 
         ``known`` has the endpoints that were already in slow start before.
         """

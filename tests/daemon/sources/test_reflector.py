@@ -511,7 +511,7 @@ async def test_no_list_is_requested_after_a_confirming_list_even_if_the_doubt_la
 
 
 @in_virtual_time
-async def test_nodes_that_doubt_the_same_list_do_not_request_it_at_the_same_time() -> None:
+async def test_nodes_that_verify_the_same_list_request_it_at_different_times() -> None:
     moments: list[float] = []
     for seed in range(20):
         world = SilentWorld(page(), [])

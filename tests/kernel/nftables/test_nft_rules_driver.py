@@ -368,7 +368,7 @@ def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesD
 @pytest.mark.parametrize(
     ("count", "expected"), [(0, ""), (1, "iptables still holds 1 ipset of ours"), (2, "iptables still holds 2 ipsets of ours")]
 )
-def test_ipsets_are_counted_if_the_nftables_backend_leaves_them_in_place(
+def test_the_nftables_backend_reports_how_many_of_our_ipsets_still_exist(
     count: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "held_by_other", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
