@@ -65,8 +65,8 @@ PROGRAMMING_DURATION = _histogram(
     SLOW_S,
     *BY_FAMILY,
 )
-LAST_SYNC = _gauge(f"{_SYNC}_last_timestamp_seconds", "When a sync was last complete.", *BY_FAMILY)
-LAST_QUEUED = _gauge(f"{_SYNC}_last_queued_timestamp_seconds", "When a sync was last asked for.", *BY_FAMILY)
+LAST_SYNC = _gauge(f"{_SYNC}_last_timestamp_seconds", "When the last sync was completed.", *BY_FAMILY)
+LAST_QUEUED = _gauge(f"{_SYNC}_last_queued_timestamp_seconds", "When a sync was last requested.", *BY_FAMILY)
 RESTORE_FAILURES = _counter(f"{_SYNC}_iptables_restore_failures_total", "Rules that could not be written.", *BY_FAMILY)
 NO_LOCAL_ENDPOINTS = _gauge(
     f"{_SYNC}_no_local_endpoints_total",
@@ -114,7 +114,7 @@ NETLINK_ERRORS = _counter(
     "error",
 )
 OPERATIONS = _counter("ipvsproxy_operations_total", "Operations on the kernel.", "verb", "kind", "outcome")
-SURPRISES = _counter("ipvsproxy_surprises_total", "Operations that met another state of the kernel than the observed one.")
+SURPRISES = _counter("ipvsproxy_surprises_total", "Operations that found the kernel in another state than observed.")
 INVALID_OBJECTS = _counter(
     "ipvsproxy_invalid_objects_total",
     "Changed API objects, or parts of them, that are invalid and not used.",
@@ -143,8 +143,8 @@ DRY_RUN_LAST_LOOK = _gauge("ipvsproxy_dry_run_last_look_timestamp_seconds", "Whe
 
 # Metrics whose values are counted at a scrape, from the tables of desired and observed state.
 
-SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of services that no sync has taken yet.")
-ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that no sync has taken yet.")
+SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of services that wait for a sync.")
+ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that wait for a sync.")
 OLDEST_CHANGE_AGE = _gauge("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.")
 UNREADABLE_PARTS = _gauge(
     "ipvsproxy_unreadable_parts",
@@ -152,22 +152,22 @@ UNREADABLE_PARTS = _gauge(
 )
 LEFTOVER_RULES = _gauge(
     "ipvsproxy_leftover_rules",
-    "Whether rules of kube-proxy's iptables or nftables mode, or ours in an unused variant of iptables, resist removal.",
+    "Whether leftover rules of kube-proxy, or of ipvsproxy in an unused variant of iptables, could not be removed.",
     "ip_family",
     "variant",
 )
 OTHER_BACKEND_LEFT = _gauge(
     "ipvsproxy_other_backend_left",
-    "Whether sets, or the table of nftables, that the other --rules-backend holds of ours resist removal.",
+    "Whether ipvsproxy's sets or table in the other --rules-backend could not be removed.",
 )
 UNOPENED_PORTS = _gauge("ipvsproxy_health_check_ports_unopened", "Health-check node ports that could not be opened, by address.")
-VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ours.", *BY_FAMILY)
-REAL_SERVERS = _gauge("ipvsproxy_real_servers", "Real servers of ours.", *BY_FAMILY)
+VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ipvsproxy.", *BY_FAMILY)
+REAL_SERVERS = _gauge("ipvsproxy_real_servers", "Real servers of ipvsproxy.", *BY_FAMILY)
 TUNNELS = _gauge(
-    "ipvsproxy_tunnels", "Real servers of ours that are other nodes, to which direct return sends packets by tunnel.", *BY_FAMILY
+    "ipvsproxy_tunnels", "Real servers that are other nodes, to which direct return sends packets by tunnel.", *BY_FAMILY
 )
 ADDRESSES = _gauge("ipvsproxy_addresses", "Addresses on kube-ipvs0.", *BY_FAMILY)
-ROUTES = _gauge("ipvsproxy_routes", "Local routes of ours, with --ipvs-vip-binding=routes.", *BY_FAMILY)
+ROUTES = _gauge("ipvsproxy_routes", "Local routes to Service addresses, with --ipvs-vip-binding=routes.", *BY_FAMILY)
 SET_ENTRIES = _gauge("ipvsproxy_set_entries", "Entries of each set; a hash set starts with room for 65536.", "set")
 PENDING = _gauge("ipvsproxy_pending", "Kernel objects whose observed state differs from the desired one.", "kind")
 DRIFT = _counter(
@@ -175,7 +175,7 @@ DRIFT = _counter(
 )
 DOUBTED_DELETIONS = _gauge(
     "ipvsproxy_doubted_deletions",
-    "Services or endpoints that a list lacked, served until another list confirms it.",
+    "Services or endpoints that are missing from a list, and are served until a second list confirms this.",
     "kind",
 )
 CONFLICTS = _gauge("ipvsproxy_conflicts", "Addresses and ports that several Services desire.")
@@ -183,20 +183,20 @@ WITHOUT_SCOPE = _gauge(
     "ipvsproxy_ports_without_scope",
     "Service ports with externalTrafficPolicy Local that have no packet mark left for a scope of this node's clients.",
 )
-DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new ones.")
+DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new connections.")
 WAITING_REMOVALS = _gauge(
     "ipvsproxy_waiting_removals",
-    "Real servers at weight 0 without connections, in the backlog of removals.",
+    "Real servers at weight 0 without connections that wait for their removal.",
 )
 OLDEST_DRAIN_AGE = _gauge("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.")
 WATCH_CONNECTED = _gauge("ipvsproxy_watch_connected", "Whether a watch is open.", "kind")
 WATCH_STALE = _gauge("ipvsproxy_watch_stale", "Whether a watch has been silent for too long.", "kind")
-WATCH_CONTACT_AGE = _gauge("ipvsproxy_watch_contact_age_seconds", "Time since the API server last sent something.", "kind")
+WATCH_CONTACT_AGE = _gauge("ipvsproxy_watch_contact_age_seconds", "Time since the last message of the API server.", "kind")
 WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Lists and watches that were started again.", "kind", "reason")
 
 # Metrics that show the counters of IPVS.
 
-TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with traffic series of their own.", "kind")
+TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with separate traffic series.", "kind")
 TRAFFIC_UNLISTED = _gauge("ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, counted together.", "kind")
 OPEN_CONNECTIONS = _gauge(
     "ipvsproxy_endpoint_open_connections",
