@@ -199,7 +199,7 @@ def _walk(chooser: Chooser) -> None:
     data = chooser.rest()
     for _, start, end in message.walk(data, 0, len(data)):
         assert 0 <= start <= end <= len(data)
-    layout = message.Layout([message.Field((1, 1), "4s"), message.Field((2,), "H"), message.Field((3,), "s")])
+    layout = message.Layout([((1, 1), "4s"), ((2,), "H"), ((3,), "s")])
     half = len(data) // 2
     for start, end in ((0, half), (half, len(data)), (0, half)):
         layout.read(data, start, end)

@@ -144,7 +144,7 @@ class EntryCodec:
             "skbmark": (0, 0xFFFFFFFFFFFFFFFF),
         }
         chosen = {field: samples[field] for field in self._fields}
-        self._template = message.Template(self._element, chosen)
+        self._template = message.template(self._element, chosen)
         self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
         self._layout = message.Layout(self._places())
 
@@ -154,7 +154,7 @@ class EntryCodec:
         Raises:
             ValueError, struct.error: an address is missing or is not of the set's family, or a number is too large for its field.
         """
-        return self._template.encode(tuple(self._pack(field, getattr(entry, field)) for field in self._fields))
+        return self._template(tuple(self._pack(field, getattr(entry, field)) for field in self._fields))
 
     def _pack(self, field: str, value: Any) -> bytes:
         if value is None or (field in ("address", "other") and len(value) != self._size):
@@ -191,9 +191,9 @@ class EntryCodec:
     def _places(self) -> list[message.Field]:
         nested = 1 if self._family is Family.IPV4 else 2
         return [
-            message.Field((_NUMBERS[field], nested), f"{self._size}s")
+            ((_NUMBERS[field], nested), f"{self._size}s")
             if field in ("address", "other")
-            else message.Field((_NUMBERS[field],), _CODES[field])
+            else ((_NUMBERS[field],), _CODES[field])
             for field in self._fields
         ]
 

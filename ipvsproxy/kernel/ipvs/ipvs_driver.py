@@ -34,7 +34,7 @@ from ipvsproxy.model.virtual_servers import (
 
 _FIND_SCHEDULERS = "find the schedulers of this kernel"
 
-_TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
+_TIMEOUTS = message.Layout([((kind,), "I") for kind in (4, 5, 6)])
 
 
 class IpvsDriver:

@@ -5,7 +5,7 @@ import itertools
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pyroute2.netlink.generic import ipvs
@@ -19,8 +19,6 @@ from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, V
 
 GENERIC_HEADER = 4
 """The number of bytes before the attributes of a message: command, version, and two unused bytes."""
-
-Encode = Callable[[tuple[bytes, ...]], bytes]
 
 NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
 """Why a real server cannot be read. An unreadable real server must not count as absent."""
@@ -143,7 +141,7 @@ class Encoder:
             return self._message(ipvs.IPVS_CMD_SET_CONFIG, values)
         raise TypeError(f"not an IPVS object: {item}")
 
-    def _service_template(self, verb: Verb, shape: Shape, scheduler: str, prefix_length: int) -> Encode:
+    def _service_template(self, verb: Verb, shape: Shape, scheduler: str, prefix_length: int) -> message.Encode:
         netmask = _netmask(shape.family, prefix_length or shape.family.bits)
         command = ipvs.IPVS_CMD_NEW_SERVICE if verb is Verb.ADD else ipvs.IPVS_CMD_SET_SERVICE
 
@@ -157,17 +155,19 @@ class Encoder:
             ]
             return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
-        return message.Template(build, {**_key_samples(shape), "flags": _U32, "timeout": _U32}).encode
+        return message.template(build, {**_key_samples(shape), "flags": _U32, "timeout": _U32})
 
-    def _named_template(self, command: int, shape: Shape, flags: int = 0) -> Encode:
+    def _named_template(self, command: int, shape: Shape, flags: int = 0) -> message.Encode:
         """A message whose only content is the identity of a virtual server."""
 
         def build(**key: Any) -> bytes:
             return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": _key(shape, **key)}]], netlink.REQUEST | flags)
 
-        return message.Template(build, _key_samples(shape)).encode
+        return message.template(build, _key_samples(shape))
 
-    def _destination_template(self, verb: Verb, shape: Shape, family: Family, thresholds: Thresholds, method: int) -> Encode:
+    def _destination_template(
+        self, verb: Verb, shape: Shape, family: Family, thresholds: Thresholds, method: int
+    ) -> message.Encode:
         samples: dict[str, message.Sample] = {
             **_key_samples(shape),
             "real_address": message.ADDRESSES[family],
@@ -191,7 +191,7 @@ class Encoder:
             attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
             return self._message(_DESTINATION_COMMANDS[verb], attributes)
 
-        return message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32}).encode
+        return message.template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32})
 
     def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST) -> bytes:
         encoded = ipvs.ipvsmsg()

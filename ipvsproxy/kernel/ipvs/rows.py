@@ -56,7 +56,7 @@ _ENGINE = 11
 
 
 def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
-    return message.Layout([message.Field((of, kind), code) for kind, code in codes.items()])
+    return message.Layout([((of, kind), code) for kind, code in codes.items()])
 
 
 # All dumps use the same layout, because a new layout has to walk its first message, which takes as long as a dump.
@@ -64,10 +64,10 @@ _SETTINGS = {6: "s", 7: "I", 8: "I", 9: "4s"}
 _BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
 _BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)
 _REAL_SERVER = _layout(_DESTINATION, {11: "H", 1: "16s", 2: "2s", 3: "I", 4: "i", 5: "I", 6: "I", 7: "I", 8: "I"})
-_INFORMATION = message.Layout([message.Field((kind,), "I") for kind in (1, 2)])
+_INFORMATION = message.Layout([((kind,), "I") for kind in (1, 2)])
 # IPVS_SVC_ATTR_STATS64 and IPVS_DEST_ATTR_STATS64 have connections, packets in and out, and bytes in and out.
 _COUNTERS_OF_SERVICE, _COUNTERS_OF_DESTINATION = (
-    message.Layout([message.Field((of, 12, counter), "Q") for counter in range(1, 6)]) for of in (_SERVICE, _DESTINATION)
+    message.Layout([((of, 12, counter), "Q") for counter in range(1, 6)]) for of in (_SERVICE, _DESTINATION)
 )
 
 T = TypeVar("T")

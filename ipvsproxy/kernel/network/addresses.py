@@ -6,7 +6,7 @@ import itertools
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pyroute2.netlink import NETLINK_ROUTE
 from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELLINK, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK
@@ -15,7 +15,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
+from ipvsproxy.model.kernel import DEVICE, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 
@@ -187,7 +187,8 @@ class AddressDriver:
             observed = self._read(*self._dump()).addresses
             if observed <= {operation.item.key for operation in operations}:
                 return self._empty_device(operations, observed)
-        failed = self._channel.run_all(self._encode(operations, _pack_index(link.number)), BATCH_SIZE)
+        index = _pack_index(link.number)
+        failed = self._channel.run_all([self._encode(one, index) for one in operations], BATCH_SIZE)
         return {
             one: netlink.outcome(one, number, _EXPECTED[one.verb])
             for place, number in failed.items()
@@ -207,14 +208,9 @@ class AddressDriver:
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}
 
-    def _encode(self, operations: Sequence[Operation], index: bytes) -> list[bytes]:
-        messages: list[bytes] = []
-        for verb, item in operations:
-            if not isinstance(item, BoundAddresses):
-                raise TypeError(f"not a device or an address: {item}")
-            address = item.key
-            messages.append(self._template(verb, len(address)).encode((index, address, address)))
-        return messages
+    def _encode(self, operation: Operation, index: bytes) -> bytes:
+        address = cast("Address", operation.item.key)
+        return self._template(operation.verb, len(address))((index, address, address))
 
     def _find(self) -> _Link | None:
         with Tolerated(errno.ENODEV):
@@ -253,7 +249,7 @@ def _link_message(command: int, name: str, flags: int) -> bytes:
     return message.encode(link, command, netlink.REQUEST | flags)
 
 
-def _address_template(verb: Verb, size: int) -> message.Template:
+def _address_template(verb: Verb, size: int) -> message.Encode:
     """The template of a message about an address of ``size`` bytes.
 
     Both address attributes of the message contain the address, and the message has no flags, label or scope, as in kube-proxy.
@@ -270,6 +266,6 @@ def _address_template(verb: Verb, size: int) -> message.Template:
             return message.encode(request, RTM_DELADDR, netlink.REQUEST)
         return message.encode(request, RTM_NEWADDR, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
 
-    return message.Template(
+    return message.template(
         build, {"index": (0, 0xFFFFFFFF), "local": message.ADDRESSES[family], "address": message.ADDRESSES[family]}
     )

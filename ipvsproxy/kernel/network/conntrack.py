@@ -142,11 +142,11 @@ def _layout(family: Family) -> message.Layout:
     size = f"{family.bits // 8}s"
     return message.Layout(
         (
-            message.Field((_ORIGINAL, _PROTO, 1), "B"),
-            message.Field((_ORIGINAL, _IP, _DESTINATIONS[family]), size),
-            message.Field((_ORIGINAL, _PROTO, 3), "2s"),
-            message.Field((_REPLY, _IP, _SOURCES[family]), size),
-            message.Field((_REPLY, _PROTO, 2), "2s"),
+            ((_ORIGINAL, _PROTO, 1), "B"),
+            ((_ORIGINAL, _IP, _DESTINATIONS[family]), size),
+            ((_ORIGINAL, _PROTO, 3), "2s"),
+            ((_REPLY, _IP, _SOURCES[family]), size),
+            ((_REPLY, _PROTO, 2), "2s"),
         )
     )
 

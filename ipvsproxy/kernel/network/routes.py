@@ -17,6 +17,7 @@ import functools
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import cast
 
 from pyroute2.netlink import NETLINK_ROUTE
 from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE
@@ -24,7 +25,7 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
-from ipvsproxy.model.kernel import ROUTE_PROTOCOL, LocalRoutes
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 
@@ -40,7 +41,7 @@ LOOPBACK_INDEX = 1
 _LOCAL = 2  # The route type RTN_LOCAL.
 _SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST for IPv4; IPv6 routes have no scope.
 _HEADER = 12
-_PLACE = message.Layout((message.Field((1,), "s"), message.Field((4,), "I"), message.Field((6,), "I")))
+_PLACE = message.Layout((((1,), "s"), ((4,), "I"), ((6,), "I")))
 """Destination, index of the device, metric."""
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
@@ -140,19 +141,15 @@ class RouteDriver:
         """
         self._digest = b""
         single = list(one_by_one(operations))
-        numbers = self._channel.run_all(self._encode(single), BATCH_SIZE)
+        numbers = self._channel.run_all(list(map(self._encode, single)), BATCH_SIZE)
         failed = {single[place]: number for place, number in numbers.items()}
         # A route that is already present may belong to another program.
         present = self._present() if errno.EEXIST in failed.values() else frozenset()
         return outcomes(operations, {one: _outcome(one, number, present) for one, number in failed.items()})
 
-    def _encode(self, operations: Sequence[Operation]) -> list[bytes]:
-        messages: list[bytes] = []
-        for verb, item in operations:
-            if not isinstance(item, LocalRoutes):
-                raise TypeError(f"not a local route: {item}")
-            messages.append(self._template(verb is Verb.REMOVE, item.key.family).encode((item.key,)))
-        return messages
+    def _encode(self, operation: Operation) -> bytes:
+        address = cast("Address", operation.item.key)
+        return self._template(operation.verb is Verb.REMOVE, address.family)((address,))
 
     def _present(self) -> AbstractSet[Address]:
         """Our present routes; empty if the routes cannot be read, so that operations are reported as failed and are repeated."""
@@ -170,7 +167,7 @@ class RouteDriver:
         request["attrs"] = [["RTA_OIF", LOOPBACK_INDEX]]
         return message.encode(request, RTM_GETROUTE, netlink.REQUEST | netlink.DUMP)
 
-    def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - positional, so that ``functools.cache`` sees equal calls
+    def _make_template(self, is_removal: bool, family: Family) -> message.Encode:  # noqa: FBT001 - positional, so that ``functools.cache`` sees equal calls
         """The template of a message about a route.
 
         The route has no preferred source address, because a removal of this address would leave the route with a source that no
@@ -190,7 +187,7 @@ class RouteDriver:
                 return message.encode(request, RTM_DELROUTE, netlink.REQUEST)
             return message.encode(request, RTM_NEWROUTE, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
 
-        return message.Template(build, {"address": message.ADDRESSES[family]})
+        return message.template(build, {"address": message.ADDRESSES[family]})
 
 
 def _outcome(operation: Operation, number: int, present: AbstractSet[Address]) -> Outcome:

@@ -14,8 +14,8 @@ def test_a_template_replaces_its_variable_fields_and_keeps_all_other_bytes() -> 
     def build(port: int, address: bytes) -> bytes:
         return HEAD + b"100%" + struct.pack(">H", port) + b"%b" + address + b"%"
 
-    template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4)})
-    encoded = template.encode((b"\x01\xbb", b"\n\0\0\1"))
+    encode = message.template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4)})
+    encoded = encode((b"\x01\xbb", b"\n\0\0\1"))
     assert encoded == HEAD + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
 
 
@@ -24,7 +24,7 @@ def test_the_fields_of_a_template_must_be_named_in_the_order_of_their_positions(
         return HEAD + struct.pack("=BB", first, second)
 
     with pytest.raises(ValueError, match="first lies before"):
-        message.Template(build, {"second": (0, 0xFF), "first": (0, 0xFF)})
+        message.template(build, {"second": (0, 0xFF), "first": (0, 0xFF)})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_fields_of_a_template_must_be_named_in_the_order_of_their_positions(
 )
 def test_each_field_of_a_template_must_have_one_fixed_offset(build: object) -> None:
     with pytest.raises(ValueError, match="value is not one field of fixed length"):
-        message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # each of the functions takes a value
+        message.template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # each of the functions takes a value
 
 
 def test_attributes_are_found_whatever_flag_bits_their_types_have() -> None:
@@ -54,7 +54,7 @@ def test_reading_attributes_stops_at_an_attribute_longer_than_the_remaining_byte
     assert message.attributes(data, 0, len(data)) == {7: (4, 8)}
 
 
-FIELDS = (message.Field((1, 1), "H"), message.Field((1, 2), "s"), message.Field((3,), "I"))
+FIELDS = (((1, 1), "H"), ((1, 2), "s"), ((3,), "I"))
 
 
 def sample(number: int, name: bytes, value: int, *, swapped: bool = False) -> bytes:

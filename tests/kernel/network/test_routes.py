@@ -21,7 +21,7 @@ import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import routes
-from ipvsproxy.model.kernel import Device, LocalRoutes
+from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Address, Family, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from tests.support import fake_netlink
@@ -216,12 +216,6 @@ def test_thousands_of_routes_are_added_and_removed(driver: routes.RouteDriver) -
     assert all(outcome.surprise and not outcome.error for outcome in outcomes)
     assert is_clean(apply(driver, Verb.REMOVE, LocalRoutes(tuple(some[:300] + some[2000:]))))
     assert driver.observe() == set(some[300:2000])
-
-
-def test_an_invalid_route_is_an_error_of_the_caller_and_not_of_the_kernel() -> None:
-    driver = routes.RouteDriver(lambda _protocol: fake_netlink.FakeSocket(lambda _: []))
-    with pytest.raises(TypeError, match="not a local route: kube-ipvs0"):
-        apply(driver, Verb.ADD, Device("kube-ipvs0"))
 
 
 def test_routes_with_a_lost_answer_are_errors() -> None:
