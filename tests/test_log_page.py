@@ -94,7 +94,7 @@ def _keys(tree: ast.AST) -> set[str]:
 MODULES = {
     path.relative_to(SOURCE).as_posix(): Module(path.read_text())
     for path in sorted(SOURCE.rglob("*.py"))
-    if re.search(r"^import structlog", path.read_text(), re.MULTILINE)
+    if re.search(r"^(import structlog|from ipvsproxy.daemon.base.log import log)$", path.read_text(), re.MULTILINE)
 }
 
 

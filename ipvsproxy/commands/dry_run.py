@@ -12,11 +12,10 @@ import functools
 import time
 from collections import Counter
 
-import structlog
-
 from ipvsproxy.commands import inspection
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import comes_within
 from ipvsproxy.daemon.http import paths
 from ipvsproxy.daemon.http.health import Status
@@ -35,8 +34,6 @@ OTHER_PORTS = {10256: 10356, 10249: 10349}
 """Replacements of kube-proxy's default ports. Any other port is the operator's choice, and does not change."""
 SHOWN = 5
 """At most this many new differences of a comparison have a log line of their own."""
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(eq=False)

@@ -17,11 +17,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import structlog
-
 from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.cannot_start import CannotStartError, complain
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
@@ -54,8 +53,6 @@ JSON_VERSION = 1
 """The version of every document. The number grows if a field is removed or changes its meaning, not if a field is added."""
 
 Document = Mapping[str, Any]
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class UnknownStateError(CannotStartError):

@@ -8,9 +8,8 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import structlog
-
 from ipvsproxy.config.settings import Choices, Config
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import until_readable
 from ipvsproxy.daemon.events import Announcer, Recorder
 from ipvsproxy.daemon.http import paths
@@ -47,8 +46,6 @@ from ipvsproxy.store.objects import Store
 
 SCHEDULER_MISSING, API_SERVER_HIDDEN, HOST_PORTS_FIRST = "SchedulerMissing", "ApiServerHidden", "HostPortsFirst"
 """The reasons of notices."""
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def run(config: Config, read_again: Callable[[], Config]) -> int:

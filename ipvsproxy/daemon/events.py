@@ -19,9 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import structlog
-
 from ipvsproxy.daemon.base import timing
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.sources.source import ApiError, Post
@@ -46,8 +45,6 @@ MOST_PENDING = 500
 SPREAD_S = 30.0
 """The longest random delay of an event of all nodes."""
 CONFLICT = "status 409"
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Regarding(NamedTuple):

@@ -29,6 +29,9 @@ STANDARD_ERROR = 2
 LAST_LINES_S = 0.5
 """How long the end of a process waits for a slow reader."""
 
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+"""The logger of the daemon and of the commands."""
+
 
 class _Writer:
     """A thread that writes log lines, so that no caller waits for the log's reader or for a disk.
@@ -79,7 +82,7 @@ class _Writer:
                     dropped, self._dropped = self._dropped, 0
                 if dropped:
                     hint = "its reader or its disk did not take them"
-                    structlog.get_logger().log(logging.WARNING, "log_lines_dropped", lines=dropped, hint=hint)
+                    log.log(logging.WARNING, "log_lines_dropped", lines=dropped, hint=hint)
 
     def _take(self) -> list[str]:
         """Wait for lines, and return all waiting lines; an empty list means that the thread must end."""
@@ -128,7 +131,7 @@ class Libraries(logging.Handler):
         if not self._texts.take(text, time.monotonic()):
             return
         level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
-        structlog.get_logger().log(level, "library_message", library=record.name, message=text, exc_info=record.exc_info)
+        log.log(level, "library_message", library=record.name, message=text, exc_info=record.exc_info)
 
 
 _libraries = Libraries()

@@ -17,10 +17,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
-import structlog
-
 from ipvsproxy.config.settings import ListenAddress
 from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import Backoff, comes_within
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import JSON, OK, TEXT, UNAVAILABLE, Answer, Listener
@@ -33,9 +32,6 @@ FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 CONNECTIONS = 256
 """The most connections of all ports together."""
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
 
 Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
 """Opens a listener with this answer on an address and port of one family; raises OSError."""

@@ -13,12 +13,11 @@ import platform
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 
-import structlog
-
 from ipvsproxy.config import file
 from ipvsproxy.config.option import parse_integer
 from ipvsproxy.config.settings import Config, Format, Servers
 from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import BAD_REQUEST, HTML, JSON, NOT_ACCEPTABLE, OK, TEXT, UNAVAILABLE, Answer, Handler, Request
@@ -39,8 +38,6 @@ METHOD_PAGE = Answer(NOT_ACCEPTABLE, b"unsupported http method\n", TEXT)
 NOT_FOR_MACHINES = "Warning: for people who debug; no program should rely on how this looks."
 MODE_PAGE = Answer(OK, b"ipvs", TEXT)
 UI = "/ui/"
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 async def respond(pages: Mapping[str, Page], request: Request) -> Answer:

@@ -17,9 +17,9 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import structlog
 from aiohttp import web
 
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.model.net import Address, Family, host_port
 
 OK = 200
@@ -48,7 +48,6 @@ NO_ROOM_S = 0.1
 """The pause after a connection for which the host has no descriptor or no memory."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _silent = logging.getLogger(f"{__name__}.requests")
 _silent.disabled = True  # Without this logger, aiohttp would log a traceback for every client that does not speak HTTP.
 

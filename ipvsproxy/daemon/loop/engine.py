@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from typing import TypeVar
 
-import structlog
-
 from ipvsproxy.config.settings import Choices
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import comes_within, in_slices
 from ipvsproxy.daemon.loop import garbage, journal
 from ipvsproxy.daemon.loop.reader import Kernel, KernelReader
@@ -50,8 +49,6 @@ ERRORS_SHOWN = 5
 _Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
 
 T = TypeVar("T")
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

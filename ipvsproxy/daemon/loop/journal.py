@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import assert_never
 
-import structlog
-
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base import timing
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, Sysctl
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
@@ -46,8 +45,6 @@ PARTS_SHOWN = 25
 """The most parts of one object that are logged at once."""
 PLACES_SHOWN = 5
 """The most places of returning drift that are logged at once."""
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def log_received(events: Iterable[Event]) -> None:

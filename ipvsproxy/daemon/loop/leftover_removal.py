@@ -22,8 +22,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-import structlog
-
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import comes_within
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
@@ -44,8 +43,6 @@ USED_SETS_PATIENCE = 5
 """So many removals may fail without a log line because a set is in use: the rules that use it are removed meanwhile."""
 
 AnyPlace = RulesPlace | TablePlace
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Examined(NamedTuple):

@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-import structlog
-
 from ipvsproxy.config.settings import Choices
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.journal import Journal
 from ipvsproxy.kernel.base.errors import KernelError
@@ -55,8 +54,6 @@ Readings after notifications keep this pause, too: a program that changes the ke
 """
 SERVERS_AT_ONCE = 50
 """The virtual servers whose real servers are read at once: about 5 ms, for which programming may have to wait."""
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class ReadableKernel(Protocol):

@@ -12,9 +12,8 @@ import dataclasses
 from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
-import structlog
-
 from ipvsproxy.config.settings import Choices
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.loop import journal
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Family
@@ -27,8 +26,6 @@ from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.services import desired_state, refusal
 from ipvsproxy.translate.translation_settings import LocalMode
 from ipvsproxy.translate.view import Lingering
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

@@ -15,8 +15,7 @@ import itertools
 import operator
 from collections.abc import Collection, Container, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 
-import structlog
-
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures, series
@@ -44,9 +43,6 @@ _METRICS = {
     "endpoint": (series.ENDPOINT_CONNECTIONS, series.ENDPOINT_PACKETS, series.ENDPOINT_BYTES),
 }
 """Connections, packets and bytes, in the order of ``Counters``."""
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
 
 ZERO = Counters()
 

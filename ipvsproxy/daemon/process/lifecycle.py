@@ -15,11 +15,10 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
-import structlog
-
 from ipvsproxy.config.settings import Config, Format
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.cannot_start import CannotStartError, complain
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 
@@ -39,8 +38,6 @@ LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # the options M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 
 T = TypeVar("T")
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Signals:

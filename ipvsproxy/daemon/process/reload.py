@@ -16,13 +16,12 @@ import pathlib
 import random
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import Backoff
 from ipvsproxy.kernel.base.errors import KernelError
 
@@ -33,8 +32,6 @@ SETTLE_S = 0.1
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 """Bounds of the delay before the next attempt after a failed one."""
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(eq=False)

@@ -14,10 +14,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-import structlog
-
 from ipvsproxy.config.settings import Choices, Config, Drivers
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import Bucket
 from ipvsproxy.daemon.loop.reader import Kernel
 from ipvsproxy.daemon.process import lifecycle
@@ -57,8 +56,6 @@ SLOW_LOG_S = 60.0
 """The pause between two log lines about a slow kernel."""
 
 T = TypeVar("T")
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:

@@ -20,10 +20,10 @@ import random
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import structlog
 import yaml
 
 from ipvsproxy.daemon.base import inotify
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import Backoff, comes_within
 from ipvsproxy.daemon.sources.source import Deliver, Source
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected, ServiceName
@@ -195,8 +195,6 @@ LONGEST_SETTLE_S = 1.0
 POLL_S = 1.0
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 10.0
-
-log = structlog.stdlib.get_logger(__name__)
 
 
 class DirectorySource(Source):

@@ -21,10 +21,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-import structlog
-
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.service import Event, ObjectKind, ServiceName
 from ipvsproxy.store.objects import Store
@@ -173,8 +172,6 @@ async def make(config: Config, on_request: OnRequest = lambda *_: None) -> Sourc
 
 
 CHECK_INTERVAL_S = 5.0
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclasses.dataclass(eq=False)

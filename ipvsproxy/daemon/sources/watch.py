@@ -21,8 +21,8 @@ import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 
 import aiohttp
-import structlog
 
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import RateLimits
 from ipvsproxy.daemon.sources import credentials, queries, reflector, source
 from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
@@ -73,8 +73,6 @@ PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 _SocketAddress = tuple[str, int]
 
 _USER_INFO = re.compile(r"//[^/\s]*@")  # aiohttp's messages contain the user name and password in an HTTP proxy's URL
-
-log = structlog.stdlib.get_logger(__name__)
 
 
 class KubernetesSource(source.Source):

@@ -27,8 +27,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import structlog
 
+from ipvsproxy.daemon.base.log import log
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures
@@ -83,9 +83,6 @@ class Viewers:
     def have_looked(self, now: float) -> bool:
         """Whether a viewer has requested anything in the last ``IDLE_S``."""
         return self._last_s is not None and now - self._last_s < IDLE_S
-
-
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 REMEMBERED = 24
