@@ -46,6 +46,9 @@ class Protocol(enum.IntEnum):
         return self.name.lower()
 
 
+PROTOCOL_BY_NUMBER = {int(protocol): protocol for protocol in Protocol}
+
+
 class Address(bytes):
     """An IP address as 4 or 16 bytes in network order. ``str`` returns the canonical text form of an address."""
 

@@ -14,7 +14,7 @@ from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets_driver import EncodedEntry
-from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.net import PROTOCOL_BY_NUMBER, Address, Family
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
 
@@ -73,7 +73,6 @@ _WRONG = {
     "protocol": "the protocol is missing",
     "other": "the second address is not of the set's family",
 }
-_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 
 
 def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> bytes:
@@ -178,7 +177,7 @@ class EntryCodec:
         if values is None:
             return None
         found = dict(zip(self._fields, values, strict=True))
-        protocol = _PROTOCOLS.get(found.get("protocol", 0))
+        protocol = PROTOCOL_BY_NUMBER.get(found.get("protocol", 0))
         if protocol is None and "protocol" in found:
             return None
         address, other = (Address(found[field]) if field in found else None for field in ("address", "other"))

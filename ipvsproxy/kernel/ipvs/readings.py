@@ -25,7 +25,7 @@ from typing import Any, Final, Generic, TypeVar
 from ipvsproxy.kernel.base import sockets
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
-from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.net import PROTOCOL_BY_NUMBER, Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
     ConnectionCounts,
@@ -281,7 +281,7 @@ class SockoptReader(FamilyReader[bytes]):
         number, address, port, mark = _NAME.unpack(name)
         if mark:
             return FirewallMark.of(Family.IPV4, mark)
-        protocol = ipvs_rows.PROTOCOLS.get(number)
+        protocol = PROTOCOL_BY_NUMBER.get(number)
         return VirtualServerKey(protocol, Address(address), int.from_bytes(port, "big")) if protocol else None
 
     def _real_servers(self, row: bytes) -> bytes | None:

@@ -14,7 +14,7 @@ from pyroute2.netlink import NETLINK_GENERIC
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.ipvs import ipvs_message
-from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.net import PROTOCOL_BY_NUMBER, Address, Family
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import (
     HASHED,
@@ -45,7 +45,6 @@ _FLAG_NAMES: Mapping[str, tuple[str, str, str]] = {
     "mh": ("mh-fallback", "mh-port", "flag-3"),
     "sh": ("sh-fallback", "sh-port", "flag-3"),
 }
-PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 
 _METHODS = 0x7
 """The bits of a real server's flags that hold its forwarding method (IP_VS_CONN_F_FWD_MASK); 0 is masquerading."""
@@ -363,7 +362,7 @@ def key_of(name: NetlinkName) -> VirtualServerKey | None:
         case (family, mark):
             return FirewallMark.of(Family(family), mark)
         case (family, number, packed, port):
-            protocol = PROTOCOLS.get(number)
+            protocol = PROTOCOL_BY_NUMBER.get(number)
             return VirtualServerKey(protocol, address_of(family, packed), int.from_bytes(port, "big")) if protocol else None
 
 

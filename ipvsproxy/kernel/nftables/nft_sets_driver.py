@@ -23,7 +23,7 @@ from ipvsproxy.kernel.base.nft_message import SetShape
 from ipvsproxy.kernel.base.sets_driver import EncodedEntry, ObservedSet, Part, SetsDriver
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.net import PROTOCOL_BY_NUMBER, Address, Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntry, SetType
 
@@ -36,7 +36,6 @@ REPAIRS = 5
 _ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
 _PROTOCOL_TYPE, _PORT_TYPE, _MARK_TYPE = 12, 13, 19
 _MASK = "mask "
-_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _NUMBER = struct.Struct("=I")
 """The format of marks, and of prefix lengths, which are stored as marks.
 
@@ -370,7 +369,7 @@ def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
     if ip_set.type is SetType.PORT:
         return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
     size = ip_set.family.bits // 8
-    address, protocol = Address(key[:size]), _PROTOCOLS.get(int.from_bytes(key[size : size + 1], "big"))
+    address, protocol = Address(key[:size]), PROTOCOL_BY_NUMBER.get(int.from_bytes(key[size : size + 1], "big"))
     port = int.from_bytes(key[size + 4 : size + 6], "big")
     other = Address(key[size + 8 : 2 * size + 8]) if len(key) > size + 8 else None
     prefix_length = int.from_bytes(key[2 * size + 8 :], sys.byteorder)

@@ -23,13 +23,12 @@ from ipvsproxy.model.annotations import (
     WeightRules,
     field,
 )
-from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
+from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 
 HIGHEST_PORT = 65535
-PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
 
 _SHOWN = 64
 """The most characters of an invalid value that a reason repeats: reasons end in log lines."""
@@ -90,7 +89,6 @@ _FLAGS: Mapping[str, int] = {
     **dict.fromkeys(("port", "flag-2", "sh-port", "mh-port"), SCHEDULER_PORT),
 }
 """The flags by our names, by kube-router's names, and by ipvsadm's names."""
-_FAMILIES: Mapping[str, Family] = {family.label.lower(): family for family in Family}
 
 
 class _Given(NamedTuple):
@@ -202,7 +200,7 @@ def _prefix_lengths(text: str) -> tuple[int, int]:
     lengths: dict[Family, int] = {}
     for word in _words(text):
         name, _, number = word.partition("=")
-        family = _FAMILIES.get(name.strip().lower())
+        family = Family.__members__.get(name.strip().upper())
         if family is None:
             raise ValueError(f"{shown(word)} is none of ipv4=LENGTH, ipv6=LENGTH")
         lengths[family] = _number(number.strip().removeprefix("/"), 1, family.bits)

@@ -157,7 +157,7 @@ def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[Ser
     used: set[tuple[Protocol, int]] = set()
     for number, raw in enumerate(ports):
         field = f"spec.ports[{number}]"
-        protocol = fields.PROTOCOLS.get(raw.protocol or "TCP")
+        protocol = Protocol.__members__.get(raw.protocol or "TCP")
         port = raw.port or 0
         name = raw.name or ""
         if protocol is None:
@@ -305,7 +305,7 @@ def _endpoint_ports(ports: tuple[schema.EndpointPortJson, ...]) -> tuple[tuple[E
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
-        protocol = fields.PROTOCOLS.get(raw.protocol or "TCP")
+        protocol = Protocol.__members__.get(raw.protocol or "TCP")
         port = raw.port or 0
         if protocol is None:
             skipped.append(Skipped(f"ports[{number}].protocol", f"{fields.shown(raw.protocol)} is none of TCP, UDP, SCTP"))
