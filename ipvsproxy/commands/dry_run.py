@@ -141,7 +141,7 @@ async def _serve_on(node: inspection.Inspected, metrics: Metrics, signals: lifec
     for name, address in (("health", listen.health), ("metrics", listen.metrics)):
         if address:
             log.info("serves", name=name, address=str(address))
-    health = paths.health_server(lambda: config, status, metrics.healthz, metrics.livez)
+    health = paths.health_server(lambda: config, status, metrics.health_answered)
     servers = paths.servers(listen, health, paths.MetricsPaths(lambda: config, metrics.expose).answer)
     await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 

@@ -147,7 +147,7 @@ class _Node(Watcher):
             self._pages.run(),
             lifecycle.watch_descriptors(),
         )
-        health = paths.health_server(lambda: self.config, self._status, self.metrics.healthz, self.metrics.livez)
+        health = paths.health_server(lambda: self.config, self._status, self.metrics.health_answered)
         metrics = MetricsPaths(lambda: self.config, self.metrics.expose, self._pages.answer)
         servers = (*paths.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)

@@ -1,6 +1,6 @@
 """The guard against lists that lack too many objects: another list must confirm that the objects are missing."""
 
-import dataclasses
+from typing import NamedTuple
 
 from ipvsproxy.model.service import ObjectKind
 
@@ -9,8 +9,7 @@ LEAST = 10
 CONFIRMED_AFTER_S = 60.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class Doubt(NamedTuple):
     """A doubted list: the time when the list arrived (by the caller's clock), and the numbers of missing and of known objects.
 
     ``is_first``: the list is an empty first list, so the number of missing objects is unknown.

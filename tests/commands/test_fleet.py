@@ -278,7 +278,7 @@ async def test_drift_of_more_than_ten_minutes_ago_is_not_a_fault() -> None:
 
 async def test_fleet_understands_the_real_health_answer_of_ipvsproxy() -> None:
     config = loading.from_flags("--ipvs-scheduler=wrr")
-    server = paths.health_server(lambda: config, summaries.status(NOW_S, {}), lambda _: None, lambda _: None)
+    server = paths.health_server(lambda: config, summaries.status(NOW_S, {}), lambda _path, _status: None)
     answer = await server(Request("/healthz", {"verbose": ""}, {}))
     (node,) = (await asked(Cluster({"n1": says(answer.body, answer.status)}))).values()
     assert node == ("n1", "n1", importlib.metadata.version("ipvsproxy"), file.digest(config), ())

@@ -47,25 +47,20 @@ async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def health_server(
-    config: Callable[[], Config], status: Status, on_healthz: Callable[[int], None], on_livez: Callable[[int], None]
-) -> Handler:
+def health_server(config: Callable[[], Config], status: Status, on_answer: Callable[[str, int], None]) -> Handler:
     """The health server.
 
-    ``on_healthz`` and ``on_livez`` are called with the HTTP status of each answer to ``/healthz`` and ``/livez``. ``config``
-    returns the current configuration. With ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads.
+    ``on_answer`` is called with the path and the HTTP status of each answer. ``config`` returns the current configuration. With
+    ``?verbose``, the answer includes the data that ``ipvsproxy fleet`` reads.
     """
 
-    def page(render: Callable[..., Answer], on_answer: Callable[[int], None]) -> Page:
-        def answer(request: Request) -> Answer:
-            more = {"ipvsproxy": _for_fleet(status, file.digest(config()))} if "verbose" in request.query else {}
-            answer = render(status, **more)
-            on_answer(answer.status)
-            return answer
+    def answer(request: Request) -> Answer:
+        more = {"ipvsproxy": _for_fleet(status, file.digest(config()))} if "verbose" in request.query else {}
+        given = healthz(status, **more) if request.path == "/healthz" else livez(status, **more)
+        on_answer(request.path, given.status)
+        return given
 
-        return answer
-
-    return functools.partial(respond, {"/healthz": page(healthz, on_healthz), "/livez": page(livez, on_livez)})
+    return functools.partial(respond, dict.fromkeys(("/healthz", "/livez"), answer))
 
 
 @dataclasses.dataclass(eq=False)

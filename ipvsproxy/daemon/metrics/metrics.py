@@ -283,13 +283,9 @@ class Metrics:
         """The configuration file was read again."""
         self._value(series.CONFIG_IN_FORCE).set(is_in_force)
 
-    def healthz(self, status: int) -> None:
-        """``/healthz`` was answered."""
-        self._value(series.HEALTHZ, str(status)).inc()
-
-    def livez(self, status: int) -> None:
-        """``/livez`` was answered."""
-        self._value(series.LIVEZ, str(status)).inc()
+    def health_answered(self, path: str, status: int) -> None:
+        """``/healthz`` or ``/livez`` was answered."""
+        self._value(series.HEALTHZ if path == "/healthz" else series.LIVEZ, str(status)).inc()
 
     # The page.
 

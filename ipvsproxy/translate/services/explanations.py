@@ -123,7 +123,7 @@ _DUPLICATE = NotUsed("duplicate", "another entry for the same address and port c
 
 
 def _reason(why_not: topology.WhyNot | None) -> NotUsed | None:
-    return NotUsed(why_not.code, why_not.value) if why_not else None
+    return NotUsed(why_not.name.lower(), why_not.value) if why_not else None
 
 
 def unserved_slices(

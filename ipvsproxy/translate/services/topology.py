@@ -58,11 +58,6 @@ class WhyNot(enum.StrEnum):
     HINT_FOR_OTHER_NODE = "its hints are for other nodes"
     HINT_FOR_OTHER_ZONE = "its hints are for other zones"
 
-    @property
-    def code(self) -> str:
-        """The reason as a code that programs can compare."""
-        return self.name.lower()
-
 
 class Scope(msgspec.Struct, frozen=True, gc=False):
     """The endpoints of a service port that a kind of traffic may use.

@@ -42,7 +42,7 @@ class Node:
         self.metrics = Metrics()
         config = loading.from_flags("--ipvs-scheduler=wrr", *flags)
         self.config = dataclasses.replace(config, servers=servers or config.servers)
-        self.answer_health = paths.health_server(lambda: self.config, self.status, self.metrics.healthz, self.metrics.livez)
+        self.answer_health = paths.health_server(lambda: self.config, self.status, self.metrics.health_answered)
         self.metrics_routes = MetricsPaths(lambda: self.config, self.metrics.expose, ui)
         reconciler = Reconciler(Policy())
         sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status)

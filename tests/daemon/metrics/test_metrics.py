@@ -103,7 +103,7 @@ async def test_the_buckets_of_network_programming_have_the_bounds_and_the_format
 
 async def test_no_metric_has_a_series_with_the_suffix_created() -> None:
     metrics = _metrics()
-    metrics.healthz(200)
+    metrics.health_answered("/healthz", 200)
     assert "_created" not in await _page(metrics)
 
 
