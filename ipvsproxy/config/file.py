@@ -1,10 +1,10 @@
 """Reads and writes the file that ``--config`` names: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
 
-Parsing is exactly as strict as in kube-proxy. A file is refused if its YAML is invalid, if it is an object of another kind, or if
+Parsing is exactly as strict as in kube-proxy. A file is refused if its YAML is invalid, if its object is of another kind, or if
 a value has the wrong type. An unknown field is ignored with a notice. If a file has two fields with the same name, the earlier
 field is ignored with a notice. Therefore kube-proxy accepts a file with the section ``ipvsproxy:``, which contains ipvsproxy's
-additional fields, and only logs one line about the section. An unknown field in the section ``ipvsproxy:`` is refused, because no
-other program reads that section.
+additional fields, and only logs one line about the section. An unknown field in the section ``ipvsproxy:`` is refused, because
+no other program reads that section.
 """
 
 import hashlib
@@ -164,7 +164,7 @@ def _read_boolean(node: yaml.Node, expected: str = "true or false") -> bool:
 
 
 def _read_number(node: yaml.Node) -> Value:
-    # PyYAML reads 1e+06, which is how Go writes a million, as text.
+    # Go writes a million as 1e+06, which PyYAML reads as text.
     is_plain = isinstance(node, yaml.ScalarNode) and not node.style
     tags = (_INTEGER, _FLOAT, _STRING) if is_plain else (_INTEGER, _FLOAT)
     return parse_number(_scalar(node, tags, "a number").replace("_", ""))

@@ -1,8 +1,8 @@
 """Options as data, and the values that a user has given.
 
-The parsing and checking of an option, ``--help``, the file and the ``Config`` are derived from this data. Values have the syntax
-of Go's flag and duration parsers, as kube-proxy uses them. Every ``parse_`` function raises ValueError with a text that completes
-the words "must be ...".
+The parsing and checking of an option, ``--help``, the file and the ``Config`` are derived from this data. Values have the
+syntax of Go's flag and duration parsers, which kube-proxy uses. Every ``parse_`` function raises ValueError with a text that
+completes the words "must be ...".
 """
 
 import contextlib

@@ -113,7 +113,7 @@ class Drivers:
 
 
 class Choices(NamedTuple):
-    """The configuration as it applies to this host: the settings of the event loop, of the translation and of the reconciler."""
+    """The configuration for this host: the settings of the event loop, of the translation and of the reconciler."""
 
     settings: EngineSettings
     translation: Settings
@@ -244,8 +244,8 @@ class Config:
 
         ``random_fully`` tells for each served IP family whether masquerade rules can choose the source port fully at random.
 
-        ``scheduler`` is the configured scheduler, or another scheduler if the kernel lacks the configured scheduler. ``backend``
-        is the backend that holds the rules; it is never ``AUTO``.
+        ``scheduler`` is the configured scheduler, or another scheduler if the kernel lacks the configured scheduler.
+        ``backend`` is the backend that holds the rules, and is never ``AUTO``.
         """
         families = frozenset(random_fully)
         return Choices(

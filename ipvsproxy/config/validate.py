@@ -82,7 +82,7 @@ class Values:
         self.problems.append(Problem(source or self.source(key), text, key))
 
     def known(self, *keys: str) -> bool:
-        """Whether none of these options has a problem, so that their values can be compared."""
+        """Whether none of these options has a problem; only then can their values be compared."""
         return not any(problem.key in keys for problem in self.problems)
 
 

@@ -60,7 +60,8 @@ class BackendChoice(NamedTuple):
 def choose(asked: Backend) -> BackendChoice:
     """The backend to use if ``asked`` is configured.
 
-    ``AUTO`` means nftables on a host that has no iptables or whose kernel lacks a type of ipset; otherwise it means iptables.
+    ``AUTO`` means nftables on a host that has no iptables or whose kernel lacks a type of ipset; otherwise ``AUTO`` means
+    iptables.
 
     Raises:
         KernelError: the kernel did not answer this time; a later attempt may succeed.
@@ -110,13 +111,13 @@ def _answers() -> bool:
 
 
 def remove_table() -> bool:
-    """Remove the table ``inet ipvsproxy``; if other programs use the table, remove only our chains and sets from it.
+    """Remove the table ``inet ipvsproxy``; if other programs use the table, remove only our chains and sets from the table.
 
     Returns whether any of our objects existed.
 
     The removal does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
-    load nf_tables to answer the request. If the kernel could not load nf_tables, it gets no further query until the module
-    appears.
+    load nf_tables to answer the request. If the kernel could not load nf_tables, no further query is sent to the kernel until
+    the module appears.
 
     Raises:
         KernelError: one of our objects exists, and the kernel did not remove it.

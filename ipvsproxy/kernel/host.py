@@ -68,7 +68,7 @@ _ARRIVAL_BEHIND_IPVS = (5, 5)
 
 
 class Missing(NamedTuple):
-    """A missing requirement and its remedy, which together form one sentence."""
+    """A missing requirement and its remedy; the two texts together form one sentence."""
 
     what: str
     remedy: str

@@ -45,9 +45,10 @@ class Instance:
             self.squatter = _describe_squatter(name)
 
     def fileno(self) -> int:
-        """The file descriptor of the listening socket, which is readable when another process connects to find out who listens.
+        """The file descriptor of the listening socket.
 
-        The value is -1 if another program has bound the socket's name.
+        The socket is readable when another process connects to find out which process listens. The value is -1 if another program
+        has bound the socket's name.
         """
         return self._socket.fileno()
 

@@ -69,11 +69,11 @@ class NodeKernel:
     ) -> None:
         """Open all sockets. Only the chains in ``chains`` and the jumps in ``jumps`` belong to ipvsproxy.
 
-        ``chosen`` is the backend that holds rules and sets. If ``ipvs`` is given, it is used instead of a new IPVS driver, which
-        would require a kernel with IPVS. ``rules_patience_s`` is the longest time that a call waits for a program of iptables;
-        None means no limit. ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in
-        another thread, when a program has ended after more than ``rules_patience_s``. ``listen`` means that the caller watches
-        ``rules_changes``.
+        ``chosen`` is the backend that holds rules and sets. If ``ipvs`` is given, no new IPVS driver is created, because a new
+        driver would require a kernel with IPVS. ``rules_patience_s`` is the longest time that a call waits for a program of
+        iptables; None means no limit. ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is
+        called, in another thread, when a program has ended after more than ``rules_patience_s``. ``listen`` means that the
+        caller watches ``rules_changes``.
 
         ``on_applied`` is called, in the thread that applies operations, each time a driver has applied consecutive operations;
         its arguments are the outcomes and the duration in seconds. ``ports`` are the netlink port IDs by which notifications name
@@ -157,10 +157,10 @@ class NodeKernel:
         Most parts take a few milliseconds each. Addresses, local routes, a large set, the parameters of all virtual servers, and
         changed rules take longer.
 
-        If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out rules
-        that have not changed, and addresses, routes, sets and virtual servers for which the kernel gives the same answer as
-        before. If ``whole`` is true, the poll reads virtual servers in full; otherwise it reads only data that shows most changes
-        at little cost (see ``IpvsDriver.observe_changed``).
+        If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out
+        rules that have not changed, and addresses, routes, sets and virtual servers for which the kernel gives the same answer
+        as before. If ``whole`` is true, the poll reads virtual servers in full; otherwise the poll reads only data that shows
+        most changes at little cost (see ``IpvsDriver.observe_changed``).
         """
         if thorough:
             self._backend.sets.forget()
@@ -188,11 +188,11 @@ class NodeKernel:
             yield Observation(errors=(str(error),))
 
     def _set_parts(self, sets: Sequence[str], step: int) -> Iterator[Observation]:
-        """The sets that have changed; each part of the reading reads ``step`` sets."""
+        """The sets that have changed; each part of the result has ``step`` sets."""
         unread: list[str] = []
         for start in range(0, len(sets), step):
             changed: dict[str, ObservedSet | None] = {}
-            for name in sets[start : start + step]:  # if a set cannot be read, the other sets are read nevertheless
+            for name in sets[start : start + step]:  # even if a set cannot be read, the other sets are read
                 try:
                     changed |= self._backend.sets.observe_changed(name)
                 except KernelError as error:
@@ -204,7 +204,8 @@ class NodeKernel:
     def _read_rules(self, family: Family, fingerprint: object) -> _Part:
         """Read the rules of an IP family.
 
-        ``fingerprint`` must be read before the rules, so that the next poll sees changes made between these two readings.
+        ``fingerprint`` must be read before the rules, so that the next poll finds every change that was made after the
+        fingerprint was read.
         """
         part = _attempt(lambda: {"skeletons": {family: self.rules.observe(family)}})
         hidden = part["skeletons"][family].hidden if "skeletons" in part else ()
@@ -218,7 +219,7 @@ class NodeKernel:
     def _fingerprint(self, family: Family) -> object:
         """The fingerprint of a family's rules; None if the kernel shows no fingerprint, so that only ``observe`` reads the rules.
 
-        A missing fingerprint is logged once; it is logged again only after a fingerprint could be read in the meantime.
+        A missing fingerprint is logged once, and is logged again only if a fingerprint could be read after the first log line.
         """
         program = self.rules.known_program(family)
         if program is None:
@@ -242,11 +243,11 @@ class NodeKernel:
         existing entries then come from a saved ruleset and mean nothing for the present virtual servers, so all entries are
         removed, and no entry is copied.
 
-        Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets, so
-        only entries that may show which virtual servers belong to ipvsproxy are copied. If iptables is chosen, programming its
-        rules may have to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables
-        decide about packets. Therefore all entries of the old sets are copied to the new sets, and from then on ``apply`` changes
-        both the old and the new sets.
+        Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets,
+        so only entries that may show which virtual servers belong to ipvsproxy are copied. If iptables is chosen, programming
+        its rules may have to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in
+        nftables apply to packets. Therefore all entries of the old sets are copied to the new sets, and from then on ``apply``
+        changes both the old and the new sets.
 
         Raises:
             KernelError: the old sets could not be read.

@@ -89,8 +89,8 @@ class SysctlDriver:
         if device := _FLAGS_OF_DEVICE.fullmatch(path):
             _set_flags(device[1], int(value, 16))
             return
-        # ``write_text`` is not used, because it would create a file in an ordinary directory if the kernel does not have the
-        # setting.
+        # ``write_text`` is not used, because ``write_text`` would create a file in an ordinary directory if the kernel does not
+        # have the setting.
         descriptor = os.open(self._root / path, os.O_WRONLY)
         try:
             os.write(descriptor, f"{value}\n".encode())
@@ -106,7 +106,7 @@ class SysctlDriver:
         _set_alias(render_record(former | {path: self._read(path)}))
 
     def _restore(self, setting: Sysctl) -> None:
-        """Restore the former value of a setting if it is recorded.
+        """Restore the former value of a setting if the value is recorded.
 
         If the record or the setting cannot be read, the record stays.
         """

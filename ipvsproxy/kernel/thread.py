@@ -77,7 +77,7 @@ class KernelThread(Generic[T_co]):
     def _watch(self, ended: int) -> None:
         """Call ``on_slow`` if a call is running and the number of ended calls is still ``ended``.
 
-        If ``on_slow`` was not called, check again later as long as a call is running or awaited.
+        If ``on_slow`` was not called, check again later while a call is running or waiting.
         """
         self._timer = None
         is_running = self._begun != self._ended

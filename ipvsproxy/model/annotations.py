@@ -1,4 +1,4 @@
-"""The annotations with which a Service chooses how it is proxied, as values."""
+"""The annotations of a Service that choose how ipvsproxy handles the Service, as values."""
 
 import enum
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ DEVICE = "kube-ipvs0"
 class Device(NamedTuple):
     """The dummy device, which holds the service addresses of both IP families.
 
-    The device stays down; its addresses are nevertheless local to this host.
+    Although the device stays down, its addresses are local to this host.
     """
 
     name: str

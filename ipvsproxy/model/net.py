@@ -125,7 +125,7 @@ def parse_address(text: str) -> Address:
 def pack_address(text: str) -> bytes:
     """Parses an address in the same way as ``parse_address``, but returns plain bytes (4 or 16 bytes).
 
-    Plain bytes are made faster than ``Address`` objects, which matters for many addresses that are only stored.
+    Creating plain bytes is faster than creating ``Address`` objects; this matters for many addresses that are only stored.
     """
     try:
         if ":" not in text:
@@ -174,7 +174,7 @@ def network(address: Address, prefix_length: int) -> Network:
 
 
 def parse_host_port(text: str, default_port: int = 0) -> tuple[Address, int]:
-    """Parse an address and a port in the form that ``host_port`` writes, or an address alone, which gets the default port.
+    """Parse an address and a port in the form that ``host_port`` writes; an address alone gets the default port.
 
     Raises:
         ValueError: the text has another form; a port of five digits is accepted even if it is larger than 65535.

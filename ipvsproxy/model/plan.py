@@ -84,8 +84,8 @@ def count_objects(item: Item) -> int:
 class Outcome(NamedTuple):
     """The outcome of an operation.
 
-    ``error`` is empty if the change has been applied; otherwise it is one line of text for the operator. If an operation on
-    several objects fails, or is a surprise, for some of its objects, each of these objects has a separate outcome, whose
+    ``error`` is empty if the change has been applied; otherwise ``error`` is one line of text for the operator. If an operation
+    on several objects fails, or is a surprise, for some of its objects, each of these objects has a separate outcome, whose
     operation contains only this object. One more outcome covers the remaining objects of the operation, and its operation
     contains only the remaining objects.
 

@@ -133,12 +133,12 @@ class Rule:
 
     A rule applies to packets that meet every match. A field with its default value matches every packet. ``not_source``,
     ``not_interface`` and ``not_mark`` match the packets that do not have the given value. ``mark`` and ``not_mark`` are bit
-    masks; a packet has this value if all bits of the mask are set in the packet's mark. At least one bit of ``any_mark`` must be
-    set, and no bit of ``no_mark`` may be set. A packet matches if its connection-tracking state is among ``connection_states``.
-    ``virtual_server`` matches all packets of connections to the virtual server; with ``to_virtual_server``, only packets from
-    clients match. ``original_destination`` is the destination that the connection's first packet had on arrival. ``tunnel``
-    matches the outer packet of a tunnel of the rule's IP family, which is IP in IP or IPv6 in IPv6. ``syn`` matches the first
-    packet in each direction of a TCP connection.
+    masks; a packet has this value if all bits of the mask are set in the packet's mark. At least one bit of ``any_mark`` must
+    be set, and no bit of ``no_mark`` may be set. A packet matches if its connection-tracking state is among
+    ``connection_states``. ``virtual_server`` matches all packets of connections to the virtual server; with
+    ``to_virtual_server``, only packets from clients match. ``original_destination`` is the destination that the connection's
+    first packet had on arrival. ``tunnel`` matches the outer packet of an IP-in-IP tunnel (IPv4 rules) or of an IPv6-in-IPv6
+    tunnel (IPv6 rules). ``syn`` matches the first packet in each direction of a TCP connection.
     """
 
     target: Target
@@ -298,7 +298,7 @@ class ObservedSkeleton:
     Chains and jumps of other programs are not included. If all rules of a chain drop packets, the rules are sorted, because their
     order has no effect, and kube-proxy writes the rules in random order.
 
-    ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are as we last wrote them.
+    ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those that ipvsproxy last wrote.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
     programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
     in ``strange_rules``. ``idle_jumps`` maps each existing jump that no packet reaches to the reason.
@@ -332,7 +332,7 @@ def _only_drops(rules: Sequence[str]) -> bool:
 class Reference(NamedTuple):
     """A rule that jumps to another chain.
 
-    The fields are the chain that contains the rule, the rule as the backend prints it, and the chain to which the rule jumps.
+    The fields are the chain that contains the rule, the rule's text from the backend, and the chain to which the rule jumps.
     """
 
     source: ChainKey

@@ -24,7 +24,7 @@ class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class FirewallMark(VirtualServerKey, frozen=True, gc=False):
-    """The key of a virtual server that takes packets by their mark, whatever the packets' destination is.
+    """The key of a virtual server that takes all packets with this mark, to any destination.
 
     Use ``FirewallMark.of`` to create the key. ``protocol`` is TCP, because the kernel stores TCP for each virtual server by mark
     (``ip_vs_genl_parse_service`` in net/netfilter/ipvs/ip_vs_ctl.c). ``address`` is the unspecified address of the IP family, and
@@ -161,10 +161,10 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
 class RealServers(NamedTuple):
     """One or more real servers of one virtual server that have the same observed or desired weight (0: no new connections).
 
-    If all real servers of a new virtual server have weight 1 and no thresholds, ``keys`` is the virtual server's ``EvenWeights``
-    object. Sharing this object saves time at a start, which adds very many real servers. ``stays``: a Service still desires the
-    real servers, so a weight of 0 does not drain them. The bit ``TUNNELLED`` in the weight gives the forwarding method of the
-    real servers.
+    If all real servers of a new virtual server have weight 1 and no thresholds, ``keys`` is the virtual server's
+    ``EvenWeights`` object. Sharing this object saves time when ipvsproxy starts and adds very many real servers. ``stays``: a
+    Service still desires the real servers, so a weight of 0 does not drain them. The bit ``TUNNELLED`` in the weight gives the
+    forwarding method of the real servers.
     """
 
     virtual_server: VirtualServerKey
@@ -202,7 +202,7 @@ class RealServers(NamedTuple):
 
 
 class ConnectionCounts(NamedTuple):
-    """The connections of a real server as IPVS counts them.
+    """The numbers of connections that IPVS counts for a real server.
 
     ``active`` counts established connections, and ``inactive`` counts all other connections.
     """
@@ -219,7 +219,7 @@ NO_CONNECTIONS = ConnectionCounts()
 
 
 class Counters(NamedTuple):
-    """The counters of a virtual or real server since it was added. "In" is the direction from the client to the real server."""
+    """The counters of a virtual or real server, counted from its addition. "In" means from the client to the server."""
 
     connections: int = 0
     packets_in: int = 0

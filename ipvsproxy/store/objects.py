@@ -80,9 +80,9 @@ class Changes:
 class Store:
     """The known objects.
 
-    ``started_s`` is a time in seconds since the epoch; trigger times before ``started_s`` are ignored. ``guard`` judges complete
-    lists; without a guard, every list is accepted. ``here`` is the name of the Node of this process; the store keeps this Node
-    when it is deleted.
+    ``started_s`` is a time in seconds since the epoch; trigger times before ``started_s`` are ignored. ``guard`` judges
+    complete lists; without a guard, every list is accepted. ``here`` is the name of the Node of this process; the store keeps
+    this Node even after its deletion.
     """
 
     def __init__(self, started_s: float, guard: Guard | None = None, *, here: str = "") -> None:
@@ -187,7 +187,7 @@ class Store:
 
     @property
     def may_lack_all(self) -> bool:
-        """Whether the first list of a kind is doubted at present.
+        """Whether the first list of a kind is doubted now.
 
         While a first list is doubted, an observed kernel object may be desired although no known Service desires it.
         """
@@ -359,8 +359,8 @@ class Store:
                 if gone.service:
                     self._forget_slice(gone.service, gone.name)
                     if gone.family:
-                        # As in kube-proxy's EndpointsChangeTracker, the trigger time belongs to an earlier change, which will
-                        # never be programmed.
+                        # The trigger time belongs to an earlier change, which will never be programmed; kube-proxy's
+                        # EndpointsChangeTracker drops the time, too.
                         self._triggers.pop((gone.service, gone.family), None)
                 self._note_change(kind, gone.service, now)
             case _:  # a Node

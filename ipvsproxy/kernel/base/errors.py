@@ -9,7 +9,7 @@ class KernelError(Exception):
 
     ``action`` is the failed attempt, such as ``iptables-restore`` or ``read net/ipv4/ip_forward``. ``errno`` is the kernel's
     error number, or 0 if the kernel gave no number. ``detail`` is one line for the operator; if no detail is given, the text of
-    the error number replaces it.
+    the error number is used instead.
     """
 
     def __init__(self, *, action: str, errno: int = 0, detail: str = "") -> None:

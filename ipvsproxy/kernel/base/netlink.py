@@ -86,7 +86,7 @@ class Socket(Protocol):
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
         """Receive one datagram that contains answers.
 
-        With ``MSG_TRUNC``, the result is the full length of the datagram, even if it is truncated.
+        With ``MSG_TRUNC``, the result is the full length of the datagram, even if the received data is truncated.
         """
 
     def getsockopt(self, level: int, option: int, /) -> int:
@@ -97,7 +97,7 @@ class Socket(Protocol):
 
 
 class Reply(NamedTuple):
-    """One message of a dump. ``data`` from ``start`` to ``end`` is the message's payload, which follows the netlink header."""
+    """One message of a dump. The payload, which follows the netlink header, is in ``data`` from ``start`` to ``end``."""
 
     data: bytes
     start: int
@@ -164,7 +164,7 @@ class Channel:
         return self._limit
 
     def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
-        """Have the kernel handle messages, which get new sequence numbers.
+        """Give messages new sequence numbers, and have the kernel handle the messages.
 
         If the first message fails with the error number ``refusal``, the kernel neither handles nor answers the remaining
         messages.
@@ -340,7 +340,7 @@ class Channel:
                     return complete
 
     def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Reply], bool]]:
-        """The messages of each datagram of a dump, and whether the datagram reports that the kernel's data changed meanwhile."""
+        """The messages of each datagram of a dump, and whether the datagram reports that the kernel's data have changed."""
         (numbered,), expected = self._numbered(request)
         self._open().send(bytes(numbered))
         is_over = False

@@ -73,11 +73,11 @@ def _message(kind: int, flags: int, payload: bytes, family: int = INET) -> bytes
 
 
 def transaction(messages: Sequence[bytes], generation: int | None = None) -> list[bytes]:
-    """The messages of a transaction, which the kernel applies either completely or not at all; send them by one ``Channel.run``.
+    """The messages of a transaction, which the kernel applies either completely or not at all.
 
-    The result begins with the message that starts the transaction. The end of the transaction is appended to the last message,
-    because kernels before 6.10 do not acknowledge the end as a separate message. If ``generation`` is given and is not the
-    kernel's generation any more, the kernel refuses the transaction with ``STALE``.
+    Send all messages by one ``Channel.run``. The result begins with the message that starts the transaction. The end of the
+    transaction is appended to the last message, because kernels before 6.10 do not acknowledge the end as a separate message. If
+    ``generation`` is given and is not the kernel's generation any more, the kernel refuses the transaction with ``STALE``.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin, end = (
@@ -90,8 +90,8 @@ def transaction(messages: Sequence[bytes], generation: int | None = None) -> lis
 def run(channel: netlink.Channel, messages: Sequence[bytes], generation: int | None = None) -> dict[int, int]:
     """Have the kernel apply messages as one transaction, either completely or not at all.
 
-    Returns the error number of each refused message by the index of the message; index -1 stands for the transaction as a whole.
-    An empty result means that all messages have been applied.
+    Returns the error number of each refused message by the index of the message; index -1 means the whole transaction. An
+    empty result means that all messages have been applied.
     """
     failed = channel.run(transaction(messages, generation), STALE)
     if failed.get(0) == STALE:
@@ -105,7 +105,7 @@ def run_while_stale(
 ) -> dict[int, int]:
     """Run a transaction with the messages and the generation that ``make`` returns; the result is the same as that of ``run``.
 
-    If other programs change tables meanwhile, the messages are made and run again, in at most ``ATTEMPTS`` attempts. With
+    If other programs change tables before the transaction ends, ``make`` is called again, in at most ``ATTEMPTS`` attempts. With
     ``insists``, the last attempt names no generation, so the attempt succeeds even if other programs change tables all the time.
     If ``make`` returns no messages, the transaction counts as successful.
     """
@@ -269,7 +269,7 @@ def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool 
 
 
 def is_for_all_others(found: message.Attributes) -> bool:
-    """Whether an element is the catch-all element of its set, which has no key."""
+    """Whether an element is the catch-all element of its set; a catch-all element has no key."""
     return bool(found.number(NFTA_SET_ELEM_FLAGS, 0) & _FOR_ALL_OTHERS)
 
 

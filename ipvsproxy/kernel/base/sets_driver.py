@@ -54,8 +54,8 @@ Part = tuple[Verb, Sequence[EncodedEntry]]
 class SetsDriver(abc.ABC):
     """Reads and writes sets in the network namespace of the thread that creates this object.
 
-    Only the thread that creates this object may use it. The driver handles only the sets in ``IP_SETS``. It sends entries as soon
-    as ``most_at_once`` bytes of them are encoded.
+    Only the thread that creates this object may use it. The driver handles only the sets in ``IP_SETS``. Entries are sent as
+    soon as ``most_at_once`` bytes of entries are encoded.
     """
 
     most_at_once: ClassVar[int]
@@ -86,8 +86,8 @@ class SetsDriver(abc.ABC):
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
         """The named set if it has changed since this method last returned it; None means that the set does not exist.
 
-        A set that this driver has written in the meantime counts as changed. After a call of ``observe`` or ``forget``, every set
-        counts as changed, and so does a set that could not be read.
+        A set counts as changed if this driver has written the set since the last call. After a call of ``observe`` or
+        ``forget``, every set counts as changed, and so does a set that could not be read.
 
         Raises:
             KernelError: the set could not be read.

@@ -128,7 +128,7 @@ def contents_query(name: str, *, header_only: bool = False) -> bytes:
 
 
 class EntryCodec:
-    """Encodes and decodes the entries of one set, or of the set's copy, which has another name."""
+    """Encodes and decodes the entries of one set or of the set's copy; the copy has another name."""
 
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
@@ -161,7 +161,7 @@ class EntryCodec:
         return _PACK[field](value) if field in _PACK else value
 
     def request(self, verb: Verb, entries: Iterable[EncodedEntry]) -> bytes:
-        """The message that adds or removes entries; all of them have to be in one message of ``sets_driver.in_messages``.
+        """The message that adds or removes entries; ``sets_driver.in_messages`` must have put these entries into one message.
 
         The kernel reports no error if an added entry is already present or a removed entry is absent.
         """
@@ -234,7 +234,7 @@ def codec(name: str) -> EntryCodec:
 
 
 def _family(set_type: SetType, family: Family) -> int:
-    """The family field of a message about the set: a set of ports has no family, so rules of both families can use it."""
+    """The family field of a message about the set: a set of ports has no family, so rules of both families can use the set."""
     return _ANY_FAMILY if set_type is SetType.PORT else int(family)
 
 

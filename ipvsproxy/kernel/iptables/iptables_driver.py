@@ -265,8 +265,8 @@ class IptablesDriver:
     def _list_or_remember(self, family: Family) -> Listing:
         """The listed rules. If jumps cannot be listed, the jumps of the driver's last write are used instead.
 
-        If a jump of an earlier process cannot be listed, the jump is written a second time, which changes nothing for packets.
-        Once both copies of a jump can be listed, the next write removes one copy.
+        If a jump of an earlier process cannot be listed, the jump is written a second time; the second copy changes nothing for
+        packets. Once both copies of a jump can be listed, the next write removes one copy.
         """
         put = self._last_skeletons.get(family)
         try:

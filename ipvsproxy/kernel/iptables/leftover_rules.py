@@ -3,8 +3,8 @@
 Rule 1: a table that cannot be read is an error, and never counts as clean. A table that this kernel or host certainly does not
 have counts as clean.
 Rule 2: two equal fingerprints mean that no rule has changed between the two, so no program has to be run.
-Rule 3: a reading loads no module and creates no table, with one exception: if the files of this host's modules are not visible, a
-reading may load nf_tables once.
+Rule 3: no module is loaded and no table is created in order to read rules, with one exception: if the files of this host's
+modules are not visible, nf_tables may be loaded once.
 Rule 4: for rules in nf_tables, a program is started only if the kernel has a chain that may contain leftover rules, or if the
 chains cannot be read.
 Rule 5: if our rules are in nftables, each rule of iptables that has one of our names is a leftover.

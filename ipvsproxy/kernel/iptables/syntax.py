@@ -25,7 +25,7 @@ _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Our rules in one IP family, as ``iptables-save`` shows them.
+    """Our rules in one IP family, taken from the output of ``iptables-save``.
 
     ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump: two copies
     are as wrong as no copy. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if
@@ -139,12 +139,12 @@ def render_left_removal(removal: Removal) -> str:
 def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
     """The input of ``iptables-restore --noflush`` that programs a skeleton.
 
-    The input declares every chain, which empties the chain, and then appends all rules of the chain. Chains and jumps in
-    ``listing`` that are not in the skeleton are removed. A chain to which another program's rule jumps is emptied instead of
-    removed. Absent jumps are inserted at the top of their chain in the skeleton's order, so the last inserted jump is on top, as
-    with kube-proxy's jumps. A jump that is present keeps its position. If a jump exists more than once, the last copy is kept:
-    each copy was inserted at the top, so the last copy is the oldest. Jumps in ``moved`` are inserted at the top of their chain
-    again.
+    The input declares every chain, and then appends all rules of the chain; the declaration empties the chain. Chains and jumps
+    in ``listing`` that are not in the skeleton are removed. A chain to which another program's rule jumps is emptied instead of
+    removed. Absent jumps are inserted at the top of their chain in the skeleton's order, so the last inserted jump is on top,
+    as with kube-proxy's jumps. A jump that is present keeps its position. If a jump exists more than once, the last copy is
+    kept: each copy was inserted at the top, so the last copy is the oldest. Jumps in ``moved`` are inserted at the top of their
+    chain again.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]

@@ -71,7 +71,7 @@ class IpvsDriver:
 
     @property
     def foreign(self) -> int:
-        """The number of virtual servers that the last reading left out because their protocol is not a protocol of Services."""
+        """The number of virtual servers that were left out at the last read, because no Service can have their protocol."""
         return sum(reader.foreign for reader in dict.fromkeys(self._readers.values()))
 
     def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
@@ -84,12 +84,12 @@ class IpvsDriver:
             parts = self.observe_in_parts(families)
             return {key: observed for part in parts for key, observed in part.items() if observed is not None}
         except KernelError:
-            for reader in self._readers.values():  # the caller gets no part of this failed reading
+            for reader in self._readers.values():  # the read has failed, and the caller has not received any part of the result
                 reader.forget()
             raise
 
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
-        """Reads the table as ``observe`` does, but in parts; other methods may be called between two parts.
+        """Reads the same table as ``observe``, but in parts; other methods may be called between two parts.
 
         If another method writes a virtual server between two parts, the next poll reads the virtual server again. In a part, None
         means that a virtual server no longer exists. If the module of IPVS has been loaded again, later operations use the number
@@ -105,7 +105,7 @@ class IpvsDriver:
             yield from reader.read(whole=True)
 
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
-        """Reads, in parts, only virtual servers that have changed or were written since a reading last returned them.
+        """Reads, in parts, only virtual servers that have changed or were written since they were last returned.
 
         If ``whole`` is false, this method does not find changes of weights, real servers that replaced another real server,
         changes of IPv6 real servers, and this driver's own writes.
@@ -121,7 +121,7 @@ class IpvsDriver:
         return dict.fromkeys(self._readers[family] for family in families if family in self._readers)
 
     def _note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """Record for the next reading that a virtual server was written."""
+        """Record that a virtual server was written, so that it is read again next time."""
         self._readers[key.address.family].note(key, is_there=is_there)
 
     def refusal_with(self, scheduler: str) -> int:
@@ -203,8 +203,8 @@ class IpvsDriver:
         an operation could not be added, or were already present, each of these real servers has a separate outcome.
         """
         for _, item in operations:
-            # The next reading returns the virtual server, whatever the outcome of the operation is. A virtual server counts as
-            # removed only after netlink has shown that it is absent.
+            # The virtual server is read again next time, even if the operation has failed. A virtual server counts as removed
+            # only after netlink has shown that it is absent.
             if isinstance(item, VirtualServer):
                 self._note(item.key, is_there=True)
             elif isinstance(item, RealServers):

@@ -1,16 +1,16 @@
 """Reads the IPVS table in parts: one query for all virtual servers of a family, then one query for each virtual server.
 
-IPv4 is read by ``getsockopt``, which takes one system call for each query, and whose answers contain scheduler flags and
-thresholds. ``getsockopt`` supports only IPv4, so IPv6 is read by netlink; if the kernel has no ``getsockopt`` interface for IPVS,
-IPv4 is read by netlink, too. Each family keeps the same reader until the process ends. The layouts of answers are from
+IPv4 is read by ``getsockopt``: each query takes one system call, and the answers contain scheduler flags and thresholds.
+``getsockopt`` supports only IPv4, so IPv6 is read by netlink; if the kernel has no ``getsockopt`` interface for IPVS, IPv4 is
+read by netlink, too. Each family keeps the same reader until the process ends. The layouts of answers are from
 include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services`` and ``ip_vs_get_dests``).
 
 The kernel does not report changes of the IPVS table, because IPVS neither sends notifications nor counts generations. The list of
 all virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. A change of a weight
 shows only in the answer to the query for the virtual server of that weight.
 
-Other methods may write to the table between two parts of a reading. The next reading reads virtual servers that were written
-between two parts.
+Other methods may write to the table after one part has been read and before the next part is read. A virtual server that was
+written between two parts is read again next time.
 """
 
 import abc
@@ -75,8 +75,7 @@ Row = TypeVar("Row", bound=Hashable)
 class FamilyReader(abc.ABC, Generic[Row]):
     """Reads the virtual servers of some IP families in the network namespace of the thread that uses this object.
 
-    ``foreign`` is the number of virtual servers that the last reading left out because their protocol is not a protocol of
-    Services.
+    ``foreign`` is the number of virtual servers that were left out at the last read, because no Service can have their protocol.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,7 +135,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._known = dict.fromkeys(self._known, _WRITTEN)
 
     def read(self, *, whole: bool) -> Iterator[Reading]:
-        """Reads, in parts, the virtual servers that have changed or were written since a reading last returned them.
+        """Reads, in parts, the virtual servers that have changed or were written since they were last returned.
 
         If ``whole`` is false, real servers are read only if the row of their virtual server has changed. Virtual servers that
         this process has written are left for the next reading with ``whole``.
@@ -148,7 +147,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._passed.clear()
         if whole:
             if self._added is not None:
-                self.connections_of_all = None  # the previous reading was not completed
+                self.connections_of_all = None  # the previous read was not completed
             self._added = [0, 0] if self.adds_connections else None
         before, met, self.foreign = len(self._known), 0, 0
         rows = self._rows()
@@ -233,7 +232,8 @@ class SockoptReader(FamilyReader[bytes]):
     def is_there(self) -> bool:
         """Whether the kernel supports this ``getsockopt`` interface.
 
-        An error that is not in ``_NOT_THERE`` does not prove that the interface is missing, and is reported by the next reading.
+        An error that is not in ``_NOT_THERE`` does not prove that the interface is missing, and is reported when the table is
+        read next.
         """
         try:
             self._answer(_GET_INFO, bytearray(_INFO.size))

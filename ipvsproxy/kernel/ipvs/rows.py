@@ -1,4 +1,4 @@
-"""Virtual and real servers as netlink shows them: everything that ``ipvsadm -Ln`` shows, and the counters."""
+"""Virtual and real servers, read by netlink: everything that ``ipvsadm -Ln`` shows, and the counters."""
 
 import contextlib
 import dataclasses
@@ -226,12 +226,12 @@ class EndpointTraffic(NamedTuple):
 class TrafficReader:
     """Reads counters in the network namespace of the calling thread.
 
-    Each reading opens a separate socket, so that other requests may be sent between the parts of the reading. ``connect`` is the
-    function that opens a socket.
+    Each read of counters opens a separate socket, so that other requests may be sent between two parts of the read. ``connect``
+    is the function that opens a socket.
 
-    ``open_connections`` returns the number of connections that all real servers in the network namespace had when they were last
-    read; None if no total was computed. With ``is_wanted``, the next readings compute the total, which needs no further system
-    call, because the kernel's answers about real servers contain their connections.
+    ``open_connections`` returns the number of connections that all real servers in the network namespace had when they were
+    last read; None if no total was computed. With ``is_wanted``, the total is computed whenever real servers are read from now
+    on; no further system call is needed, because the kernel's answers about real servers contain their connections.
     """
 
     connect: Callable[[int], netlink.Socket]
@@ -254,7 +254,7 @@ class TrafficReader:
         """Read the counters of virtual servers, in parts.
 
         Virtual servers whose counters are all 0 are left out, except the virtual servers in ``always``. If virtual servers are
-        added or removed during the reading, the result may also lack other virtual servers.
+        added or removed during the read, the result may also lack other virtual servers.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are

@@ -69,7 +69,7 @@ class ConntrackDriver:
         """Delete the flows of each ``FlowCleaning``, except flows whose replies come from a real server in ``keep``.
 
         All operations on an IP family share one listing of flows. The outcomes have the same order as the operations, and contain
-        the number of deleted flows. A flow that has ended in the meantime is not counted, and causes no error. A listing that is
+        the number of deleted flows. A flow that ends before it is deleted is not counted, and causes no error. A listing that is
         interrupted or inconsistent is started again; flows that were deleted before the new start are counted, too, because these
         flows were stale.
         """
@@ -154,10 +154,10 @@ def _layout(family: Family) -> message.Layout:
 def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
     """The request for a listing of the flows of an IP family.
 
-    Since Linux 5.8, the kernel leaves out most flows that are not in ``flows``; older kernels list all flows. The filter contains
-    the protocol, port and address, as far as all of ``flows`` have the same value. The filter never contains an IPv6 address,
-    because the kernel would then leave out exactly the flows with the address (``ctnetlink_filter_match_tuple`` in
-    net/netfilter/nf_conntrack_netlink.c).
+    Since Linux 5.8, the kernel leaves out most flows that are not in ``flows``; older kernels list all flows. The filter
+    contains the protocol, the port and the address, each only if it is the same in all of ``flows``. The filter never contains
+    an IPv6 address, because the kernel would then leave out exactly the flows with the address
+    (``ctnetlink_filter_match_tuple`` in net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
     if len(protocols) > 1:

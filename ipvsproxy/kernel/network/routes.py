@@ -1,9 +1,9 @@
 """The route driver: manages local routes on ``lo`` to service addresses.
 
 A route belongs to ipvsproxy if it is in the table ``local``, has the type ``local``, is on ``lo``, and has ipvsproxy's protocol
-number and metric. The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the kernel's
-route can exist side by side. A removal names the protocol number and the metric, because it would otherwise remove the kernel's
-route.
+number and metric. The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the
+kernel's route can exist at the same time. A removal names the protocol number and the metric, because a removal without these
+two numbers would remove the kernel's route.
 
 The routes are on ``lo``, because any other device loses its routes, without a notification, when the device goes down or loses
 its last IPv4 address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
@@ -59,7 +59,7 @@ def open_socket(protocol: int) -> socket.socket:
 def ask_to_filter(opened: socket.socket) -> bool:
     """Request filtered dumps from the kernel.
 
-    Returns whether the kernel can filter dumps, which it can since Linux 4.20; an older kernel answers ENOPROTOOPT.
+    Returns whether the kernel can filter dumps; a kernel before Linux 4.20 cannot, and answers ENOPROTOOPT.
     """
     try:
         opened.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)

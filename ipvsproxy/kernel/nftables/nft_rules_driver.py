@@ -135,7 +135,7 @@ class NftRulesDriver:
         """The reason why the kernel accepts no rules of this IP family; None if the kernel accepts rules.
 
         The driver tries a transaction that contains every kind of expression in our rules. The kernel refuses the transaction at
-        its end, so nothing remains of it.
+        its end, so nothing of the transaction remains.
         """
         if refusal := self.usable(family):
             return refusal

@@ -1,7 +1,7 @@
 """The nftables driver for sets: each set in our table has the name and the entries of the ipset that it replaces.
 
-A set of nftables has no capacity, so it is never full. The address, protocol and port of an entry are fields of one key. A set
-that gives marks maps each key to a mark.
+A set of nftables has no maximum size, so the set is never full. The address, protocol and port of an entry are fields of one
+key. A set that gives marks maps each key to a mark.
 
 Consecutive entries of one set share a message, and several messages share a transaction. If the kernel refuses a message, the
 kernel refuses the whole transaction; the transaction is then repeated with only the acceptable entries of the message.
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 class NftSetsDriver(SetsDriver):
     """Reads and writes the sets of our table; a ``SetsDriver``."""
 
-    most_at_once = 1 << 20  # in one transaction, which is one ``send``
+    most_at_once = 1 << 20  # bytes of a transaction, which is one ``send``
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ def _address(ip_set: IpSet, address: Address | None) -> bytes:
 
 
 def _network(address: bytes, prefix_length: int) -> bytes:
-    """The first address of a range, which an element contains together with the prefix length of the range."""
+    """The first address of a range; an element contains this address and the prefix length of the range."""
     shift = len(address) * 8 - prefix_length
     return (int.from_bytes(address, "big") >> shift << shift).to_bytes(len(address), "big")
 

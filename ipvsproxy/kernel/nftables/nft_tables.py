@@ -9,8 +9,9 @@ iptables-legacy are read from the output of ``iptables-legacy-save``. A chain is
 Rule 1: a table that cannot be read is an error, and never counts as absent.
 Rule 2: a table is removed only in the same generation of nf_tables in which the table was recognised as a leftover. If the
 generation has changed, the table is read again.
-Rule 3: a reading does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
-load nf_tables. If the kernel could not load nf_tables, it gets no further query until the module appears.
+Rule 3: nf_tables is not loaded in order to read tables, with one exception: if the files of this host's modules are not
+visible, the kernel may load nf_tables. If the kernel could not load nf_tables, no further query is sent to the kernel until the
+module appears.
 """
 
 import contextlib
@@ -109,7 +110,7 @@ def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | N
 def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
     """The present content of a table; None means that the table does not exist.
 
-    The content is complete only if the generation has not changed during the reading.
+    The content is complete only if the generation has not changed during the read.
 
     Raises:
         KernelError: the table could not be read.
@@ -151,13 +152,13 @@ def has_own_table() -> bool:
 def own_table(channel: netlink.Channel) -> TableContent | None:
     """The content of our table; None means that the table does not exist.
 
-    The content is complete only if the generation has not changed during the reading.
+    The content is complete only if the generation has not changed during the read.
 
     Raises:
         KernelError: the table could not be read.
     """
     action = f"read the table inet {nft.TABLE}"
-    with Tolerated(*ABSENT), netlink.parsing(action):  # another program may remove the table during the reading
+    with Tolerated(*ABSENT), netlink.parsing(action):  # another program may remove the table during the read
         if listed := table(channel, nft.INET, nft.TABLE):
             found = [nft.read(part) for part in channel.dump(nft.sets_query(), action)]
             sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
@@ -240,7 +241,7 @@ _LEGACY_REFUSAL = re.compile(r"-A (\S+)(?: -m comment --comment \S+)? -j (?:DROP
 def read_tables() -> tuple[NftTable, ...]:
     """All tables of nf_tables, with the effect of their rules on packets of Services.
 
-    If our table has chains of other programs, it is included with only these chains; otherwise it is left out.
+    If our table has chains of other programs, the table is included with only these chains; otherwise the table is left out.
 
     Raises:
         KernelError: the tables could not be read.
@@ -388,7 +389,7 @@ class LeftoverTables:
         """Remove the table and its contents if ``is_left`` still returns true for the table.
 
         Raises:
-            KernelError: the table exists, and it could not be removed.
+            KernelError: the table exists, and could not be removed.
         """
         with _channel() as channel:
 
