@@ -184,7 +184,7 @@ def test_a_set_that_one_rules_backend_cannot_remove_is_a_failure_even_if_the_oth
     assert result.failures == ["the set is in use"]
 
 
-def test_a_set_copy_left_by_a_kill_during_resizing_is_reported_and_removed(kernel: FakeKernel) -> None:
+def test_cleanup_reports_and_removes_the_copy_of_a_set_that_a_killed_process_was_resizing(kernel: FakeKernel) -> None:
     kernel.set_copy = True
     assert "would remove set KUBE-IPVSPROXY-LARGER\n" in cleanup.render_text(clean(kernel, dry_run=True), dry_run=True)
     assert clean(kernel).is_fine
@@ -195,7 +195,7 @@ OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
 MODE_RULES = LeftRules(chains={CHAIN: 2})
 
 
-def test_a_node_with_nothing_but_leftover_rules_is_not_clean() -> None:
+def test_a_node_that_has_only_leftover_rules_is_not_clean() -> None:
     left = Tables()
     left.put(USED, MODE_RULES)
     document = json.loads(cleanup.render_json(clean(FakeKernel(), left, dry_run=True), dry_run=True))
@@ -365,7 +365,7 @@ def test_a_set_that_a_rule_of_another_program_uses_is_kept_and_the_rule_is_repor
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_while_ipvsproxy_runs_the_cleanup_refuses_to_clean_or_list_and_the_first_line_of_its_output_says_why() -> None:
+def test_while_ipvsproxy_runs_the_cleanup_neither_removes_nor_lists_objects_and_its_first_line_of_output_says_why() -> None:
     shell("iptables -N KUBE-FORWARD")
     with contextlib.closing(Instance()):
         cases = (
@@ -384,7 +384,7 @@ def test_while_ipvsproxy_runs_the_cleanup_refuses_to_clean_or_list_and_the_first
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_cleanup_with_only_own_keeps_rules_that_kube_proxy_knows_and_removes_nftables_rules_and_local_routes() -> None:
+def test_cleanup_with_the_flag_only_keeps_rules_that_kube_proxy_knows_and_removes_nftables_rules_and_local_routes() -> None:
     settings = Settings(backend=Backend.NFTABLES)
     every = [skeleton.build_skeleton(family, settings, builders.node_view(), set(SetKind), []) for family in Family]
     with (
@@ -414,7 +414,7 @@ def test_cleanup_with_only_own_keeps_rules_that_kube_proxy_knows_and_removes_nft
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_an_ipvsproxy_can_start_during_a_dry_run_of_the_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ipvsproxy_can_start_during_a_dry_run_of_the_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object) -> tuple[()]:
         Instance().close()
         return ()
@@ -451,7 +451,7 @@ def test_a_table_of_kube_proxy_that_cannot_be_removed_is_a_failure(kernel: FakeK
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_table_with_kube_proxys_name_and_other_contents_is_kept_and_reported(kernel: FakeKernel, *, dry_run: bool) -> None:
+def test_a_table_that_has_kube_proxys_name_but_other_contents_is_kept_and_reported(kernel: FakeKernel, *, dry_run: bool) -> None:
     foreign = dataclasses.replace(LEFT, maps=frozenset())
     tables = MemoryTables({IPV4: foreign})
     result = clean(kernel, tables=tables, dry_run=dry_run)

@@ -1,6 +1,6 @@
 """The commands that only inspect a node, on a real kernel, while ipvsproxy runs and after it has stopped.
 
-Covers that the output of the commands agrees with the kernel, and that no command changes the kernel. The output of each
+The tests show that the output of the commands agrees with the kernel, and that no command changes the kernel. The output of each
 command is tested in more detail in the test module of that command.
 """
 
@@ -59,7 +59,7 @@ def test_no_inspecting_command_changes_an_empty_node() -> None:
 
 
 @pytest.mark.usefixtures("_node")
-def test_plan_verify_and_explain_agree_with_the_kernel_that_run_has_programmed_and_report_drift(tmp_path: Path) -> None:
+def test_the_commands_plan_verify_and_explain_agree_with_a_programmed_kernel_and_report_drift(tmp_path: Path) -> None:
     (planned,) = _json("plan")
     with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
         program.wait_until_synced()

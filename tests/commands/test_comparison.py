@@ -60,7 +60,7 @@ def scenario(path: pathlib.Path) -> list[State]:
 
 
 def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
-    """The desired state of every table except that of tracked flows, which no command reads."""
+    """The desired state of every table except the table of tracked flows, which no command reads."""
     return {
         **{f"entries of {name}": table.desired for name, table in tables.entries.items()},
         "virtual servers": tables.virtual_servers.desired,
@@ -84,7 +84,7 @@ async def tell(node: MemoryNode, before: State, after: State) -> None:
 async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     seen = inspected(node.kernel, *objects, translation=node.settings)
     comparison = Comparison(seen)
-    for _ in range(2):  # the second reading of a command must return the same objects as the first
+    for _ in range(2):  # a command that reads the objects twice must get the same objects both times
         await comparison.read()
         assert list(map(str, comparison.differences())) == []
         found, wanted = desired(comparison._reconciler._tables), desired(node.engine._reconciler._tables)

@@ -129,7 +129,7 @@ def test_doctor_reports_ok_for_every_topic_on_a_complete_node() -> None:
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
         ({"tables": (left_tables.LEFT,)}, Level.WARN, "kube-proxy", "nftables mode (ip kube-proxy)"),
         ({"tables": (NAMESAKE,)}, Level.WARN, "kube-proxy", "only has the name of kube-proxy's: it has no map service-ips"),
-        # our own rules accept nothing at the hook input
+        # our own rules accept no packet at the hook input
         ({"tables": (INPUT,)}, Level.WARN, "firewall", "the chain INPUT of the table ip filter (hook input) refuses"),
         ({"tables": (FIREWALLD,)}, Level.WARN, "firewall", "table inet firewalld (hook input) refuses connections to Services"),
         ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
@@ -256,7 +256,7 @@ def test_doctor_accepts_configured_local_routes_that_nothing_removes_and_reports
     assert "kube-proxy would leave them" in finding.remedy
 
 
-def test_doctor_reports_a_field_whose_addresses_do_not_cover_a_served_family() -> None:
+def test_doctor_reports_a_configuration_field_that_has_no_address_for_a_served_family() -> None:
     assert _judge("--nodeport-addresses=primary,localhost") == []
     (finding,) = _judge("--nodeport-addresses=localhost,10.0.0.0/8", unserved={})
     assert finding.text == "nodePortAddresses has only loopback addresses of IPv6, where IPVS serves no node ports"

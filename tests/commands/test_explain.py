@@ -144,7 +144,7 @@ async def test_explain_finds_a_pod_by_name_or_address_and_says_why_each_service_
     assert nameless == ["endpoint 10.244.1.1 on node-b", "  default/web port TCP 80, IPv4: in"]
 
 
-async def test_explain_shows_an_endpoint_as_out_if_its_service_has_no_cluster_ip_of_the_endpoints_family() -> None:
+async def test_explain_shows_that_an_endpoint_is_not_used_if_its_service_has_no_cluster_ip_of_the_endpoints_family() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     why = "the Service has no cluster IP of IPv6"
     kernel = await synced_kernel(*WEB)
@@ -184,7 +184,9 @@ async def test_explain_answers_an_unknown_name_with_the_names_of_other_services(
         ("[::1]:30080", "[fd00:168::10]:30080"),
     ],
 )
-async def test_explain_shows_the_answering_addresses_for_a_node_port_on_loopback(subject: str, instead: str) -> None:
+async def test_explaining_a_node_port_on_loopback_shows_the_addresses_that_serve_the_node_port(
+    subject: str, instead: str
+) -> None:
     (line,) = await _text(await synced_kernel(*WEB), subject, *WEB)
     assert line.startswith(
         f"  not used: {explain.parse_subject(subject)}: node port 30080 of default/web: IPVS serves no node port"
@@ -197,7 +199,7 @@ async def test_a_loopback_port_that_is_not_a_node_port_is_unknown() -> None:
     assert line == "127.0.0.1:80: no Service or endpoint of this name, and no virtual server or endpoint at this address"
 
 
-async def test_explain_names_the_rule_and_the_set_that_masquerade() -> None:
+async def test_explain_names_the_rule_and_the_set_that_cause_masquerading() -> None:
     document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
     ways = document["services"][0]["ports"][0]["virtualServers"][0]["masquerade"]
     assert [way["masqueraded"] for way in ways] == [True, True, True]
@@ -205,7 +207,7 @@ async def test_explain_names_the_rule_and_the_set_that_masquerade() -> None:
     assert ways[0]["rules"][-1].endswith("-j KUBE-MARK-MASQ")
 
 
-async def test_explain_shows_separate_endpoints_and_verdicts_for_cluster_ip_and_other_addresses_if_they_differ() -> None:
+async def test_explain_shows_the_cluster_ip_and_the_other_addresses_separately_if_their_endpoints_differ() -> None:
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
     objects = (WEB[0], local, WEB[2])
     kernel = await synced_kernel(*objects)

@@ -296,7 +296,7 @@ def test_configurations_are_compared_only_among_nodes_of_the_same_version() -> N
     assert document["usual"] == {"version": "1", "configuration": "x"}
 
 
-def test_the_text_has_a_line_for_each_problem_and_ends_with_a_verdict() -> None:
+def test_the_text_of_fleet_has_a_line_for_each_problem_and_ends_with_a_verdict() -> None:
     nodes = [FleetNode("node-1", "p1", "1.0", "aa"), FleetNode("node-20", "p2", troubles=((Fault.NO_ANSWER, "silence"),))]
     assert list(fleet.render(fleet.describe("kube-system", nodes))) == [
         "NODE     PROBLEM    DETAIL",
@@ -317,7 +317,9 @@ async def _run(cluster: Cluster, path: pathlib.Path, *flags: str, by_environment
         return await asyncio.to_thread(cli.main, ["fleet", *(() if by_environment else (f"--kubeconfig={kubeconfig}",)), *flags])
 
 
-async def test_the_exit_status_shows_whether_nodes_differ(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_exit_status_of_fleet_shows_whether_nodes_differ(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await _run(Cluster({"n1": WELL, "n2": WELL}), tmp_path) == 0
     assert capsys.readouterr().out == "2 nodes: all in force and alike; version 1.0.0, configuration 0123456789ab\n"
     assert await _run(Cluster({"n1": WELL, "n2": healthz(healthy=False)}), tmp_path, "--output=json") == 1
@@ -335,7 +337,7 @@ async def test_named_pods_are_queried_without_the_right_to_list_pods(
     assert sorted(cluster.paths) == [f"{place}/{name}:10256/proxy/healthz?verbose" for name in ("n1", "n2")]
 
 
-async def test_fleet_uses_the_kubeconfig_that_the_environment_variable_names_as_kubectl_does(
+async def test_fleet_uses_the_kubeconfig_that_the_same_environment_variable_names_for_kubectl(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'kubeconfig'}:/nothing")

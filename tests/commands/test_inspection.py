@@ -1,4 +1,4 @@
-"""Covers that inspecting commands choose schedulers, and doubt empty first lists, as ``run`` does."""
+"""Inspecting commands choose schedulers and verify empty first lists in the same way as ``run``."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -61,7 +61,7 @@ async def test_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_
 
 
 class EmptySource(Source):
-    """An API server that has just started and still has no objects."""
+    """An API server that has just started and has no objects yet."""
 
     def __init__(self) -> None:
         self.asked_again: dict[ObjectKind, float] = {}
@@ -92,13 +92,13 @@ async def test_an_empty_first_list_is_requested_again_and_no_command_relies_on_i
     assert [one for one in operations if one.verb is Verb.REMOVE] == []
 
 
-async def test_an_empty_manifest_directory_is_accepted_at_the_first_reading() -> None:
+async def test_an_empty_manifest_directory_is_accepted_without_a_second_read() -> None:
     node = await inspected(FakeKernel(), "--manifests=/nowhere")
     async with inspection.following(EmptySource(), node.store):
         assert not node.store.may_lack_all
 
 
-async def test_a_dry_run_compares_nothing_while_a_first_list_is_doubted() -> None:
+async def test_a_dry_run_compares_nothing_while_an_empty_first_list_is_unconfirmed() -> None:
     node, clock = await inspected(await synced_kernel(*WEB)), Clock()
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(EmptySource(), node.store):

@@ -120,7 +120,7 @@ async def test_list_marks_rows_of_other_programs_as_foreign_and_shows_no_service
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_list_shows_a_row_that_vanishes_during_the_reading_as_removed_meanwhile() -> None:
+async def test_list_says_removed_meanwhile_beside_a_row_that_vanishes_while_the_table_is_read() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -203,7 +203,7 @@ async def test_list_shows_which_endpoints_are_missing_from_the_kernel() -> None:
     assert "default/web:http (10.244.1.1:8080 is missing)" in [line[72:] for line in listing.render(document)]
 
 
-async def test_list_names_the_service_and_the_second_scope_at_the_row_of_a_firewall_mark() -> None:
+async def test_list_names_the_service_and_the_second_scope_in_the_row_of_a_firewall_mark() -> None:
     objects = (
         builders.node(),
         builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.7"], external_local=True),

@@ -1,4 +1,4 @@
-"""Checks of Services by ``doctor``: it reports faults of this node even if each Service is programmed correctly."""
+"""The checks of Services by ``doctor``, which reports faults of this node even if each Service is programmed correctly."""
 
 import dataclasses
 import socket

@@ -85,7 +85,7 @@ def _names(pilot: Pilot[None]) -> Sequence[str]:
     return [str(key.value) for key in table.rows]
 
 
-async def test_the_first_picture_needs_only_one_reading() -> None:
+async def test_top_draws_its_first_picture_after_a_single_request() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon) as pilot:
         await pilot.pause(0.2)

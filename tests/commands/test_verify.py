@@ -135,7 +135,7 @@ async def test_virtual_servers_of_other_programs_are_listed_but_are_not_a_differ
     assert "of another program, left alone: TCP 192.0.2.1:80 wlc, 1 real server" in verify.render(document)
 
 
-async def test_a_difference_that_is_programmed_between_two_readings_is_not_reported() -> None:
+async def test_verify_does_not_report_a_difference_that_has_vanished_when_it_reads_the_kernel_again() -> None:
     kernel = await synced_kernel(*WEB)
     weights = kernel.virtual_servers[CLUSTER].real_servers
     del weights[THERE]
@@ -146,7 +146,7 @@ async def test_a_difference_that_is_programmed_between_two_readings_is_not_repor
         weights[THERE] = 1
         return seen
 
-    kernel.observe = heal_after  # type: ignore[assignment]  # another program writes between two readings
+    kernel.observe = heal_after  # type: ignore[assignment]  # another program writes between two reads of the kernel
     assert (await _verify(kernel))["equal"]
 
 

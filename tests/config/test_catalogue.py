@@ -1,4 +1,4 @@
-"""The table of options is compared with kube-proxy's own lists, and the output of ``--help`` with the table."""
+"""The table of options is compared with kube-proxy's own lists, and the output of ``--help`` is compared with the table."""
 
 import operator
 
@@ -42,12 +42,12 @@ KUBE_PROXY_FIELDS = """
 ALL = [option for options in catalogue.OPTIONS.values() for option in options]
 
 
-def test_the_catalogue_has_every_flag_of_kube_proxy_and_no_other_flags_but_our_own() -> None:
+def test_the_catalogue_has_exactly_the_flags_of_kube_proxy_and_our_own_flags() -> None:
     flags = {option.flag for option in ALL if option.flag and option.status is not Likeness.OWN}
     assert flags == set(KUBE_PROXY_FLAGS)
 
 
-def test_the_catalogue_has_every_field_of_the_file_and_no_other_fields_but_our_own() -> None:
+def test_the_catalogue_has_exactly_the_fields_of_kube_proxys_file_and_our_own_fields() -> None:
     fields = {option.field for option in ALL if option.field and option.status is not Likeness.OWN}
     assert fields == set(KUBE_PROXY_FIELDS)
 

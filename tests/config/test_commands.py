@@ -104,7 +104,9 @@ def test_completion_prints_a_script_for_a_shell_and_otherwise_the_names_of_the_s
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text"], (False, False)),
     ],
 )
-def test_every_command_accepts_its_options_and_the_last_value_applies(arguments: list[str], choices: tuple[bool, bool]) -> None:
+def test_every_command_accepts_its_options_and_uses_the_last_value_of_a_repeated_option(
+    arguments: list[str], choices: tuple[bool, bool]
+) -> None:
     config = loading.from_flags(*arguments)
     assert (config.dry_run, config.as_json) == choices
 

@@ -137,7 +137,7 @@ def test_a_notice_shows_the_name_of_an_unknown_field_on_one_line(key: str, shown
     ]
 
 
-def test_the_last_of_two_equal_fields_applies_with_a_notice() -> None:
+def test_if_a_field_occurs_twice_the_last_value_applies_and_a_notice_is_printed() -> None:
     config = from_file("oomScoreAdj: 1\noomScoreAdj: 2\n")
     assert config.oom_score_adj == 2
     assert str(config.notices[0]) == "/etc/kube-proxy.conf:5: oomScoreAdj: is repeated here; the earlier value is not used"

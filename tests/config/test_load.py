@@ -55,7 +55,7 @@ def test_each_flag_that_kube_proxy_does_not_have_applies_despite_a_file_and_with
     assert not from_file("", f"--{option.flag}={option.default}").notices
 
 
-def test_an_empty_hostname_flag_keeps_the_name_of_the_file() -> None:
+def test_an_empty_hostname_flag_keeps_the_host_name_from_the_file() -> None:
     assert from_file("hostnameOverride: a", "--hostname-override=").node_name == "a"
 
 
@@ -143,7 +143,7 @@ def test_every_flag_accepts_its_value_in_every_spelling(option: Option) -> None:
         ("--vmodule=a=1 --vmodule=b=2", {"logging.vmodule": ("a=1", "b=2")}),
     ],
 )
-def test_a_command_line_has_the_meaning_that_it_has_in_kube_proxy(line: str, expected: dict[str, Value]) -> None:
+def test_a_command_line_has_the_same_meaning_as_in_kube_proxy(line: str, expected: dict[str, Value]) -> None:
     """The cases are short forms, booleans, odd values and repeated values.
 
     An empty address or name changes nothing. Repeated lists are joined.

@@ -70,7 +70,7 @@ def test_the_connection_tracking_table_has_a_minimum_size_on_a_small_host() -> N
 @pytest.mark.parametrize(
     ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
 )
-def test_first_lists_of_an_api_server_can_be_doubted_and_first_lists_of_a_directory_cannot_be_doubted(
+def test_first_lists_of_an_api_server_may_need_confirmation_and_first_lists_of_a_directory_need_none(
     flags: list[str], percent: int
 ) -> None:
     assert loading.from_flags(*flags).guard_percent == percent
@@ -164,7 +164,7 @@ def test_keywords_and_ranges_may_be_mixed_in_node_port_addresses(
         ),
     ],
 )
-def test_each_field_whose_addresses_do_not_cover_a_served_family_causes_a_warning(
+def test_each_configuration_field_that_has_no_address_for_a_served_family_causes_a_warning(
     flags: tuple[str, ...], families: Collection[Family], expected: list[str]
 ) -> None:
     config = loading.from_flags("--hostname-override=node-a", *flags)

@@ -1,6 +1,6 @@
 """Covers the whole program on an in-memory kernel: its start, the reasons why it may not start, and its end.
 
-``tests/test_program.py`` covers the same for a separate process on a real kernel.
+``tests/test_program.py`` covers the program as a separate process on a real kernel.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ CHOICE = VariantChoice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
 
 
 class Kernel(FakeKernel):
-    """An in-memory kernel that also has the attributes of the real kernel that the program uses.
+    """An in-memory kernel with all attributes of the real kernel class that the program uses.
 
     ``on_apply`` is called before each call of ``apply``.
     """

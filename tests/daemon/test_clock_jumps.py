@@ -1,6 +1,6 @@
 """Covers jumps of the machine's clock by days in both directions: the program continues, removes nothing, and stays healthy.
 
-The tests run only on a kernel of their own, because a test must not change the clock of the host.
+The tests run only on a separate kernel, because a test must not change the clock of the host.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The follower of changes in our nftables table: the readings that it requests from the loop, and the lines that it logs.
+"""The follower of changes in our nftables table: when it asks the loop to read rules and sets, and the lines that it logs.
 
 A pipe replaces the kernel's netlink socket.
 """
@@ -89,7 +89,7 @@ async def test_only_changes_of_our_own_table_cause_rules_to_be_read(pipe: Pipe) 
         assert engine.asked == 2
 
 
-async def test_a_stopped_follower_requests_no_more_readings(pipe: Pipe) -> None:
+async def test_a_stopped_follower_does_not_ask_the_loop_to_read_rules(pipe: Pipe) -> None:
     engine = Engine()
     async with following(engine, pipe):
         pass

@@ -54,7 +54,7 @@ JUMPS = (Jump("filter", "OUTPUT", FILTER.chain, "kubernetes ipvs access filter")
 
 
 class Kernel(loop_kernel.Kernel, loop_kernel.ReadableKernel, Interface):
-    """A kernel as the loop and the commands use it."""
+    """A kernel with the interface that the loop and the commands use."""
 
 
 @pytest.fixture(params=["fake", *(pytest.param(one.value, marks=pytest.mark.kernel) for one in BACKENDS)])
@@ -97,7 +97,7 @@ def other(kernel: Kernel) -> Iterator[Kernel]:
 
 @pytest.fixture(params=["itself", "planning"])
 def given(request: pytest.FixtureRequest, kernel: Kernel) -> loop_kernel.Kernel:
-    """The kernel as the commands ``run`` and ``plan`` create it."""
+    """The kernel object that the commands ``run`` and ``plan`` create."""
     return plan.PlanningKernel(kernel) if request.param == "planning" else kernel
 
 
@@ -175,7 +175,7 @@ def _without_none(found: Mapping[K, V | None]) -> dict[K, V]:
 
 
 def fill(kernel: Kernel) -> VirtualServer:
-    """Add an object of nearly every kind, and return the virtual server, to which two real servers belong."""
+    """Add an object of nearly every kind, and return the virtual server, which has two real servers."""
     desired, entry = server(), entries(Family.IPV4)[1]
     add(kernel, desired, real_server(desired, port=1), real_server(desired, port=2))
     add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry, Device(DEVICE), BoundAddresses.of(desired.key.address))
@@ -246,7 +246,7 @@ def test_a_kernel_in_which_nothing_was_programmed_has_no_objects(kernel: Kernel)
     assert [(image.chains, image.jumps) for image in observed.skeletons.values()] == [({}, frozenset())] * 2
 
 
-def test_virtual_and_real_servers_of_all_protocols_and_families_are_read_as_they_were_added(kernel: Kernel) -> None:
+def test_virtual_and_real_servers_of_all_protocols_and_families_are_read_back_unchanged(kernel: Kernel) -> None:
     flags = PERSISTENT | SCHEDULER_PORT
     desired = [
         server(family, protocol=one, scheduler="mh", flags=flags, timeout_s=10800) for family in Family for one in Protocol
@@ -271,7 +271,7 @@ def test_adding_an_existing_virtual_server_changes_its_settings_and_keeps_its_re
 @pytest.mark.parametrize(
     ("verb", "is_there", "is_surprise"), [(Verb.SET, False, True), (Verb.ADD, True, True), (Verb.SET, True, False)]
 )
-def test_a_real_server_has_its_new_weight_whether_it_existed_before_or_not(
+def test_a_real_server_gets_its_new_weight_whether_or_not_it_existed_before(
     kernel: Kernel, verb: Verb, *, is_there: bool, is_surprise: bool
 ) -> None:
     desired = server()
@@ -283,7 +283,7 @@ def test_a_real_server_has_its_new_weight_whether_it_existed_before_or_not(
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
-def test_removing_an_absent_object_succeeds_and_is_reported_as_a_surprise(kernel: Kernel) -> None:
+def test_removing_an_absent_object_succeeds_and_the_outcome_shows_that_the_object_was_absent(kernel: Kernel) -> None:
     items: tuple[Item, ...] = (
         server(),
         real_server(server()),
@@ -355,7 +355,7 @@ def entries(family: Family) -> list[SetEntry]:
 
 
 @FAMILIES
-def test_entries_of_every_type_are_read_as_they_were_added_until_they_are_removed(kernel: Kernel, family: Family) -> None:
+def test_entries_of_every_type_are_read_back_unchanged_until_they_are_removed(kernel: Kernel, family: Family) -> None:
     every_set = [IpSet(kind, family) for kind in SetKind]
     desired = entries(family)
     add(kernel, *every_set, *desired)
@@ -397,7 +397,7 @@ def test_a_catch_all_element_of_another_program_is_observed_until_it_is_removed(
     assert not (kernel.observe([entry.set], (), ()).sets or {})[entry.set]
 
 
-def test_adding_an_entry_to_a_missing_set_is_refused_and_removing_an_entry_is_reported_as_a_surprise(kernel: Kernel) -> None:
+def test_adding_to_a_missing_set_is_refused_and_the_outcome_of_a_removal_shows_that_the_entry_was_absent(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     assert refusal(kernel, Verb.ADD, entry) == errno.ENOENT
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", True)]
@@ -450,7 +450,7 @@ def skeleton(family: Family) -> Skeleton:
 
 
 @FAMILIES
-def test_rules_are_read_as_they_were_written_until_they_are_removed(kernel: Kernel, family: Family) -> None:
+def test_rules_are_read_back_unchanged_until_they_are_removed(kernel: Kernel, family: Family) -> None:
     add(kernel, IpSet(SetKind.CLUSTER_IP, family))
     desired = skeleton(family)
     for _ in range(2):
@@ -478,7 +478,7 @@ def test_a_set_that_a_rule_refers_to_cannot_be_removed(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, ip_set)] == [""]
 
 
-def test_a_setting_is_read_as_it_was_written_and_an_unknown_setting_is_refused(kernel: Kernel) -> None:
+def test_a_setting_is_read_back_unchanged_and_an_unknown_setting_is_refused(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Sysctl(CONNTRACK, "1"))] == [""]
     assert observe(kernel).sysctls == {CONNTRACK: "1"}
     assert refusal(kernel, Verb.SET, Sysctl("net/ipv4/vs/none", "1")) == errno.ENOENT
@@ -593,7 +593,7 @@ def test_an_address_can_be_on_the_device_and_have_a_route_and_either_can_be_remo
 
 
 @FAMILIES
-def test_thresholds_are_read_as_they_were_set(kernel: Kernel, family: Family) -> None:
+def test_thresholds_are_read_back_unchanged(kernel: Kernel, family: Family) -> None:
     virtual = server(family)
     one, two = real_server(virtual), real_server(virtual, port=8081, weight=65535)
     add(kernel, virtual, one._replace(thresholds=Thresholds(1_000_000, 65536)), two)
@@ -616,7 +616,7 @@ def test_a_lower_threshold_above_the_upper_threshold_is_refused(kernel: Kernel) 
 
 
 @FAMILIES
-def test_the_netmask_of_session_affinity_is_read_as_it_was_set(kernel: Kernel, family: Family) -> None:
+def test_the_netmask_of_session_affinity_is_read_back_unchanged(kernel: Kernel, family: Family) -> None:
     virtual = server(family, flags=PERSISTENT, timeout_s=600)
     add(kernel, virtual)
     for length in (0, 1, 24, 31):

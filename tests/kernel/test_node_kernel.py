@@ -254,7 +254,7 @@ def test_a_kernel_that_hides_the_interface_of_arrival_matters_only_for_nftables_
     assert "prompt-reuse" in names
 
 
-def test_a_poll_reads_only_rules_that_changed_since_the_last_reading(kernel: Kernel) -> None:
+def test_a_poll_reads_only_rules_that_changed_since_the_rules_were_last_read(kernel: Kernel) -> None:
     target = new_node()
     assert poll(target).skeletons == IMAGES, "never read before"
     assert poll(target).skeletons == {}
@@ -316,7 +316,7 @@ def test_other_calls_may_write_between_the_steps_of_a_poll(kernel: Kernel) -> No
     assert kernel.applied == []
 
 
-def test_if_sets_cannot_be_read_the_poll_reports_one_error_for_all_of_them(kernel: Kernel) -> None:
+def test_if_sets_cannot_be_read_the_poll_reports_one_error_for_all_sets(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False, whole=True))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
@@ -393,7 +393,7 @@ def test_all_objects_in_the_kernel_are_observed(kernel: Kernel) -> None:
         ("sysctls", {"sysctls": None}),
     ],
 )
-def test_state_that_cannot_be_read_is_none_with_the_reason_and_all_other_state_is_read(
+def test_unreadable_state_is_returned_as_none_with_the_reason_and_all_other_state_is_read(
     kernel: Kernel, name: str, lacking: Mapping[str, object]
 ) -> None:
     complete = observe(new_node())
@@ -401,7 +401,7 @@ def test_state_that_cannot_be_read_is_none_with_the_reason_and_all_other_state_i
     observed = observe(new_node())
     for field in ("virtual_servers", "sets", "set_copy", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
         assert getattr(observed, field) == lacking.get(field, getattr(complete, field))
-    parts = {"iptables": 2, "ipset": 2}  # iptables has the rules of two families, and ipset has our sets and the set copy
+    parts = {"iptables": 2, "ipset": 2}  # iptables has the rules of two families, and ipset has our sets and a copy of a set
     assert len(observed.errors) == parts.get(name, 1), "one line per part"
     assert all(f"use {name}" in error for error in observed.errors)
 

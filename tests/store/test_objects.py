@@ -313,7 +313,7 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
 
 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
-    """A store that doubts a list from which more than half of the objects are missing.
+    """A store that needs a second list if more than half of the known objects are missing from a list.
 
     Also returns the Services and EndpointSlices that the store knows.
     """
@@ -340,7 +340,7 @@ def test_a_list_without_most_services_removes_no_service_until_another_list_conf
     assert not store.doubts
 
 
-def test_doubted_services_that_a_watch_deletes_one_at_a_time_are_removed() -> None:
+def test_services_missing_from_an_unconfirmed_list_are_removed_when_a_watch_deletes_them_one_at_a_time() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([gone(services[0]), gone(services[1])], 11)
@@ -351,7 +351,7 @@ def names_of(services: list[ApiObject]) -> set[object]:
     return {item.name for item in services}
 
 
-def test_services_missing_from_a_doubted_list_are_only_remembered_until_they_are_listed_again() -> None:
+def test_services_missing_from_an_unconfirmed_list_are_only_remembered_until_they_are_listed_again() -> None:
     store, services = guarded_store(20)
 
     def remembered() -> set[object]:
@@ -374,7 +374,7 @@ def test_services_missing_from_a_doubted_list_are_only_remembered_until_they_are
     assert (remembered(), len(store.services)) == (set(), 0)
 
 
-def test_a_list_without_most_endpoint_slices_is_doubted() -> None:
+def test_a_list_without_most_endpoint_slices_needs_confirmation() -> None:
     store, _ = guarded_store(20)
     store.deliver([listed(kind=ObjectKind.ENDPOINT_SLICE)], 10)
     assert all(len(store.slices_of(name)) == 1 for name in store.services)
@@ -392,7 +392,7 @@ def deliver_list(store: Store, *slices: ApiObject, now: float) -> None:
     store.deliver([listed(*slices, kind=ObjectKind.ENDPOINT_SLICE)], now)
 
 
-def test_a_list_with_all_endpoint_slices_emptied_is_doubted_and_then_confirmed() -> None:
+def test_a_list_in_which_all_endpoint_slices_have_become_empty_needs_confirmation_by_another_list() -> None:
     store, services = guarded_store(20)
     deliver_list(store, *emptied(20), now=10)
     assert store.take() == Changes()
@@ -446,7 +446,7 @@ def test_half_of_the_nodes_may_be_removed_by_a_list_and_any_number_by_a_watch() 
     assert (store.tunnels[0], dict(store.doubts)) == ({}, {})
 
 
-def test_a_list_without_the_only_watched_node_is_never_doubted() -> None:
+def test_a_list_without_the_only_watched_node_never_needs_confirmation() -> None:
     store = Store(STARTED_S, Guard(50), here=NODE.name)
     store.deliver([listed(kind=ObjectKind.NODE)], 1)
     assert not store.doubts
@@ -456,7 +456,7 @@ def test_a_list_without_the_only_watched_node_is_never_doubted() -> None:
 
 
 @pytest.mark.parametrize("kind", list(ObjectKind))
-def test_an_empty_first_list_is_doubted_until_another_list_confirms_it(kind: ObjectKind) -> None:
+def test_an_empty_first_list_is_not_accepted_until_another_list_confirms_it(kind: ObjectKind) -> None:
     store = Store(STARTED_S, Guard(50, all_nodes=True))
     store.deliver([Listed(kind, frozenset())], 1)
     assert kind not in store.missing
@@ -475,7 +475,7 @@ def test_a_first_list_is_accepted_if_it_has_objects_or_the_guard_against_incompl
     assert not store.may_lack_all
 
 
-def test_a_list_with_objects_after_a_doubted_first_list_ends_the_doubt() -> None:
+def test_a_list_with_objects_needs_no_confirmation_after_an_empty_first_list() -> None:
     store = Store(STARTED_S, Guard(50))
     store.deliver([listed()], 1)
     store.deliver([listed(builders.service("web"))], 2)
@@ -506,11 +506,11 @@ KIND = ObjectKind.SERVICE
         (99, 1000, 1000, False),
     ],
 )
-def test_a_list_that_lacks_too_many_objects_is_doubted(percent: int, missing: int, known: int, accepted: bool) -> None:  # noqa: FBT001
+def test_a_list_that_lacks_too_many_objects_needs_confirmation(percent: int, missing: int, known: int, accepted: bool) -> None:  # noqa: FBT001
     assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is accepted
 
 
-def test_a_second_list_confirms_a_doubted_list_after_enough_time() -> None:
+def test_a_second_list_confirms_the_first_list_if_enough_time_has_passed() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S - 1), "too soon"
@@ -518,14 +518,14 @@ def test_a_second_list_confirms_a_doubted_list_after_enough_time() -> None:
     assert guard.doubts == {}
 
 
-def test_a_second_list_with_all_objects_ends_the_doubt_about_the_first_list() -> None:
+def test_a_second_list_with_all_objects_is_accepted_and_does_not_confirm_the_incomplete_first_list() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert guard.accepts(KIND, missing=0, known=100, now=30)
     assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S + 1), "a new doubt, not a confirmation"
 
 
-def test_lists_of_different_kinds_are_doubted_independently() -> None:
+def test_lists_of_different_kinds_are_confirmed_independently() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert not guard.accepts(ObjectKind.ENDPOINT_SLICE, missing=100, known=100, now=CONFIRMED_AFTER_S)

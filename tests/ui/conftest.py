@@ -96,9 +96,9 @@ class Running:
         page_scene.begin(self.node, self._count)
         async with self.node.showing(self.port) as self.port:
             await self.node.watcher.until(lambda: bool(self.node.watcher.summaries))
-            # After the first reading, the next reading happens only when a viewer requests it.
+            # After the counters were read once, they are read again only when a viewer requests them.
             page_scene.add_traffic(self.node)
-            while self.node.pages.node.history.last is None:  # noqa: ASYNC110 - no event signals the reading
+            while self.node.pages.node.history.last is None:  # noqa: ASYNC110 - no event signals that the counters were read
                 await asyncio.sleep(0.01)
             page_scene.add_past(self.node)
             self._ready.set()

@@ -542,6 +542,6 @@ def test_each_page_can_be_saved_as_a_picture(
     if part == "events":
         _tell_a_story(node)
         page.get_by_text("! drift").first.wait_for()
-    page.wait_for_timeout(20_000)  # the page then has enough readings to draw a line beside each figure
+    page.wait_for_timeout(20_000)  # the page then has enough points to draw a line beside each figure
     IMAGES.mkdir(exist_ok=True)
     assert len(page.screenshot(path=IMAGES / f"{picture}.png")) > 10_000

@@ -162,7 +162,7 @@ def test_a_stalled_log_reader_delays_no_task_and_later_reads_the_number_of_dropp
     assert dropped
 
 
-def test_the_process_does_not_wait_at_its_end_for_a_log_reader_that_stalls(pipe: tuple[int, int]) -> None:
+def test_a_process_ends_without_waiting_for_a_stalled_log_reader(pipe: tuple[int, int]) -> None:
     with log.written_by_a_thread(pipe[1]):
         ours = logger()
         for _ in range(100):
@@ -170,7 +170,9 @@ def test_the_process_does_not_wait_at_its_end_for_a_log_reader_that_stalls(pipe:
     assert len(os.read(pipe[0], 1 << 20)) > 1000
 
 
-def test_all_lines_are_written_at_the_end_if_the_log_reader_reads(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_writes_all_lines_before_it_ends_if_the_log_reader_reads(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log, "LAST_LINES_S", 30)
     with log.written_by_a_thread(pipe[1]):
         ours = logger()

@@ -127,7 +127,7 @@ async def test_a_changed_answer_reopens_no_listener_and_a_changed_or_removed_por
     assert ports.answers == {}
 
 
-async def test_of_two_services_with_one_health_check_port_the_older_answers_until_it_is_deleted() -> None:
+async def test_of_two_services_with_the_same_health_check_port_the_older_service_answers_until_its_deletion() -> None:
     ports = Ports()
     ports.put(state("young", ports={30001: 2}, created_s=2), state("old", ports={30001: 1}, created_s=1))
     await ports.checks.adjust()

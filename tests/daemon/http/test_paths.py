@@ -168,7 +168,7 @@ async def test_the_index_page_of_the_metrics_server_links_its_paths() -> None:
         assert "ui/" not in (await http_client.ask(port, "/")).body.decode()
 
 
-async def test_flagz_and_statusz_are_plain_text_for_people() -> None:
+async def test_the_pages_flagz_and_statusz_are_readable_plain_text() -> None:
     async with _metrics(Node()) as port:
         flags = (await http_client.ask(port, "/flagz")).body.decode()
         status = (await http_client.ask(port, "/statusz")).body.decode()
@@ -199,7 +199,7 @@ async def test_a_put_request_sets_the_verbosity_only_if_profiling_is_enabled(
 
 
 def _count(node: Node) -> int:
-    """The number of servers that a node has; no server runs."""
+    """The number of servers that a node creates; all of them are closed again."""
     servers = node.servers()
     for one in servers:
         one.close()

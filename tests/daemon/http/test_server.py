@@ -1,4 +1,4 @@
-"""Covers HTTP over real sockets on loopback: answers, addresses, and clients that are slow, are many, or do not send HTTP."""
+"""Covers HTTP over real sockets on loopback: answers, addresses, and clients that are slow or numerous or do not send HTTP."""
 
 import asyncio
 import contextlib

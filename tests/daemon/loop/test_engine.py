@@ -1,7 +1,7 @@
 """Covers changes while the loop runs: the operations that they cause, the times of these operations, and the log lines.
 
 ``test_engine_start`` covers the start, ``test_engine_repair`` covers drift, ``test_engine_failures`` covers failures and
-retries, and ``test_reader`` covers readings of the kernel.
+retries, and ``test_reader`` covers how the kernel is read.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Settings that Services choose by annotations while the loop runs.
 
-Covers schedulers of the kernel, slow start by the clock, and a changed choice of annotations.
+Covers schedulers of the kernel, slow start by the clock, and a change of the annotations that Services may use.
 """
 
 import dataclasses

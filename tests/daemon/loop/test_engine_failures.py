@@ -40,7 +40,7 @@ async def test_no_entry_is_removed_from_our_sets_while_virtual_servers_cannot_be
 
 @pytest.mark.parametrize("part", PARTS)
 @in_virtual_time
-async def test_a_failed_reading_removes_nothing_and_is_repeated_after_pauses(part: str) -> None:
+async def test_a_failed_read_of_the_kernel_removes_nothing_and_is_repeated_after_pauses(part: str) -> None:
     async with MemoryNode(min_interval_s=0).serving(WEB, SLICE, KUBERNETES) as node:
         node.kernel.forget()
         node.kernel.unreadable = {part}
@@ -86,7 +86,7 @@ async def test_a_part_of_the_kernel_that_stays_unreadable_is_polled_less_often()
 
 
 @in_virtual_time
-async def test_pauses_between_readings_are_short_again_after_a_successful_reading() -> None:
+async def test_pauses_between_reads_of_the_kernel_are_short_again_after_a_successful_read() -> None:
     async with MemoryNode().serving(WEB) as node:
         for _ in range(2):
             node.kernel.unreadable = {"sets"}

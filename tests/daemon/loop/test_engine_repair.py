@@ -75,7 +75,7 @@ async def test_a_leftover_virtual_server_is_removed_with_its_address_or_set_entr
 
 
 @in_virtual_time
-async def test_a_leftover_set_entry_is_not_removed_during_the_reading_that_observes_it_even_if_the_api_changes(
+async def test_a_leftover_set_entry_is_not_removed_while_the_kernel_is_still_being_read_even_if_an_api_object_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
@@ -110,7 +110,7 @@ async def test_a_virtual_server_of_another_program_is_treated_as_ours_when_one_o
 
 
 @in_virtual_time
-async def test_a_notified_set_change_causes_no_reading_of_virtual_servers_and_drift_of_a_set_is_repaired_at_once() -> None:
+async def test_a_notified_change_of_a_set_is_repaired_at_once_and_does_not_cause_virtual_servers_to_be_read() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
         node.engine.rules_changed()

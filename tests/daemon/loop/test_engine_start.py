@@ -25,7 +25,7 @@ DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-sy
 async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_listed(order: Sequence[ObjectKind]) -> None:
     node = MemoryNode()
     objects: tuple[ApiObject, ...] = (WEB, SLICE, builders.node())
-    node.kernel.unreadable = set(PARTS)  # a reading at this time would log errors
+    node.kernel.unreadable = set(PARTS)  # reading the kernel at this time would log errors
     with structlog.testing.capture_logs() as logs:
         async with node.running():
             node.put(*objects)
@@ -204,7 +204,7 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
 
 
 @in_virtual_time
-async def test_while_a_first_list_is_doubted_no_family_is_incomplete_and_no_operation_is_pending() -> None:
+async def test_while_an_empty_first_list_is_unconfirmed_no_family_is_incomplete_and_no_operation_is_pending() -> None:
     async with MemoryNode(guard_percent=50).serving(
         builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), after_s=CONFIRMED_AFTER_S / 2
     ) as node:

@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_garbage_collections_skip_objects_that_survived_a_full_collection_for_a_day() -> None:
+def test_for_a_day_garbage_collections_skip_objects_that_survived_a_full_collection() -> None:
     now_s = 0.0
     with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
         knot = Knot()

@@ -92,7 +92,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
-    """A running node. ``left`` has the leftover rules, by the name of the table where they are."""
+    """A running node. ``left`` maps the name of each table to the leftover rules in the table."""
     tables = Tables()
     for name, rules in left.items():
         tables.put({"used": USED, "other": OTHER, "used_v6": USED_V6}[name], rules)
@@ -289,7 +289,7 @@ async def test_kube_proxys_tables_of_a_family_are_removed_and_logged_as_soon_as_
 
 
 @in_virtual_time
-async def test_a_table_with_kube_proxys_name_and_other_contents_is_kept_and_reported_once() -> None:
+async def test_a_table_that_has_kube_proxys_name_but_other_contents_is_kept_and_reported_once() -> None:
     async with scene() as node:
         foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
         node.of_kube_proxy.put(IPV4, foreign)

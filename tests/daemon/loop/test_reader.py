@@ -1,4 +1,4 @@
-"""Covers readings of the kernel: when they happen, the parts that they consist of, and changes that arrive during a reading."""
+"""Covers when and in which parts the loop reads the kernel, and what happens to changes that arrive while it reads."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
 @in_virtual_time
-async def test_slow_audits_are_made_less_often_and_polls_keep_their_own_share_of_time(
+async def test_slow_audits_are_made_less_often_and_do_not_make_polls_less_frequent(
     audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = MemoryNode(audit_interval_s=30)
@@ -71,7 +71,7 @@ async def test_one_very_slow_poll_does_not_prevent_later_polls(
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Let full polls and audits take this long; returns the start of each reading, and whether it is an audit."""
+    """Let full polls and audits take this long. Return when each poll or audit started, and whether it was an audit."""
     begun: list[tuple[float, bool]] = []
     poll = node.kernel.poll
 
@@ -92,7 +92,7 @@ def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[in
 
 
 def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let each poll take a second and consist of this number of parts; returns the times at which the parts end."""
+    """Let each poll take a second and consist of this number of parts, and return the times at which the parts end."""
     ends_s: list[float] = []
 
     def poll_slowly(*_: Any, **__: Any) -> Iterator[Observation]:
@@ -107,7 +107,7 @@ def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> lis
 
 @pytest.mark.parametrize("audit_interval_s", [reader.POLL_INTERVAL_S, 10_000], ids=["audit", "poll"])
 @in_virtual_time
-async def test_a_change_waits_for_only_one_part_of_a_reading(audit_interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_waits_for_only_one_part_of_a_poll(audit_interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     async with MemoryNode(audit_interval_s=audit_interval_s).serving(WEB, SLICE) as node:
         ends_s = slowly(node, 100, monkeypatch)
         began_s = loop().time()
@@ -153,7 +153,7 @@ async def test_a_notification_during_a_poll_causes_another_poll(monkeypatch: pyt
 
 @pytest.mark.parametrize("min_interval_s", [0, 10])
 @in_virtual_time
-async def test_drift_in_several_parts_of_a_reading_is_repaired_in_one_sync(min_interval_s: float) -> None:
+async def test_drift_in_several_parts_of_a_poll_is_repaired_in_one_sync(min_interval_s: float) -> None:
     services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(50)]
     async with MemoryNode(min_interval_s=min_interval_s, audit_interval_s=10_000).serving(*services, after_s=60) as node:
         node.kernel.virtual_servers.clear()
@@ -164,7 +164,7 @@ async def test_drift_in_several_parts_of_a_reading_is_repaired_in_one_sync(min_i
 
 
 @in_virtual_time
-async def test_a_change_during_a_reading_causes_another_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_while_the_kernel_is_read_causes_the_kernel_to_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     observe = node.kernel.observe
     interruptions = iter([remove_address])

@@ -1,6 +1,6 @@
-"""Covers that several requests share one reading of the counters.
+"""Several requests share counters that were read only once.
 
-``test_traffic.py`` covers readings that take too long, that fail, or that are continued.
+``test_traffic.py`` covers what happens if reading the counters takes too long, fails, or is continued later.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from tests.support.memory_node import InlineExecutor
 from tests.support.summaries import Clock
 
 
-async def test_one_reading_of_counters_serves_all_requests_while_it_is_fresh() -> None:
+async def test_counters_that_were_read_recently_serve_all_requests() -> None:
     clock, kernel = Clock(), Ipvs()
     kernel.counters = {CLUSTER: Counters(1), EXTERNAL: Counters(2)}
     sampler = Sampler(KernelThread(InlineExecutor(), kernel), clock)

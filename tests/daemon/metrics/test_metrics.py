@@ -1,4 +1,4 @@
-"""Covers the counts in metrics, the formats of the page, and that all series are as in the recorded kube-proxy."""
+"""Covers the counts in metrics, the formats of the page, and that all series equal the series recorded from kube-proxy."""
 
 import asyncio
 import errno
@@ -206,7 +206,7 @@ async def test_operations_are_counted_by_verb_kind_and_outcome() -> None:
     assert rows["ipvsproxy_surprises_total"] == 2
 
 
-async def test_the_duration_of_each_phase_of_a_sync_is_measured_and_the_waiting_time_only_of_changes() -> None:
+async def test_the_duration_of_each_phase_is_measured_for_every_sync_and_the_waiting_time_only_for_changes() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
     metrics.synced(summary())

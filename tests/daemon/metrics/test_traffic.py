@@ -201,7 +201,7 @@ async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
 
 
-async def test_a_limit_of_zero_turns_off_the_reading_of_counters_and_the_series() -> None:
+async def test_with_a_limit_of_zero_counters_are_not_read_and_have_no_series() -> None:
     scene = Scene(WEB, limit=0)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     assert not await scene.scrape()
@@ -253,7 +253,9 @@ async def test_traffic_is_not_counted_twice_after_counting_was_interrupted(monke
     assert {value for name, value in samples.items() if name.startswith("ipvsproxy_service_connections_total")} == {9}
 
 
-async def test_a_scrape_shows_the_previous_figures_if_a_reading_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_shows_the_previous_figures_if_reading_the_counters_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     await scene.scrape()
@@ -326,7 +328,7 @@ async def test_totals_can_be_shown_for_each_endpoint() -> None:
     assert scene.kernel.read_endpoints == [CLUSTER], "endpoints of a virtual server without traffic are not read"
 
 
-async def test_endpoints_of_a_virtual_server_that_is_missing_from_one_reading_are_not_counted_twice() -> None:
+async def test_endpoints_are_not_counted_twice_if_their_virtual_server_was_missing_once_when_counters_were_read() -> None:
     scene = Scene(WEB, of_endpoints=True)
     whole = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(ConnectionCounts(2, 1), counted)} for key, counted in whole.items()}
@@ -340,7 +342,7 @@ async def test_endpoints_of_a_virtual_server_that_is_missing_from_one_reading_ar
 
 
 async def test_a_virtual_server_that_stays_while_it_is_not_desired_is_not_counted_twice() -> None:
-    """For example, an undesired virtual server stays in an excluded range, or while its owner changes during a scrape."""
+    """An undesired virtual server stays, for example, in an excluded range, and while its owner changes during a scrape."""
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {
@@ -400,9 +402,9 @@ def test_counting_traffic_lets_other_tasks_run_while_many_rows_appear_stay_or_va
 def test_a_total_grows_by_new_counts_and_is_dropped_when_the_last_object_with_its_labels_is_gone(
     rounds: list[dict[int, int]],
 ) -> None:
-    """Every two objects have the same labels and share a series.
+    """The objects come in pairs: both objects of a pair have the same labels and share a series.
 
-    Each round counts some of the objects, with additional connections.
+    Each round adds connections to some of the objects.
     """
     ledger = Ledger(10)
     counted: dict[int, int] = {}

@@ -1,6 +1,6 @@
 """Covers changes of the configuration file on a real file system: a change is applied, refused, or reported as needing a restart.
 
-``test_reconfigure.py`` covers how new settings reach the kernel objects, and ``tests/test_running.py`` covers the same on a
+``test_reconfigure.py`` covers how new settings reach the kernel objects, and ``tests/test_running.py`` covers changed files on a
 real kernel.
 """
 
@@ -33,8 +33,8 @@ Logs = list[MutableMapping[str, Any]]
 class Process:
     """A process with a configuration file. ``applied`` lists the configurations that were applied.
 
-    ``failures`` lists the reasons why the next configurations cannot be applied. ``outcomes`` lists the outcome of each reading
-    of the file.
+    ``failures`` lists the reasons why the next configurations cannot be applied. ``outcomes`` has one outcome for each time that
+    the file was read.
     """
 
     def __init__(self, path: pathlib.Path, *flags: str) -> None:
@@ -96,7 +96,7 @@ def rename(path: pathlib.Path, *lines: str) -> None:
 
 
 def swap(path: pathlib.Path, *lines: str) -> None:
-    """Replace the file as the kubelet does in a ConfigMap volume.
+    """Replace the file in the same way as the kubelet does in a ConfigMap volume.
 
     The path of the configuration file leads through two symbolic links into a directory, and this directory is replaced.
     """
@@ -242,7 +242,7 @@ async def test_a_configuration_file_that_changes_while_it_is_read_is_logged_once
     process = Process(path)
     process.failures = ["no memory"] * 3
     write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(Mock(read_bytes=HEAD.encode))  # this reading gets the content before the change
+    await process.reloader.check(Mock(read_bytes=HEAD.encode))  # this read returns the content before the change
     await process.reloader.check(path)
     assert process.outcomes == [False, False]
     assert [line["event"] for line in logs] == ["reload_failed"]

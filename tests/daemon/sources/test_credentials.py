@@ -181,7 +181,7 @@ async def test_a_valid_kubeconfig_passes_the_check_without_a_server(tmp_path: pa
 
 
 def run(program: str, *, path: str = "") -> Any:
-    """Run a program in a separate interpreter whose ``sys.path`` begins with ``path``; returns the JSON that it prints."""
+    """Run a program in a separate interpreter whose ``sys.path`` begins with ``path``, and return the JSON that was printed."""
     program = f"import json, sys\nsys.path.insert(0, {path!r})\n{program}" if path else f"import json, sys\n{program}"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
     return json.loads(done.stdout)

@@ -195,7 +195,7 @@ async def test_an_absent_directory_does_not_count_as_a_complete_list(tmp_path: p
 async def test_an_unreadable_file_is_read_again_until_it_is_readable_and_its_objects_stay_until_then(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No second change happens, so only the source itself can repeat the failed reading."""
+    """No second change happens, so the source must read the file again without a notification."""
     real, attempts = directory.read_file, 0
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.01)
     (tmp_path / "a.yaml").write_text(manifest("a"))
@@ -263,7 +263,7 @@ async def test_no_list_is_complete_before_every_file_could_be_read(tmp_path: pat
     assert source.problem == ""
 
 
-async def test_the_source_repeats_its_reading_of_the_directory_until_the_first_list_is_complete(
+async def test_the_source_reads_the_directory_again_and_again_until_the_first_list_is_complete(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.001)

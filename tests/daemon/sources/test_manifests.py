@@ -38,7 +38,7 @@ def text(*documents: Json) -> str:
 
 
 class World:
-    """Manifest files, which a test reads as the directory source does."""
+    """Manifest files, which a test reads in the same way as the directory source."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -221,7 +221,7 @@ def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
 # Conflicts
 
 
-def test_if_two_files_define_an_object_the_file_with_the_first_name_is_used_and_the_other_file_is_rejected_once(
+def test_if_two_files_define_the_same_object_the_file_with_the_first_name_is_used_and_the_other_is_rejected_once(
     world: World,
 ) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
@@ -231,7 +231,7 @@ def test_if_two_files_define_an_object_the_file_with_the_first_name_is_used_and_
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_of_two_files_that_define_an_object_the_first_by_name_is_used_until_that_file_is_removed(
+def test_of_two_files_that_define_the_same_object_the_file_with_the_first_name_is_used_until_it_is_removed(
     world: World,
 ) -> None:
     world.write(b=text(service("web", "10.0.0.2")))
@@ -243,7 +243,7 @@ def test_of_two_files_that_define_an_object_the_first_by_name_is_used_until_that
 
 @pytest.mark.parametrize("allotted", ["a", "z"])
 def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_that_file(world: World, allotted: str) -> None:
-    """For example, one file belongs to an add-on, and the other file has the same Service as the API server returns it."""
+    """For example, one file belongs to an add-on, and the other file has the Service as a copy from the API server."""
     bare = service("web")
     del bare["spec"]["clusterIP"]
     rejected, put = world.write(addon=text(bare), **{allotted: text(service("web"))})
@@ -255,7 +255,7 @@ def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_t
     assert described(world.remove(allotted)) == ["Gone default/web"]
 
 
-def test_if_two_documents_of_a_file_define_an_object_the_first_is_used(world: World) -> None:
+def test_if_two_documents_of_a_file_define_the_same_object_the_first_document_is_used(world: World) -> None:
     rejected, put = world.write(all=text(service("web", "10.0.0.1"), service("web", "10.0.0.2")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)

@@ -46,7 +46,7 @@ async def test_pages_of_a_list_are_delivered_as_they_arrive_and_the_end_of_the_l
     assert world.lists[1].endswith("&continue=t1")
 
 
-async def test_the_keys_of_a_list_include_objects_that_cannot_be_read() -> None:
+async def test_the_keys_of_a_list_include_the_keys_of_objects_that_cannot_be_read() -> None:
     broken = {"metadata": {"name": "odd", "namespace": "default"}, "spec": {"ports": "many"}}
     world = World(page(service("web"), broken))
     await world.run()
@@ -189,7 +189,7 @@ def versions(world: World) -> list[str]:
     return [dict(urllib.parse.parse_qsl(path.partition("?")[2])).get("resourceVersion", "latest") for path in world.lists]
 
 
-async def test_after_status_410_gone_in_a_watch_stream_a_list_of_at_least_the_last_version_read_is_requested_at_once() -> None:
+async def test_status_410_gone_in_a_watch_stream_causes_an_immediate_list_that_is_not_older_than_the_last_known_version() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(service("b"), version=200))
     await world.run()
     assert (versions(world), world.sleeps) == (["0", "105"], [])
@@ -276,7 +276,7 @@ async def test_repeated_status_410_gone_causes_lists_after_growing_pauses() -> N
     assert world.sleeps == sorted(world.sleeps)
 
 
-async def test_after_a_calm_time_status_410_gone_causes_a_list_at_once_again() -> None:
+async def test_status_410_gone_causes_an_immediate_list_again_if_the_last_watch_was_open_for_long() -> None:
     world = World(page(), GONE, page(), [3600.0], GONE, page())
     await world.run()
     assert world.sleeps == []
@@ -377,7 +377,9 @@ def test_error_statuses_are_reported_with_their_reasons(code: int, trouble: Trou
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
-async def test_retry_after_is_honoured_up_to_a_limit_and_randomly_spread(asked: float, least: float, most: float) -> None:
+async def test_the_header_retry_after_is_honoured_up_to_a_limit_and_requests_are_randomly_spread(
+    asked: float, least: float, most: float
+) -> None:
     world = World(ApiError.of_status(429, "too many requests", asked), page())
     await world.run()
     assert least <= world.sleeps[0] <= most
@@ -440,7 +442,7 @@ async def test_cancelling_a_watch_leaves_no_connection_open() -> None:
     assert opened == ["open", "closed", "open", "closed"]
 
 
-# A doubted list
+# A list that needs confirmation
 
 
 class SilentWorld(World):
@@ -457,7 +459,7 @@ class SilentWorld(World):
 
 
 @in_virtual_time
-async def test_a_doubted_list_is_requested_again_when_it_is_due_and_not_earlier() -> None:
+async def test_an_unconfirmed_list_is_requested_again_when_the_second_list_is_due_and_not_earlier() -> None:
     world = SilentWorld(page(), [], page(), [])
 
     def deliver(events: Sequence[Event]) -> None:
@@ -471,14 +473,14 @@ async def test_a_doubted_list_is_requested_again_when_it_is_due_and_not_earlier(
     due_s = world.clock - world.sleeps[0] - began_s - 60
     assert 0 <= due_s <= reflector.CONFIRMATION_SPREAD_S
     assert world.progress[-1] == Trouble.DOUBTED
-    world.deliver = deliver  # type: ignore[method-assign]  # acts as a store that doubts the list
+    world.deliver = deliver  # type: ignore[method-assign]  # acts as a store that needs a second list
     await world.run()
     assert (len(world.lists), len(world.watches)) == (2, 3)
     assert versions(world) == ["0", "latest"], "a cache that is behind cannot confirm itself"
     assert Trouble.DOUBTED not in world.progress[world.progress.index(Trouble.DOUBTED) + 1 :], "one request gives one list"
 
 
-async def test_while_a_list_is_doubted_every_list_requests_the_latest_state() -> None:
+async def test_while_a_list_is_unconfirmed_every_list_request_asks_for_the_latest_state() -> None:
     world = World(page(), GONE, page())
     deliver = world.deliver
 
@@ -486,13 +488,13 @@ async def test_while_a_list_is_doubted_every_list_requests_the_latest_state() ->
         deliver(events)
         world.reflector.list_again(world.clock + 60)
 
-    world.deliver = doubt  # type: ignore[method-assign]  # acts as a store that doubts the list
+    world.deliver = doubt  # type: ignore[method-assign]  # acts as a store that needs a second list
     await world.run()
     assert versions(world) == ["0", "latest"]
 
 
 @in_virtual_time
-async def test_no_list_is_requested_after_a_confirming_list_even_if_the_doubt_lasts_until_the_end_of_that_list() -> None:
+async def test_no_list_is_requested_after_a_list_that_confirms_an_earlier_list_only_at_its_end() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60
@@ -500,7 +502,7 @@ async def test_no_list_is_requested_after_a_confirming_list_even_if_the_doubt_la
     def deliver(events: Sequence[Event]) -> None:
         world.delivered += events
         confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
-        if not confirmed:  # a store that doubts a list answers each delivery in this way
+        if not confirmed:  # a store that needs a second list answers each delivery in this way
             world.reflector.list_again(due_s)
 
     for _ in range(2):

@@ -158,7 +158,7 @@ async def test_a_serving_process_waits_without_a_limit_and_logs_from_time_to_tim
     async def heal() -> None:
         nonlocal healed
         healed += 1
-        await asyncio.sleep(10)  # the next line of progress is logged earlier
+        await asyncio.sleep(10)  # before these ten seconds end, the next line of progress is logged
 
     with structlog.testing.capture_logs() as logs:
         task = asyncio.create_task(sources.wait_for_lists(store, Lists(), silent=sources.log_silence, heal=heal))

@@ -137,7 +137,7 @@ async def test_a_viewer_uses_less_than_a_kilobyte_of_memory_for_each_service_and
         try:
             taken = []
             for _ in range(3):
-                for _ in range(4):  # four rounds take at least ``REMEMBERED`` readings
+                for _ in range(4):  # during four rounds the counters are read at least ``REMEMBERED`` times
                     await node.ask("services", sort="bytes")
                     await node.ask("node")
                     await node.quiet(REMEMBERED * counters.SAMPLE_S / 4)

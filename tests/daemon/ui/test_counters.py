@@ -36,7 +36,7 @@ class Scene:
         list(self.rates.taking(counters, self.now, desired))
 
 
-def test_rates_are_known_after_two_readings() -> None:
+def test_rates_are_known_after_the_counters_were_read_twice() -> None:
     scene = Scene()
     scene.read({CLUSTER: 1000})
     assert scene.rates.of(WEB) is None
@@ -106,7 +106,7 @@ def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
         for number, key in enumerate(keys)
     }
     figures = ServiceRates()
-    for count, passes in ((1, 1), (2, 1), (3, 2)):  # histories exist from the third reading on
+    for count, passes in ((1, 1), (2, 1), (3, 2)):  # histories exist after the counters were read for the third time
         pauses = len(list(figures.taking(dict.fromkeys(keys, _counted(count)), count, desired)))
         assert pauses == passes * 1000 / ITEMS_AT_ONCE
 

@@ -73,7 +73,8 @@ def test_every_set_is_created_as_kube_proxy_creates_it_with_the_lowest_revision_
         assert set(rest[::2]) <= {"bucketsize", "initval"}
         assert ("skbinfo" in made[name]) == ip_set.gives_marks
         again += [] if ip_set.kind in SCOPE_KINDS else [f"create {name} {ip_set.type} {' '.join(options)} -exist\n"]
-    tool("restore", stdin="".join(again))  # the command that kube-proxy runs accepts our sets as the sets that it would create
+    # The command that kube-proxy runs succeeds only if our sets equal the sets that kube-proxy would create.
+    tool("restore", stdin="".join(again))
 
 
 @pytest.mark.kernel
@@ -207,7 +208,7 @@ def test_the_error_names_the_set_type_that_the_kernel_does_not_have() -> None:
 
 
 @pytest.mark.kernel
-def test_a_set_copy_left_by_a_killed_process_is_observed_and_destroyed(driver: ipset.IpsetDriver) -> None:
+def test_a_copy_of_a_set_that_a_killed_process_has_left_is_observed_and_destroyed(driver: ipset.IpsetDriver) -> None:
     assert not driver.has_copy()
     tool("create", SET_COPY.name, "hash:ip,port", "maxelem", "131072")
     assert driver.has_copy()

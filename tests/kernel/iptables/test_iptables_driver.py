@@ -75,7 +75,7 @@ def new_driver(programs: pathlib.Path, *, save: str = "true", restore: str, vers
 
 
 @pytest.mark.parametrize(("version", "arguments"), [("1.6.1", "--noflush"), ("1.8.9", "-w 5 --noflush")])
-def test_iptables_restore_reads_its_rules_from_stdin_and_waits_for_the_lock_if_it_supports_that(
+def test_iptables_restore_reads_its_rules_from_stdin_and_waits_for_the_lock_if_its_version_can_wait(
     programs: pathlib.Path, version: str, arguments: str
 ) -> None:
     restore = f'echo "$@" > {programs}/arguments; cat > {programs}/stdin'

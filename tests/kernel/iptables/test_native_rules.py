@@ -41,7 +41,7 @@ NATIVE = "ct state established,related accept"
 
 
 def insert_native_rule(chain: str = "INPUT") -> str:
-    """Insert a native nft rule as the first rule of a chain of the table filter; returns its handle."""
+    """Insert a native nft rule as the first rule of a chain of the table filter, and return the handle of the rule."""
     done = json.loads(run("nft", "--json", "--echo", "--handle", "insert", "rule", "ip", "filter", chain, *NATIVE.split()))
     return str(done["nftables"][-1]["insert"]["rule"]["handle"])
 
@@ -80,7 +80,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_the_table_without_a_native_rule() -> None:
+def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_the_rules_of_the_table_that_has_no_native_rule() -> None:
     create_set(Family.IPV4)
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
@@ -91,7 +91,7 @@ def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_the_table_wit
     assert observed(driver).chains[SERVICES] == skeleton.in_force.chains[SERVICES]
 
 
-def test_a_native_rule_that_appears_later_does_not_stop_changes() -> None:
+def test_a_native_rule_that_appears_later_does_not_prevent_later_changes() -> None:
     driver, skeleton = driver_beside_set()
     assert change(driver, Verb.SET, skeleton) == ""
     handle = insert_native_rule()

@@ -162,7 +162,7 @@ def test_after_a_slow_program_the_driver_waits_only_briefly_until_a_program_is_f
 def test_the_rules_are_read_although_each_write_is_late_and_fails(
     make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver waits for a slow reading, because no later call would use the result of a reading that was given up."""
+    """The driver waits for a slow read of the rules, because no later call would use the result of an abandoned read."""
     make_program(programs, "iptables-save", "sleep 0.2")
     make_program(programs, "iptables-restore", "sleep 0.2; echo 'no table mangle' >&2; exit 4")
     driver = make(0.01)

@@ -45,7 +45,7 @@ def changes(driver: ipvs.IpvsDriver, *, whole: bool = True) -> Mapping[VirtualSe
 
 
 def ipvsadm(*arguments: str) -> str:
-    """Run ipvsadm; returns its output."""
+    """Run ipvsadm, and return its output."""
     return subprocess.run((shutil.which("ipvsadm") or "ipvsadm", *arguments), check=True, capture_output=True, text=True).stdout
 
 

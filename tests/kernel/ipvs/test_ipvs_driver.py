@@ -294,7 +294,7 @@ def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("scheduler", sorted(PATIENT_SCHEDULERS | {"sh", "mh"}))
-def test_a_real_server_of_weight_0_is_chosen_by_sh_and_mh_and_never_by_schedulers_whose_removals_may_wait(
+def test_sh_and_mh_choose_real_servers_of_weight_0_and_schedulers_that_permit_delayed_removals_never_do(
     driver: ipvs.IpvsDriver, scheduler: str
 ) -> None:
     refused = refused_clients(driver, scheduler)

@@ -1,4 +1,4 @@
-"""Readings of the IPVS table by ``getsockopt``: the changes that each reading returns, on a fake and on a real kernel."""
+"""Reading the IPVS table by ``getsockopt``: the changes that each read returns, on a fake and on a real kernel."""
 
 import contextlib
 import errno
@@ -54,7 +54,7 @@ class Table:
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # one second is so long that a part of the reading ends each time the clock is read
+        self.clock_s += 1  # one second is so long that a part of the table ends each time the clock is checked
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
@@ -91,7 +91,7 @@ class Table:
         netmask = (0xFFFFFFFF << (32 - (settings.prefix_length or 32)) & 0xFFFFFFFF).to_bytes(4, "big")
         numbers = struct.pack("=II4sI", settings.flags | 0x2, settings.timeout_s, netmask, len(servers))
         self.clock_s += 1
-        return name + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")  # the counters change with every reading
+        return name + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")  # the counters differ at each read
 
     def _destinations(self, question: bytearray) -> bytes:
         self.on_destinations()
@@ -125,7 +125,7 @@ def table() -> Iterator[Table]:
         yield made
 
 
-def test_the_first_reading_returns_everything_and_later_readings_return_only_changes(table: Table) -> None:
+def test_the_first_read_returns_everything_and_later_reads_return_only_changes(table: Table) -> None:
     settings = VirtualServerSettings("mh", PERSISTENT | SCHEDULER_PORT, 10800)
     table.put(WEB, pod(1), pod(2))
     table.put(DNS, settings=settings)
@@ -171,7 +171,7 @@ CHANGES: Mapping[str, tuple[Callable[[Table], object], bool]] = {
 
 
 @pytest.mark.parametrize(("change", "is_seen"), CHANGES.values(), ids=CHANGES)
-def test_the_cheap_reading_sees_all_changes_except_weights_thresholds_and_replaced_real_servers(
+def test_the_cheap_read_sees_all_changes_except_weights_thresholds_and_replaced_real_servers(
     table: Table, change: Callable[[Table], object], *, is_seen: bool
 ) -> None:
     table.put(WEB, pod(1), pod(2))
@@ -185,7 +185,7 @@ def test_the_cheap_reading_sees_all_changes_except_weights_thresholds_and_replac
     assert table.read(whole=True).keys() == (set() if is_seen else {WEB})
 
 
-def test_changes_by_our_own_writes_are_returned_only_by_a_whole_reading(table: Table) -> None:
+def test_changes_by_our_own_writes_are_returned_only_by_a_read_of_the_whole_table(table: Table) -> None:
     table.put(WEB, pod(1))
     table.read()
     table.put(WEB, pod(1), pod(2))
@@ -202,7 +202,7 @@ def test_a_change_that_undoes_our_own_write_is_returned(table: Table) -> None:
     assert table.read(whole=False) == {WEB: None}
 
 
-def test_a_virtual_server_written_during_a_reading_is_returned_by_the_next_reading(table: Table) -> None:
+def test_a_virtual_server_written_while_the_table_is_read_is_returned_by_the_next_read(table: Table) -> None:
     """The virtual server was read before the write, and its real servers would be read after the write."""
     table.put(WEB, pod(1))
     table.read()
@@ -219,7 +219,7 @@ def test_a_virtual_server_written_during_a_reading_is_returned_by_the_next_readi
     assert table.read() == {late: ObservedVirtualServer(RR, EvenWeights.of([pod(1)]))}
 
 
-def test_a_virtual_server_removed_during_a_reading_is_returned_as_removed_by_the_next_reading(table: Table) -> None:
+def test_a_virtual_server_removed_while_the_table_is_read_is_returned_as_removed_by_the_next_read(table: Table) -> None:
     table.put(WEB, pod(1))
     table.read()
     table.on_destinations = lambda: table.content.pop(WEB) and None
@@ -227,7 +227,7 @@ def test_a_virtual_server_removed_during_a_reading_is_returned_as_removed_by_the
     assert table.read() == {WEB: None}
 
 
-def test_real_servers_removed_since_the_last_reading_are_detected_through_netlink(table: Table) -> None:
+def test_real_servers_removed_since_the_last_read_are_detected_through_netlink(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.on_destinations = lambda: table.content[WEB][1].pop(pod(2), None) and None
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): 1})}
@@ -261,7 +261,7 @@ def test_virtual_servers_read_before_an_error_in_the_same_step_are_read_again(ta
 
 
 @pytest.mark.parametrize("question", [INFO, SERVICES, DESTINATIONS])
-def test_a_refused_request_is_an_error_and_the_next_reading_succeeds(table: Table, question: int) -> None:
+def test_a_refused_request_is_an_error_and_the_next_read_succeeds(table: Table, question: int) -> None:
     table.put(WEB, pod(1))
     table.failing[question] = errno.ENOMEM
     with pytest.raises(KernelError, match="read the IPVS table"):
@@ -304,7 +304,9 @@ DRIFT: dict[str, tuple[tuple[str, ...], bool]] = {
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", DRIFT)
-def test_each_kind_of_drift_is_seen_by_the_cheap_reading_or_by_the_whole_reading(driver: ipvs.IpvsDriver, name: str) -> None:
+def test_each_kind_of_drift_is_seen_by_the_cheap_read_or_by_the_read_of_the_whole_table(
+    driver: ipvs.IpvsDriver, name: str
+) -> None:
     servers = (real(ONE, "10.244.0.1", 80), real(ONE, "10.244.0.2"), real(TWO, "10.244.0.3"))
     assert clean(driver.apply(operations(Verb.ADD, ONE, TWO, *servers)))
     before = driver.observe()
@@ -320,7 +322,7 @@ def test_each_kind_of_drift_is_seen_by_the_cheap_reading_or_by_the_whole_reading
 
 
 @pytest.mark.kernel
-def test_the_cheap_reading_sees_drift_of_ipv6_virtual_servers_but_not_of_their_real_servers(driver: ipvs.IpvsDriver) -> None:
+def test_the_cheap_read_sees_drift_of_ipv6_virtual_servers_but_not_of_their_real_servers(driver: ipvs.IpvsDriver) -> None:
     assert clean(driver.apply(operations(Verb.ADD, ONE, V6, real(ONE, "10.244.0.1"), real(V6, "fd00:244::1"))))
     driver.observe()
     ipvsadm("-E", "-t", "[fd00:96::1]:80", "-s", "wrr")
@@ -359,7 +361,7 @@ def test_connections_that_cannot_be_read_are_an_error_and_do_not_count_as_zero_c
         table.reader.connections(WEB)
 
 
-def test_a_whole_reading_adds_up_all_connections_on_request_and_needs_no_further_system_call(table: Table) -> None:
+def test_a_read_of_the_whole_table_adds_up_all_connections_on_request_without_further_system_calls(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.put(DNS, pod(3))
     table.read()
@@ -378,7 +380,7 @@ def test_a_whole_reading_adds_up_all_connections_on_request_and_needs_no_further
     assert table.added_up() is None
 
 
-def test_connections_of_a_virtual_server_that_is_written_during_the_reading_are_added_up_too(table: Table) -> None:
+def test_connections_of_a_virtual_server_that_is_written_while_the_table_is_read_are_added_up_too(table: Table) -> None:
     table.reader.adds_connections = True
     for number in range(1, 40):
         table.put(VirtualServerKey(Protocol.TCP, parse_address(f"10.96.1.{number}"), 80), pod(1))

@@ -128,7 +128,7 @@ def counting(*, loses: bool = False) -> Kernel:
 
 
 @pytest.mark.parametrize(("tick", "sizes"), [(0.0, [4]), (0.5, [2, 2]), (1.0, [1, 1, 1, 1])])
-def test_a_step_of_a_reading_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> None:
+def test_a_step_of_reading_the_table_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> None:
     kernel = counting()
     ticks = itertools.count()
     reader = ipvs_rows.TrafficReader(kernel.connect, lambda: next(ticks) * ipvs_rows.PART_S * tick)
@@ -138,7 +138,7 @@ def test_a_step_of_a_reading_ends_when_its_time_is_over(tick: float, sizes: list
     assert [one.closed for one in kernel.sockets] == [True]
 
 
-def test_a_reading_that_loses_an_answer_or_is_abandoned_closes_its_socket() -> None:
+def test_the_socket_is_closed_if_an_answer_is_lost_or_a_read_is_abandoned() -> None:
     kernel = counting(loses=True)
     ticks = itertools.count()
     parts = ipvs_rows.TrafficReader(kernel.connect, lambda: float(next(ticks))).services(())

@@ -84,7 +84,7 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
     assert observed is not None
     assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in observed.interface_addresses
     ip("address", "delete", "10.96.0.1/32", "dev", DEVICE)
-    assert driver.observe().addresses == frozenset()  # this reading does not use up the notification
+    assert driver.observe().addresses == frozenset()  # this read does not consume the notification
     observed = driver.observe_changed()
     assert observed is not None
     assert observed.addresses == frozenset()

@@ -17,7 +17,7 @@ CLUSTER = "KUBE-CLUSTER-IP"
 
 
 def nft(*words: str) -> str:
-    """Run nft; returns its output."""
+    """Run nft, and return its output."""
     return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
 
 

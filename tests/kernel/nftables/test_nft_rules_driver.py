@@ -101,7 +101,7 @@ def test_no_two_successive_rules_are_equal_because_both_would_have_the_same_fing
 
 
 def save_and_load() -> None:
-    """Save the rule set in a file, and load it as at the next boot of the host."""
+    """Save the rule set in a file, and load the file in the same way as a booting host."""
     saved = nft("list", "ruleset")
     nft("flush", "ruleset")
     subprocess.run(("nft", "--file", "-"), input=saved, text=True, check=True)
@@ -317,7 +317,7 @@ def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
 
 
 def put_theirs(*more: str) -> str:
-    """Add a chain and a set of another program to our table; returns the text of a table that has nothing else."""
+    """Add a chain and a set of another program to our table. Return the text of a table that has nothing else."""
     nft("add", "set", "inet", "ipvsproxy", "their-set", "{ type ipv4_addr; }")
     nft("add", "chain", "inet", "ipvsproxy", "theirs", "{ type filter hook input priority 10; policy accept; }")
     nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip saddr @their-set drop")

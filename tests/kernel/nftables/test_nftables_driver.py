@@ -1,6 +1,6 @@
 """The transactions of the nftables driver for rules and sets together, with the real nf_tables of this machine.
 
-What the drivers of rules and of sets write and read is tested in ``test_nft_rules_driver`` and ``test_nft_sets_driver``.
+``test_nft_rules_driver`` and ``test_nft_sets_driver`` test what the drivers of rules and of sets write and read.
 """
 
 import contextlib
@@ -155,7 +155,7 @@ def every_rule(family: Family) -> Skeleton:
 
 
 def load_with(*replaced: tuple[str, str]) -> None:
-    """Load the rule set again with replaced text, as an administrator or another version of ipvsproxy may write it."""
+    """Load the rule set again with replaced text, because an administrator or another version of ipvsproxy may do so."""
     text = nft("list", "ruleset")
     for before, after in replaced:
         assert text.count(before) == 1
