@@ -243,23 +243,35 @@ class IpvsDriver:
     def _run(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
         """Send operations to the kernel.
 
+        Messages are encoded shortly before they are sent, so that memory never holds the messages of all operations.
+
         Returns the first failure of each object that failed, by the object's number. ``firsts`` has, for each operation, the
         number of its first object.
         """
         failed: dict[int, ipvs_operations.Failure] = {}
+        limit = self._channel.limit
         messages: list[bytes] = []
         numbers: list[int] = []
         """The number of the object that each message is about."""
         for operation, first in zip(operations, firsts, strict=True):
             objects = range(first, first + count_objects(operation.item))
             try:
-                messages += self._table.encoder.encode([operation])
-                numbers += objects
+                encoded = self._table.encoder.encode([operation])
             except (ValueError, struct.error) as error:
                 failed |= dict.fromkeys(objects, ipvs_operations.Failure(errno.EINVAL, str(error)))
+                continue
+            if len(messages) + len(encoded) > limit:
+                self._send(messages, numbers, failed)
+                messages, numbers = [], []
+            messages += encoded
+            numbers += objects
+        self._send(messages, numbers, failed)
+        return failed
+
+    def _send(self, messages: Sequence[bytes], numbers: Sequence[int], failed: dict[int, ipvs_operations.Failure]) -> None:
+        """Send messages about the objects with these numbers, and note their failures."""
         for index, number in sorted(self._channel.run_all(messages).items()):
             failed.setdefault(numbers[index], ipvs_operations.Failure(number))
-        return failed
 
 
 class AbsentIpvs(IpvsDriver):

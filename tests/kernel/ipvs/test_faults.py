@@ -2,7 +2,7 @@
 
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -57,6 +57,24 @@ def test_a_removal_with_a_lost_answer_does_not_count_as_done() -> None:
     kernel.answers = [fake_netlink.OVERRUN]
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
     assert "answer was lost" in outcome.error
+
+
+def test_the_messages_of_many_operations_are_sent_in_parts_and_are_not_held_in_memory_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, _ = fake()
+    sent: list[int] = []
+    run_all = driver._channel.run_all
+
+    def count(messages: Sequence[bytes]) -> dict[int, int]:
+        sent.append(len(messages))
+        return run_all(messages)
+
+    monkeypatch.setattr(driver._channel, "run_all", count)
+    many = [server(f"10.96.{number >> 8}.{number & 0xFF}") for number in range(2000)]
+    assert clean(driver.apply(operations(Verb.ADD, *many)))
+    assert sum(sent) == len(many)
+    assert max(sent) <= driver._channel.limit < len(many)
 
 
 @pytest.mark.parametrize(
