@@ -53,7 +53,7 @@ def parse_subject(text: str) -> Subject:
     """
     with contextlib.suppress(ValueError):
         return Place(*parse_host_port(text.strip("[]") if text.endswith("]") else text))
-    if _NAME.fullmatch(text):
+    if _NAME.fullmatch(text) and not re.fullmatch(r"[\d.]+", text):  # digits and dots alone are a mistyped address
         namespace, _, name = text.rpartition("/")
         return ServiceName(namespace, name)
     raise ValueError(f"{text[:80]!r} is not namespace/name, name, address:port or [IPv6 address]:port")
