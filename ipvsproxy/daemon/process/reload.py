@@ -53,7 +53,7 @@ class Reloader:
         self._path = pathlib.Path(self.config.config_file) if self.config.config_file else None
         self._content: bytes | None = None
         self._is_accepted = True
-        """Whether the file as last self.read is in force, except for settings that need a restart."""
+        """Whether the file, as last read, is in force, except for settings that need a restart."""
         self._logged: tuple[str, Config | None] | None = None
         """The last logged failure with its configuration; None for a refused file."""
         self._retry_due_s = math.inf
