@@ -54,6 +54,31 @@ def test_reading_attributes_stops_at_an_attribute_longer_than_the_remaining_byte
     assert message.attributes(data, 0, len(data)) == {7: (4, 8)}
 
 
+def test_the_last_attribute_and_the_last_message_may_be_empty() -> None:
+    assert message.attributes(attribute(7, b"good") + attribute(8, b""), 0, 12) == {7: (4, 8), 8: (12, 12)}
+    data = message.HEADER.pack(16, 3, 0, 9, 0)
+    assert list(message.messages(data * 2)) == [(3, 0, 9, 0, 16, 16), (3, 0, 9, 0, 32, 32)]
+
+
+@pytest.mark.parametrize("length", [8, 15, 17])
+def test_a_message_of_a_wrong_length_is_malformed(length: int) -> None:
+    with pytest.raises(OSError, match="Bad message"):
+        list(message.messages(message.HEADER.pack(length, 3, 0, 9, 0)))
+
+
+def test_an_absent_attribute_has_the_default_and_without_a_default_is_an_error() -> None:
+    found = message.Attributes(attribute(1, b"abc\0"), 0, 8)
+    assert (found.payload(2, b"-"), found.payload(1, b"-"), found.number(2, 5), found.text(1, "-")) == (b"-", b"abc\0", 5, "abc")
+    assert list(found.inside(2).parts(1)) == []
+    for read in (found.payload, found.number, found.text):
+        with pytest.raises(KeyError):
+            read(2)
+
+
+def test_nested_attributes_have_the_flag_of_nested_attributes() -> None:
+    assert message.nested(3, b"abcd") == attribute(0x8003, b"abcd")
+
+
 FIELDS = (((1, 1), "H"), ((1, 2), "s"), ((3,), "I"))
 
 

@@ -131,6 +131,11 @@ def test_messages_are_sent_in_small_chunks_if_the_receive_buffer_is_small() -> N
     assert tested.limit == netlink.CHUNK_LIMIT
 
 
+def test_errors_in_later_chunks_have_the_indexes_of_their_messages() -> None:
+    tested, _ = channel(lambda data: [error(sequences(data)[1], errno.EEXIST), error(sequences(data)[-1])])
+    assert tested.run_all([message(0)] * 6, at_once=3) == dict.fromkeys((1, 4), errno.EEXIST)
+
+
 def test_sequence_numbers_start_again_before_they_overflow() -> None:
     tested, _ = channel(acknowledge)
     tested._next = (1 << 32) - 2
@@ -246,6 +251,11 @@ def test_an_error_in_the_message_that_ends_a_dump_is_reported() -> None:
     with pytest.raises(KernelError) as caught:
         tested.dump(message(0), "list")
     assert caught.value.errno == errno.ENOMEM
+
+
+def test_a_dump_may_end_with_a_message_without_an_error_number() -> None:
+    tested, _ = channel(lambda data: [message(sequences(data)[0], b"one.") + message(sequences(data)[0], kind=fake_netlink.DONE)])
+    assert len(tested.dump(message(0), "list")) == 1
 
 
 @pytest.mark.parametrize("answer", [lambda _data: [], lambda _data: [error(7_000_000)], lambda _data: [OVERRUN]])

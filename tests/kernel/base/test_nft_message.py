@@ -1,0 +1,52 @@
+"""The results of transactions, with a fake socket; the answers of a real kernel are covered by the tests of the drivers."""
+
+import errno
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
+
+from ipvsproxy.kernel.base import message, netlink, nft_message
+from tests.support import fake_netlink
+from tests.support.fake_netlink import Answer, FakeSocket, error, sequences
+
+LOST, MESSAGES = netlink.UNANSWERED, [fake_netlink.message(0)] * 2
+
+
+def run_with(answer: Callable[[bytes], Iterable[Answer]]) -> tuple[netlink.Channel, list[FakeSocket]]:
+    opened: list[FakeSocket] = []
+
+    def connect(_protocol: int) -> FakeSocket:
+        opened.append(FakeSocket(answer))
+        return opened[-1]
+
+    return netlink.Channel(0, connect, lambda _pause_s: None), opened
+
+
+@pytest.mark.parametrize(
+    ("answers", "result"),
+    [
+        ({2: 0}, {}),
+        ({1: errno.EEXIST, 2: errno.EBUSY}, {0: errno.EEXIST, 1: errno.EBUSY}),
+        ({1: errno.EEXIST}, {0: errno.EEXIST}),  # only the refused messages are to blame if other answers were lost
+        ({0: errno.EPERM}, {-1: errno.EPERM}),
+        ({}, {-1: LOST, 0: LOST, 1: LOST}),
+    ],
+)
+def test_a_transaction_returns_each_refused_message_by_its_index(answers: Mapping[int, int], result: Mapping[int, int]) -> None:
+    channel, _ = run_with(lambda data: [error(sequences(data)[index], number) for index, number in answers.items()])
+    assert nft_message.run(channel, MESSAGES) == result
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_a_stale_transaction_is_repeated_and_only_the_last_insistent_attempt_names_no_generation(*, insists: bool) -> None:
+    generation = message.integer(nft_message.NFTA_GEN_ID, 7)
+
+    def answer(data: bytes) -> list[Answer]:
+        numbers = sequences(data)
+        return [error(numbers[0], nft_message.STALE) if generation in data else error(numbers[2])]
+
+    channel, opened = run_with(answer)
+    failed = nft_message.run_while_stale(channel, lambda: (MESSAGES, 7), insists=insists)
+    assert failed == ({} if insists else {-1: nft_message.STALE})
+    assert [generation in data for data in opened[0].sent] == [True] * (nft_message.ATTEMPTS - 1) + [not insists]
+    assert len(opened) == 1  # a stale transaction gets one answer, so nothing was lost
