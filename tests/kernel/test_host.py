@@ -127,6 +127,13 @@ def test_a_host_without_modprobe_is_not_an_error(tmp_path: pathlib.Path, monkeyp
     assert host.load_modules(sys=tmp_path) == "modprobe is not in PATH"
 
 
+def test_a_modprobe_that_cannot_be_run_is_reported(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "modprobe").write_bytes(b"\x7fELF")
+    (tmp_path / "modprobe").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host.load_modules(sys=tmp_path) == f"{tmp_path}/modprobe: Exec format error"
+
+
 def test_the_kernel_version_and_processor_count_of_the_real_host_are_read() -> None:
     assert host.kernel_version() > (2, 6)
     assert host.processor_count() >= 1

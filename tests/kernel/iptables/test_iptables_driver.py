@@ -53,6 +53,11 @@ def test_the_error_of_a_failed_write_is_one_line_that_contains_the_failing_rule(
     )
 
 
+@pytest.mark.parametrize(("number", "line"), [(0, ""), (1, " (*nat)"), (2, " (COMMIT)"), (3, "")])
+def test_a_failed_write_shows_the_line_only_if_the_input_has_a_line_of_that_number(number: int, line: str) -> None:
+    assert iptables_process.describe_failure(f"failed at line: {number}", "*nat\nCOMMIT\n") == f"failed at line: {number}{line}"
+
+
 def test_an_error_without_a_line_number_is_reported_as_iptables_printed_it() -> None:
     assert iptables_process.describe_failure("Another app is currently holding the xtables lock.\n", "*nat\nCOMMIT\n") == (
         "Another app is currently holding the xtables lock."

@@ -8,10 +8,13 @@ import pytest
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import (
+    ChainKey,
     InterfaceMatch,
     JumpTo,
     LimitSegments,
     Masquerade,
+    Reference,
+    Removal,
     Rule,
     SetMatch,
     Side,
@@ -65,3 +68,16 @@ def test_a_rule_is_written_as_iptables_save_prints_it(rule: Rule, text: str) -> 
 def test_equivalent_spellings_of_a_rule_are_read_as_the_same_rule(text: str, same: str) -> None:
     """For example, iptables prints numbers instead of names of protocols on a host without /etc/protocols."""
     assert iptables_syntax.normalise(text) == same
+
+
+def test_leftover_chains_and_jumps_are_removed_from_their_own_tables() -> None:
+    ours, other = ChainKey("nat", "KUBE-OURS"), ChainKey("filter", "KUBE-OTHER")
+    jumps = (
+        Reference(ChainKey("nat", "OUTPUT"), "-j KUBE-OURS", ours),
+        Reference(ChainKey("filter", "INPUT"), "-j KUBE-OTHER", other),
+    )
+    removal = Removal(references=jumps, emptied=(ours, other), deleted=(other,))
+    assert iptables_syntax.render_left_removal(removal) == (
+        "*nat\n:KUBE-OURS - [0:0]\n-D OUTPUT -j KUBE-OURS\nCOMMIT\n"
+        "*filter\n:KUBE-OTHER - [0:0]\n-D INPUT -j KUBE-OTHER\n-X KUBE-OTHER\nCOMMIT\n"
+    )

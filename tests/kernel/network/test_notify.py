@@ -187,3 +187,20 @@ def test_an_event_of_an_unknown_interface_counts_as_an_event_of_another_interfac
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))
     message = struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body
     assert list(listener._decode(message)) == [OTHER]
+
+
+@pytest.mark.parametrize(
+    ("flags", "changed", "events"),
+    [(0, 1, [OURS]), (1, 1, []), (0, 2, []), (2, 3, [OURS])],
+    ids=["down", "up", "still down", "both"],
+)
+def test_a_change_of_lo_is_an_event_only_if_lo_went_down(
+    listener: notify.ChangeListener, flags: int, changed: int, events: list[notify.Change]
+) -> None:
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 1, 1, flags, changed)
+    assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 16, 0, 0, 0) + body)) == events
+
+
+@pytest.mark.parametrize("kind", [16, 20, 24], ids=["link", "address", "route"])
+def test_a_notification_without_its_whole_header_is_ignored(listener: notify.ChangeListener, kind: int) -> None:
+    assert list(listener._decode(struct.pack("=IHHII", 20, kind, 0, 0, 0) + bytes(4))) == []
