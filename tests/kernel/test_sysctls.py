@@ -89,7 +89,7 @@ def test_a_setting_that_cannot_be_read_is_an_error(root: pathlib.Path) -> None:
     assert caught.value.action == "read net/ipv4"
 
 
-def test_the_flags_of_a_device_are_set_by_ioctl_because_sys_may_be_read_only(
+def test_the_flags_of_a_device_are_set_by_ioctl_because_the_folder_sys_may_be_mounted_read_only(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, bytes]] = []
