@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.loop import engine, reader, translator
@@ -20,6 +20,7 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import ipvs_message
+from ipvsproxy.reconcile import reconciler
 from ipvsproxy.store import objects
 from ipvsproxy.translate.api import decode
 from scripts.benchmark import calls, recording
@@ -93,6 +94,7 @@ class Meter:
         return {**self.counts, **files, "calls": on_netlink, "system calls": on_netlink + sum(files.values())}
 
     def _cover(self) -> None:
+        owner: type
         for owner, function, name in (
             (decode.ListReader, "feed", "decode"),
             (decode.ListReader, "finish", "decode"),
@@ -105,12 +107,15 @@ class Meter:
             setattr(owner, function, self._timed(getattr(owner, function), name))
         for owner, function, name in (
             (engine.Engine, "_update_view", "view"),
-            (engine.Engine, "_translate_all", "translate and desire"),
-            (engine.Engine, "_plan", "plan"),
-            (engine.Engine, "_settle", "settle"),
             (reader.KernelReader, "observe", "audit"),
         ):
             setattr(owner, function, self._timed_whole(getattr(owner, function), name))
+        for owner, function, name in (
+            (translator.Translator, "putting", "translate and desire"),
+            (reconciler.Reconciler, "planning", "plan"),
+            (reconciler.Reconciler, "settling", "settle"),
+        ):
+            setattr(owner, function, self._timed_steps(getattr(owner, function), name))
         netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # to count it
         netlink.Channel.gather = self._counted(  # type: ignore[method-assign]  # to count it
             self._timed(netlink.Channel.gather, "dump"), "dumps"
@@ -143,6 +148,21 @@ class Meter:
             began = self._now()
             try:
                 return await function(*arguments, **named)
+            finally:
+                self._book(name, began)
+
+        return timed
+
+    def _timed_steps(
+        self, function: Callable[..., Generator[None, None, Any]], name: str
+    ) -> Callable[..., Generator[None, None, Any]]:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Generator[None, None, Any]:
+            if not self.times:
+                return (yield from function(*arguments, **named))
+            began = self._now()
+            try:
+                return (yield from function(*arguments, **named))
             finally:
                 self._book(name, began)
 
