@@ -33,7 +33,7 @@ def main() -> int:
             if time.monotonic() > deadline_s:
                 break
             _run(f"{arguments.seed}:{number}", number, node, figures, arguments)
-            if arguments.json:  # written after each history, so that an interrupted run has figures as well
+            if arguments.json:  # the figures are written after each history, so that an interrupted run has figures, too
                 arguments.json.write_text(json.dumps(figures.report(), indent=2) + "\n")
     print(*figures.lines(), sep="\n")
     return 1 if figures.violations else 0

@@ -1,9 +1,9 @@
 """Passes requests for the page into the demo's node, and the answers back, through files.
 
-The node may run on user-mode Linux, a separate kernel that shares only a directory with the host. For
-``scripts/demo --stay``, this program runs on the host with that directory as its argument: it listens on 127.0.0.1, writes the
-page's address to the file ``address``, and each request to a separate file. ``scripts.demo_node`` runs ``answer_all``. Each file
-is first written under another name and then renamed, so that no incomplete file is read. The commands of ``scripts/demo --shell``
+The node may run on user-mode Linux, a separate kernel that shares only a directory with the host. With ``scripts/demo --stay``,
+this program runs on the host, and its argument is the shared directory. The program listens on 127.0.0.1, and writes the page's
+address to the file ``address``, and each request to a separate file. ``scripts.demo_node`` runs ``answer_all``. Each file is
+first written under another name and then renamed, so that no incomplete file is read. The commands of ``scripts/demo --shell``
 and their outputs are files, too.
 """
 

@@ -165,7 +165,7 @@ class Screen:
         if output:
             self.print(output.rstrip())
 
-    def mark(self, good: bool) -> str:  # noqa: FBT001 - the only argument of this function
+    def mark(self, good: bool) -> str:  # noqa: FBT001 - the function has no other argument
         """``ok`` or ``NO``, coloured."""
         return self._paint("32", "ok") if good else self._paint("1;31", "NO")
 

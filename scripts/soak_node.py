@@ -149,7 +149,7 @@ class Soak:
 def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> int:
     """Take over from kube-proxy repeatedly, and print a line per round.
 
-    Returns the number of unanswered requests and differences.
+    Returns the number of unanswered requests plus the number of differences.
     """
     run = take_overs.TakeOvers(node, directory, interval_s=REQUESTS_S)
     remaining = arguments.take_overs

@@ -1,4 +1,4 @@
-"""An in-memory API server: the program runs its real lists and watches, and only HTTP is not part of the measurement."""
+"""An in-memory API server: the program runs its real lists and watches, and everything except HTTP is measured."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,10 @@ CHUNK_BYTES = 1 << 16
 
 
 class MemoryApi:
-    """It answers lists with pages from a directory, and watches with the lines passed to ``send``.
+    """The server answers list requests with pages from a directory, and watch requests with the lines passed to ``send``.
 
-    All pages are read into the same buffer, chunk by chunk: the HTTP client, which holds a whole page in memory, is not measured.
+    All pages are read into the same buffer, chunk by chunk. The memory of an HTTP client, which holds a whole page, is not
+    measured.
 
     ``first_byte_s`` is the time of the first page; ``sent_lines`` counts the lines sent to watches.
     """
@@ -30,7 +31,7 @@ class MemoryApi:
         self.first_byte_s = 0.0
         self.sent_lines = 0
         self._pages = pages
-        self._buffer = bytearray(b" ") * CHUNK_BYTES  # written once, so that the memory is really allocated
+        self._buffer = bytearray(b" ") * CHUNK_BYTES  # the bytes are written, so that the kernel allocates the memory
         self._watches: dict[str, asyncio.Queue[tuple[bytes, int] | asyncio.StreamReader]] = {
             kind: asyncio.Queue() for kind in workload.KINDS
         }

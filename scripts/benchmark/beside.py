@@ -2,8 +2,8 @@
 
 Each proxy runs as a separate process with the tests' API server.
 
-The only criterion is the kernel's IPVS table (``/proc/net/ip_vs``), which is read as rarely as the precision of the figures
-allows.
+Only the kernel's IPVS table (``/proc/net/ip_vs``) shows when a change is done. The table is read as rarely as the precision of
+the figures allows.
 """
 
 import asyncio
@@ -60,12 +60,12 @@ class Size(NamedTuple):
 
 
 def run(command: str, services: int, endpoints: int, places: outside.Places | None = None, **others: float) -> Figures:
-    """Measure ``command``, or ipvsproxy if it is empty, with a cluster of this size; ``others`` are fields of ``Size``.
+    """Measure ``command``, or ipvsproxy if ``command`` is empty, with a cluster of this size; ``others`` are fields of ``Size``.
 
     Raises:
         RuntimeError: the process has ended, or a phase was not finished in time.
     """
-    size = Size(services, endpoints, **others)  # type: ignore[arg-type]  # callers know which are whole numbers
+    size = Size(services, endpoints, **others)  # type: ignore[arg-type]  # callers know which values are whole numbers
     return asyncio.run(_run(command or f"{sys.executable} -m ipvsproxy", size, places or outside.Places()))
 
 
@@ -152,7 +152,7 @@ class Cluster:
             server.store.put(ENDPOINT_SLICES, workload.endpoint_slice(number, 0, self._pods[number, 0]))
 
     def add(self, number: int, endpoints: int) -> int:
-        """Add a Service with this number of endpoints; returns the number of its slices."""
+        """Add a Service with this number of endpoints; return the number of its slices."""
         self._server.put(SERVICES, workload.service(number))
         parts = -(-endpoints // workload.SLICE_ENDPOINTS)
         for part in range(parts):

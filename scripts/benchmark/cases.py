@@ -94,7 +94,7 @@ class Case:
 
 
 class Side(NamedTuple):
-    """One of several variants of a case: its flags, and the upper bounds of seconds, ratio to the replay and processes."""
+    """A variant of a case: its flags, and the upper bounds of its seconds, of its ratio to the replay, and of its processes."""
 
     flags: Sequence[str]
     most_s: float | None = None
@@ -113,7 +113,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     churn = "churn of 10 s" if quick else "churn"
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
-        *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # a single short run says little
+        *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # a single short run proves little
         *(_start(size, repeats=times, target=None, quick=False) for size, times in OTHERS.items()),
         *(_change(*size) for size in ((100, 10), MAIN)),
         _change(*LARGEST, quick=False),

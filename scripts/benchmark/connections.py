@@ -2,8 +2,8 @@
 
     python -m scripts.benchmark.connections
 
-reads one address per line, and answers with the time at which it was connected and the duration of the last attempt. All pods of
-the workload are in another namespace, whose kernel accepts connections to each of their addresses. The namespace of the pods
+reads one address per line, and answers with the time at which the connection was made and the duration of the last attempt. All
+pods of the workload are in another namespace, which accepts connections to each address of a pod. The namespace of the pods
 exists as long as this process.
 """
 
@@ -93,7 +93,8 @@ def main() -> None:
         ip("link set lo up", f"address add {PODS}/30 dev eth0", "link set eth0 up", f"route add local {network} dev lo")
         listening = socket.create_server(("", POD_PORT), backlog=MOST)
     with listening:
-        connect(workload.pod_address(0), POD_PORT)  # a new device transmits after a moment, and the neighbour is resolved first
+        # A new device transmits only after a moment, and the kernel must first resolve the neighbour's address.
+        connect(workload.pod_address(0), POD_PORT)
         print("ready", flush=True)
         for line in sys.stdin:
             print(*connect(line.strip(), SERVICE_PORT), flush=True)

@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def unmeasured(case: str) -> Row:
-    """The only row of a case that failed or did not run, so that a list of figures does not look complete without it."""
+    """The only row of a case that failed or did not run, so that a list of figures does not look complete without this case."""
     return Row(case, "could not be measured", None)
 
 

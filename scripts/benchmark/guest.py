@@ -2,11 +2,12 @@
 
     scripts/kernel .venv/bin/python -m scripts.benchmark.guest '[["cold", {"pages": [10000, 10]}], …]'
 
-A measurement is a name of ``measure`` and its arguments. The argument ``pages`` is the number of Services, the number of
-endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a file. A measurement ``restart`` runs
-in the namespace and on the state that the previous measurement left. A measurement that takes longer than ``limit_s`` is stopped.
-After that, similar measurements, and measurements that need the recording of the stopped measurement, are not started. Each line
-of output is JSON: a result, ``error``, or ``stopped_s``, the time after which it was stopped.
+A measurement is a list: the name of a measurement in ``measure``, and its arguments. The argument ``pages`` is the number of
+Services, the number of endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a file. A
+measurement ``restart`` runs in the namespace and on the state that the previous measurement left. A measurement that takes longer
+than ``limit_s`` is stopped. After that, similar measurements, and measurements that need the recording of the stopped
+measurement, are not started. Each line of output is JSON: a result, ``error``, or ``stopped_s``, the time after which the
+measurement was stopped.
 """
 
 import json
@@ -27,7 +28,7 @@ LONGEST_REST_S = 30.0
 
 
 def main() -> None:
-    """Run the measurements of the command line."""
+    """Run the measurements that the command line contains."""
     with tempfile.TemporaryDirectory() as directory:
         run(pathlib.Path(directory))
 

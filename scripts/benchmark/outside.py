@@ -95,7 +95,7 @@ class Proxy:
             raise RuntimeError(f"it has ended: {self._last_words()}") from error
 
     async def until(self, holds: Callable[[str], bool], poll_s: float) -> None:
-        """Read the kernel's IPVS table until the condition is true. Each reading costs time, so choose a long ``poll_s``.
+        """Read the kernel's IPVS table until the condition is true. Each read costs time, so choose a long ``poll_s``.
 
         Raises:
             RuntimeError: the proxy has ended, or the condition is not true after ``LONGEST_S``.
@@ -136,7 +136,8 @@ class Proxy:
     async def get(self, path: str, session: aiohttp.ClientSession | None = None) -> str:
         """An answer of the proxy's metrics server, such as a document of ipvsproxy's page.
 
-        Without a ``session``, which keeps its connections open as a browser does, a connection is opened for this answer.
+        A ``session`` keeps its connections open, like a browser. Without a ``session``, a connection is opened for this answer
+        only.
 
         Raises:
             RuntimeError: as ``scrape``.
@@ -178,7 +179,7 @@ def has_synced(metrics: str) -> bool:
 async def start_once(command: str) -> None:
     """Load the proxy's files into the page cache, so that the first measurement does not include this time.
 
-    ipvsproxy's modules are compiled, as pip does at an installation, because a checkout may have no compiled modules.
+    ipvsproxy's modules are compiled, because a checkout, unlike an installation by pip, may have no compiled modules.
     """
     compileall.compile_dir(PACKAGE, quiet=1)
     first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)

@@ -61,7 +61,7 @@ def kernel() -> Iterator[None]:
 
 @contextlib.contextmanager
 def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
-    """Inside the block, let the counters of these virtual servers grow with each reading; the real kernel is still read."""
+    """Inside the block, let the counters of these virtual servers grow with each read; the real kernel is still read."""
     read, numbers, every = ipvs_rows.TrafficReader.services, itertools.count(1), frozenset(virtual_servers)
 
     def counted(reader: ipvs_rows.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:

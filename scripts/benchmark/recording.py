@@ -1,7 +1,7 @@
 """The netlink messages of a run, in a file, for ``replay``.
 
-The messages are written to the file soon, because in memory they would count as the program's in each figure of memory, page
-faults and time.
+Messages are written to the file soon, because messages in memory would increase the program's figures of memory, page faults and
+time.
 """
 
 import pathlib

@@ -345,7 +345,7 @@ class _Steady:
         return found
 
     async def scrape(self) -> Figures:
-        """Measures scrapes, with traffic for each Service between two scrapes, and then changes during scrapes."""
+        """Measures scrapes, with traffic for each Service between two scrapes, and then measures changes during scrapes."""
         lines = [self._replacements.line(number) for number in range(SCRAPES)]
         beating = asyncio.create_task(self._heart.run())
         walls_s, held_s, changes_s, page = [], [], [], _Page(0, 0)

@@ -61,7 +61,7 @@ def ipv6_service(number: int) -> dict[str, Any]:
 
 
 def ipv6_slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
-    """EndpointSlices as ``slices`` makes them, but for IPv6."""
+    """EndpointSlices like the EndpointSlices that ``slices`` makes, but for IPv6."""
     first = number * endpoints
     for part, item in enumerate(slices(number, endpoints, nodes)):
         item["addressType"] = "IPv6"

@@ -230,7 +230,7 @@ def missing_modules(made: pathlib.Path) -> list[str]:
 def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
     """Run a command, yield the lines that it prints, and append these lines to the log.
 
-    All processes of the command end with this function.
+    All processes of the command have ended when this function returns.
 
     Raises:
         BuildError: it failed.

@@ -25,7 +25,7 @@ MODULES = (
     ip_vs_fo ip_vs_ovf ip_vs_mh ip_set ip_set_bitmap_port ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip
     ip_set_hash_ipportnet ip_set_hash_net xt_set nf_conntrack nf_conntrack_netlink xt_comment xt_mark xt_conntrack
     xt_addrtype xt_MASQUERADE xt_ipvs ipt_REJECT ip6t_REJECT dummy veth bridge br_netfilter sctp
-""".split(),  # noqa: SIM905 - a list of names reads better as a paragraph
+""".split(),  # noqa: SIM905 - a list of names is easier to read as a paragraph
 )
 
 VARIANTS = {
@@ -42,12 +42,12 @@ ON_DEMAND = (
     nft_numgen nft_limit nft_log nft_queue nft_hash nft_redir nft_objref xt_multiport xt_statistic xt_limit xt_nat
     xt_REDIRECT xt_LOG xt_NFLOG xt_CT xt_tcpudp xt_connmark xt_physdev iptable_mangle ip6table_mangle iptable_raw ip6table_raw
     xt_TCPMSS ipip ip6_tunnel
-""".split(),  # noqa: SIM905 - a list of program names reads better as a paragraph
+""".split(),  # noqa: SIM905 - program names are easier to read as a paragraph
 )
 """What is loaded when a test needs it: by the kernel for rules, above all those of neighbours, and by a test for tunnels."""
 
 TOOLS = (
-    *"ip ipset ipvsadm nft conntrack sysctl mount umount sleep cat true sh bash".split(),  # noqa: SIM905 - a list of program names reads better as a paragraph
+    *"ip ipset ipvsadm nft conntrack sysctl mount umount sleep cat true sh bash".split(),  # noqa: SIM905 - program names are easier to read as a paragraph
     *(
         f"{family}-{variant}{ending}"
         for family in ("iptables", "ip6tables")

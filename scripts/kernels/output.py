@@ -41,7 +41,7 @@ def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: f
 
     """
     while True:
-        ended = process.poll() is not None  # this is checked before the files are read, so that no output is missed
+        ended = process.poll() is not None  # the process is checked before the files are read, so that no output is missed
         for source, target in routes.items():
             while data := os.read(source, AT_ONCE):
                 _write(target, data)

@@ -19,7 +19,7 @@ def why_no_namespaces() -> str:
 
 
 def quiet(command: list[str]) -> int:
-    """Run a command and discard its output; returns 127 if the command is not installed."""
+    """Run a command and discard its output; return 127 if the command is not installed."""
     try:
         return subprocess.run(
             command, env={"PATH": SYSTEM_PATH}, check=False,

@@ -26,7 +26,7 @@ def _give_up_families() -> None:
 
 
 def _wait_for_all_parts() -> None:
-    """Program nothing before the whole kernel state could be read."""
+    """Write nothing to the kernel before the whole kernel state could be read."""
     from ipvsproxy.daemon.loop import reader  # noqa: PLC0415 - imported only in the process that needs it
 
     usual = reader.KernelReader.observe
@@ -54,7 +54,7 @@ def _bear_silence() -> None:
 
 
 def _end_with_reload() -> None:
-    """End the process after a failed reload, as it ends if a server cannot listen."""
+    """End the process after a failed reload, as if a server could not listen."""
     from ipvsproxy.daemon import app  # noqa: PLC0415 - imported only in the process that needs it
     from ipvsproxy.daemon.base.cannot_start import CannotStartError  # noqa: PLC0415 - imported only in the process that needs it
     from ipvsproxy.daemon.http import server  # noqa: PLC0415 - imported only in the process that needs it

@@ -45,7 +45,7 @@ class Clients:
         self._figures.lost_to_drift += sum(one.outcome != "ok" for one in results)
 
     def is_answered(self, question: Question) -> bool:
-        """Send one more request; returns whether the request was answered."""
+        """Send one more request; return whether the request was answered."""
         return self._node.probe(*_target(question)).outcome == "ok"
 
     def open_one(self, question: Question, source: str) -> lab.Connection:
@@ -53,13 +53,13 @@ class Clients:
         return self._node.open(*_target(question), src=source)
 
     def open(self) -> None:
-        """Open those connections again that are closed."""
+        """Open closed connections again."""
         for question in HELD:
             if question not in self._held:
                 self._held[question] = self._node.open(*_target(question))
 
     def ask_through_open(self) -> list[str]:
-        """Send a request through each open connection; closes broken connections, and returns their names."""
+        """Send a request through each open connection; close broken connections, and return their names."""
         report = []
         for question, connection in list(self._held.items()):
             self._figures.asked += 1

@@ -200,7 +200,7 @@ class Server:
         self._call(self._server.bookmark)
 
     def hush(self) -> int:
-        """Stop forwarding through the proxy's present connections; returns their number."""
+        """Stop forwarding through the proxy's present connections; return their number."""
 
         async def hush() -> int:
             return self._proxy.hush()

@@ -1,4 +1,4 @@
-"""The program's configuration file, and the flags beside it."""
+"""The program's configuration file, and the flags that are used with this file."""
 
 import json
 from pathlib import Path

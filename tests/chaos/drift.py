@@ -98,7 +98,7 @@ def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
 
 
 def pick_set(state: State, dice: random.Random) -> tuple[str, list[str]]:
-    """A random set that is not empty, with the entries of the set."""
+    """A random non-empty set, and the entries of this set."""
     name, content = dice.choice(sorted((name, one) for name, one in state["ipsets"].items() if one["members"]))
     return name, content["members"]
 
@@ -122,7 +122,7 @@ def remove_entry(state: State, dice: random.Random) -> str:
 
 
 def add_entry(_state: State, dice: random.Random) -> str:
-    """Add an entry that does not belong to a set."""
+    """Add a wrong entry to a set."""
     return run("ipset", "add", "KUBE-CLUSTER-IP", f"10.96.9.{dice.randrange(200)},tcp:80")
 
 

@@ -17,7 +17,7 @@ _ALSO_LISTINGS = frozenset({Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM})
 
 
 def install(faults: Faults) -> None:
-    """Make all later channels fail as ordered."""
+    """Make all channels that are created later fail in the ordered way."""
     dice = random.Random()
     usual = netlink.Channel
 
@@ -74,7 +74,7 @@ class FaultySocket:
         return self._real.send(data) if data else 0
 
     def _refuse(self, data: bytes, order: Order) -> bytes:
-        """Answer some messages instead of the kernel; returns the remaining messages."""
+        """Answer some messages instead of the kernel; return the remaining messages."""
         number = -int(getattr(errno, order.kind.value))
         messages = list(_split(data))
         kept = []
@@ -89,7 +89,7 @@ class FaultySocket:
         return b"".join(kept)
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
-        """Receive an answer: an injected one, or the kernel's."""
+        """Receive an injected answer, or an answer of the kernel."""
         if self._before:
             return _fill(buffer, self._before.pop(0))
         try:

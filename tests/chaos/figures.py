@@ -16,7 +16,7 @@ class Figures:
     """All counts. ``heals_s`` are the times from each drift until its repair, by kind of drift.
 
     ``patient_heals_s`` has the times of repairs that the program delayed because the same drift had returned; ``readings_s`` has
-    the duration of each reading of the kernel. ``lost`` counts requests that failed while only the API, the program and its
+    the duration of each read of the kernel. ``lost`` counts requests that failed while only the API, the program and its
     sockets changed; ``lost_to_drift`` counts requests that failed during drift. ``broken`` counts connections lost without drift,
     and ``broken_by_drift`` counts connections lost during drift. ``used`` has the resource usage of each process, by the number
     of the process.
@@ -110,7 +110,7 @@ def _times(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """The smallest value that at least this percentage of the values does not exceed."""
+    """The percentile: the smallest value such that at least this percentage of all values is equal or smaller."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 

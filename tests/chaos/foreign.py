@@ -81,7 +81,7 @@ def put_back_after_flush() -> None:
 
 
 def remove() -> None:
-    """Remove those objects of other programs that remain when the tables are cleared."""
+    """Remove the objects of other programs that remain when the tables are cleared."""
     _run("ip", "link", "delete", DEVICE)
 
 

@@ -80,8 +80,8 @@ class History:
     ) -> None:
         """``backend`` is the backend that has the rules and sets at the beginning. ``quick``: ``verify`` is run only at the end.
 
-        ``direct_return`` says whether direct return is on, and Services and Nodes then choose it by annotations. The program runs
-        without the fix for the moment that ``without`` names.
+        ``direct_return`` says whether direct return is on; if it is on, Services and Nodes choose direct return by annotations.
+        The program runs without the fix for the moment that ``without`` names.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
@@ -316,7 +316,7 @@ class History:
         (self.figures.patient_heals_s if was_patient else self.figures.heals_s).append((healed_s, name))
 
     def _spoil(self, spoil: drift.Drift) -> str:
-        """Cause this drift in the kernel; returns the name of the drift."""
+        """Cause this drift in the kernel; return the name of the drift."""
         state = golden_state.read_state(drift.SPOILED[spoil], self.configuration.backend)
         act = nft_drift.TWINS.get(spoil, spoil) if self._uses_nftables else spoil
         self.note(f"drift {act.__name__}: {act(state, self._dice)}")
@@ -402,7 +402,7 @@ class History:
             if not self._running.is_alive:
                 raise self.violation("the program has ended", differences)
             began_s, before_s = time.monotonic(), began_s
-            if before_s > deadline_s:  # the time at which the reading began, because a reading may take long on a busy machine
+            if before_s > deadline_s:  # the time at which the read began, because a read may take long on a busy machine
                 raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", differences)
             time.sleep(POLL_S)
         self.figures.quiet_points += 1

@@ -44,7 +44,7 @@ def remove_entry(state: drift.State, dice: random.Random) -> str:
 
 
 def add_entry(_state: drift.State, dice: random.Random) -> str:
-    """Add an entry that does not belong to a set."""
+    """Add a wrong entry to a set."""
     return _nft("add", "element", *TABLE, "KUBE-CLUSTER-IP", f"{{ 10.96.9.{dice.randrange(200)} . tcp . 80 }}")
 
 

@@ -23,7 +23,7 @@ class SilentProxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def hush(self) -> int:
-        """Stop forwarding through the present connections; returns their number. Later connections work."""
+        """Stop forwarding through the present connections; return their number. Later connections work."""
         count = len(self._are_open)
         for is_flowing in self._are_open:
             is_flowing.clear()

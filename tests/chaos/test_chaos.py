@@ -29,7 +29,7 @@ QUIET_POINTS = {Backend.IPTABLES: 8, Backend.NFTABLES: 11}
 """One check at the beginning, one after each step, and one within the bad moment."""
 
 
-def test_a_seed_reproduces_its_history_and_another_seed_gives_another() -> None:
+def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_history() -> None:
     def live(seed: int) -> list[object]:
         world = World(random.Random(seed))
         return [world.change() for _ in range(50)]

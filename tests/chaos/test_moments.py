@@ -1,4 +1,4 @@
-"""Bad moments: each has its effect on the node, the program survives it, and the suite detects a program without its fix."""
+"""Each bad moment has its effect on the node, the program survives it, and the suite detects a program without the fix."""
 
 import asyncio
 import os
@@ -160,6 +160,6 @@ def test_the_node_recovers_from_each_kind_of_harm(node: lab.Lab, tmp_path: Path,
 def test_the_suite_detects_a_program_from_which_a_fix_was_removed(
     node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # the test waits less for a condition that never holds
+    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # a shorter time, because the condition never holds
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
         live_through(node, tmp_path, kind, without=kind)

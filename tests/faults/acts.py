@@ -1,7 +1,7 @@
 """An act is one interaction of a start with the system: a netlink message, ``getsockopt``, a process, or a file of the kernel.
 
-``install`` intercepts all acts of the calling process. ``install`` also records each act in a file, in order, and lets the acts
-fail that a test has ordered to fail.
+``install`` intercepts all acts of the calling process. ``install`` also records all acts in a file, in order, and makes the acts
+fail that a test has chosen.
 """
 
 import builtins
@@ -82,7 +82,7 @@ class Acts:
         self._times: Counter[str] = Counter()
 
     def begin(self, name: str, *, removes: bool = False) -> str:
-        """Record an act; returns how the act must fail, or an empty string."""
+        """Record an act; return how the act must fail, or an empty string."""
         self._times[name] += 1
         order = self._orders.get(name)
         fails = order is not None and order.time in (0, self._times[name])

@@ -75,7 +75,7 @@ class Ending(NamedTuple):
 
     @property
     def failed(self) -> frozenset[str]:
-        """The names of the acts that were ordered to fail, and that have occurred and failed."""
+        """The names of the acts for which a test has ordered a failure, and which have occurred and failed."""
         return frozenset(act.name for act in self.acts if act.failed)
 
 

@@ -45,7 +45,7 @@ class Question(NamedTuple):
     def probe(self) -> lab.Probe:
         """The probe that sends this request.
 
-        All pods of the other node share one namespace, and all addresses of the client share another.
+        All pods of the other node share one namespace, and all addresses of the client share another namespace.
         """
         row, inside, source = self.row, self.row.from_, None
         if inside.startswith(("client", "r1", "r2")):
@@ -82,8 +82,8 @@ def of_binding(asked: Iterable[Question], binding: Binding | None) -> list[Quest
 def ask(laboratory: lab.Lab, asked: Sequence[Question]) -> Mapping[Question, lab.Result]:
     """Run all probes.
 
-    Requests that get no answer run at the same time. All other probes run one after the other, because the scheduler chooses the
-    endpoints in turn.
+    Requests that get no answer run at the same time. All other probes run one after the other, because the scheduler chooses one
+    endpoint after the other.
     """
     silent = [one for one in asked if one.row.outcome != ANSWERED]
     results = dict(zip(silent, laboratory.probe_all(one.probe for one in silent), strict=True))

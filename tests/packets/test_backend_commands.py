@@ -73,7 +73,7 @@ def test_explain_verify_and_plan_print_the_same_with_both_backends(laboratory: l
     assert after[Backend.NFTABLES]["operations"] == [("add", "set_entry"), ("set", "rules")]
 
 
-def test_verify_reports_a_rule_of_another_program_and_none_of_our_jumps(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_verify_reports_a_rule_of_another_program_but_does_not_report_our_jumps(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
         running.program.__exit__(None, None, None)
@@ -86,7 +86,7 @@ def test_verify_reports_a_rule_of_another_program_and_none_of_our_jumps(laborato
 
 
 @pytest.mark.parametrize(("former", "new"), [(Backend.IPTABLES, Backend.NFTABLES), (Backend.NFTABLES, Backend.IPTABLES)], ids=str)
-def test_cleanup_after_a_killed_switch_of_backends_removes_our_objects_from_both(
+def test_cleanup_after_a_killed_switch_of_backends_removes_our_objects_from_both_backends(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, new: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:

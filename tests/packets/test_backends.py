@@ -1,4 +1,4 @@
-"""Rules in nftables as operators use them: switched under load, removed by other programs, inspected, cleaned up.
+"""Rules in nftables: a switch under load, removal by other programs, inspection, clean-up.
 
 Every other packet test runs with nftables as well: see docs/testing.md.
 """

@@ -1,4 +1,4 @@
-"""Local routes as operators use them: switched by a reload under load, killed halfway, and drifted."""
+"""Local routes: a switch by a reload under load, a kill halfway, and drift."""
 
 import functools
 import time

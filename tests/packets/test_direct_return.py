@@ -149,14 +149,14 @@ _SAMPLE = 1000
     ],
     ids=["2", "3", "10", "50"],
 )
-def test_the_next_node_of_entry_chooses_the_same_nodes_except_for_a_share_that_falls_with_the_number_of_nodes(
+def test_another_node_of_entry_chooses_the_same_nodes_for_most_clients_and_for_more_clients_if_there_are_more_nodes(
     three: Three, count: int, moved_at_most: float, ports: range
 ) -> None:
-    """Reads from the connections of two kernels which nodes they have chosen.
+    """The connections in two kernels show which nodes the kernels have chosen.
 
     Most nodes with endpoints exist only in the API, so datagrams to them get no answer.
 
-    ``count`` nodes have endpoints; at first the next node of entry is one of them, and then it is not. At last, one of these
+    ``count`` nodes have endpoints; at first the next node of entry is one of them, and then it is not. Finally, one of these
     nodes disappears at the moment at which the client changes its node of entry.
     """
     three.lab.ip("client", "link set third up")

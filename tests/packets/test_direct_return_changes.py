@@ -117,7 +117,7 @@ def test_no_request_or_open_connection_fails_while_a_node_is_drained_by_its_weig
 def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
     """Fail if a request to the Service fails, or a connection in the list that the block gets is lost.
 
-    All connections are TCP connections, because endpoints of UDP and SCTP are removed at once, as by kube-proxy.
+    All connections are TCP connections, because ipvsproxy removes endpoints of UDP and SCTP at once, like kube-proxy.
     """
     held: list[lab.Connection] = []
     with contextlib.ExitStack() as loading:
@@ -196,7 +196,7 @@ MOVED_AT_MOST = 1 / 3
 """The share of connections that the table of another node sends elsewhere, if one of two nodes of entry has endpoints."""
 
 
-def test_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_of_its_own(three: Three) -> None:
+def test_only_a_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_itself(three: Three) -> None:
     """The source ports are fixed, so the hash and the result are the same in each run."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by("third")

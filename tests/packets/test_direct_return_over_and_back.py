@@ -52,7 +52,7 @@ def test_a_node_takes_over_from_kube_proxy_with_direct_return_and_no_part_of_dir
 ) -> None:
     """The way back is ``cleanup --only=own``, or a start with the flag off. All connections to other Services must continue.
 
-    With rules in nftables, kube-proxy starts and writes its own rules before ``cleanup --only=own`` is run. At last, the flag is
+    With rules in nftables, kube-proxy starts and writes its own rules before ``cleanup --only=own`` is run. Finally, the flag is
     turned off on the other node, and the other node is cleaned up. Without this cleanup, the other node's virtual servers by mark
     would stay until their connections are over.
     """

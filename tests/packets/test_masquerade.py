@@ -30,8 +30,8 @@ SENDERS: Mapping[str, tuple[str, str]] = {
     "p2": ("p2", "cluster 1"),
     "host": ("host", "cluster 1"),
     "client": ("client", "cluster 1"),
-    # These clients use a Service that has only a local endpoint: another answer might bypass this node, with the wrong source
-    # address.
+    # These clients use a Service that has only a local endpoint: the answer of a remote endpoint might bypass this node, with the
+    # wrong source address.
     "r2": ("remote", "cluster 2"),
     "client to here": ("client", "cluster 2"),
 }

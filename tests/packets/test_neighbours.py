@@ -138,7 +138,7 @@ LATE = [service("web", 1, "r1", balancer=True), service("late", 5, "r1")]
 
 @pytest.mark.distribution
 @BACKENDS
-def test_a_kube_proxy_table_serves_until_our_rules_do_and_is_removed_without_a_lost_connection(
+def test_a_table_of_kube_proxy_is_used_until_our_rules_exist_and_is_removed_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}") as running:
@@ -207,7 +207,7 @@ def test_a_table_of_another_program_with_the_name_of_kube_proxys_table_is_not_ch
     ],
     ids=["Docker with iptables", "Docker with nftables", "flannel", "kindnet"],
 )
-def test_services_work_next_to_rules_of_another_program_which_do_not_change(
+def test_services_work_next_to_rules_of_another_program_and_these_rules_do_not_change(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:

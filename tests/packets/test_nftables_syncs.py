@@ -60,12 +60,12 @@ def test_a_sync_needs_one_transaction_or_two_if_it_both_adds_and_removes_objects
     assert running.logged("level=error|Traceback") == []
 
 
-def test_a_sync_with_source_ranges_and_second_scopes_needs_a_few_more_transactions_however_many_there_are(
+def test_a_sync_needs_the_same_few_transactions_for_any_number_of_source_ranges_and_second_scopes(
     running: Cluster,
 ) -> None:
     """Clients outside the source ranges are refused before a virtual server can serve them.
 
-    A scope is opened after its virtual server.
+    Packets get a mark only after the virtual server of the mark has been added.
     """
     running.have(special(1))
     assert transactions(running, special(1, 2)) == 3

@@ -46,7 +46,7 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
     """Set the API's objects, and wait until they are programmed.
 
     ``Cluster.have`` waits for one sync with Services. An interface that an earlier test has removed causes a sync as well. This
-    function waits for a second sync, which has one Service more and begins when the sync of the objects has ended.
+    function waits for a second sync, which has one more Service and begins when the sync of the objects has ended.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
     for number in itertools.islice(MARKERS, 2):
@@ -78,7 +78,7 @@ def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_th
     assert {one["level"] for one in json.loads(doctor.output)["findings"] if one["topic"] == "cluster-cidr"} == {level}
 
 
-def test_doctor_reports_each_collision_with_a_node_port_and_who_gets_the_packets(start: Start) -> None:
+def test_doctor_reports_a_host_process_and_a_notrack_rule_that_collide_with_a_service(start: Start) -> None:
     """Collisions with a process of the host and with a NOTRACK rule. Rules for a hostPort are tested in ``test_neighbours``."""
     running = start()
     laboratory = running.lab
@@ -219,7 +219,8 @@ def test_without_strict_arp_each_node_answers_arp_requests_for_addresses_of_load
 def test_an_address_is_served_before_while_and_after_the_leader_of_kube_vip_has_it(start: Start, binding: Binding) -> None:
     """kube-vip adds the address to an interface of its leader, here ``eth0``, and removes it when another node leads.
 
-    With strict ARP, only the leader of kube-vip answers ARP requests for the address, as only the chosen node of MetalLB does.
+    With strict ARP, only the leader of kube-vip answers ARP requests for the address, just as only the chosen node of MetalLB
+    answers them.
     """
     running = start("--ipvs-strict-arp=true", f"--ipvs-vip-binding={binding}")
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kernel]
 
 def ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:
     inside, source = from_, None
-    # All pods of the other node are in one namespace, and all addresses of the client in another.
+    # All pods of the other node are in one namespace, and all addresses of the client are in another namespace.
     if from_.startswith(("client", "r")):
         inside, source = "client" if from_.startswith("client") else "remote", cluster.address(from_, family)
     return running.lab.probe(inside, "TCP", cluster.address(to, family), port, src=source, count=ATTEMPTS, timeout_s=2.0)
@@ -50,7 +50,7 @@ PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefi
     "flags",
     [
         pytest.param((*BRIDGE, "--masquerade-all"), id="bridge, masquerade all"),
-        # The rules are those of test_scopes.py, and a rule for a bridge name with a wildcard.
+        # The kernel needs the rules that test_scopes.py needs, and a rule for a bridge name with a wildcard.
         pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node", marks=patience.THOROUGH),
         pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
@@ -72,7 +72,7 @@ def test_second_scopes_work_with_every_method_to_recognise_local_pods(
             assert ask(running, "r2", "node", 30002, family).outcome == "timeout"
 
 
-def test_no_client_is_dropped_if_pods_cannot_be_told_from_other_clients(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_no_client_is_dropped_if_pods_cannot_be_distinguished_from_other_clients(laboratory: lab.Lab, tmp_path: Path) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API, "--detect-local-mode=NodeCIDR") as running:
         running.have(SERVICES)
         assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")

@@ -1,4 +1,4 @@
-"""Second scopes as operators use them: switched by a reload, and shown or removed by plan, verify and cleanup."""
+"""Second scopes: a switch by a reload, and the commands plan, verify and cleanup."""
 
 import functools
 import json

@@ -100,12 +100,12 @@ class Three:
             self._programs.pop(place).__exit__(None, None, None)
 
     def kill(self, place: str) -> None:
-        """Kill the program of a node, as a failure of the node does."""
+        """Kill the program of a node, to simulate a failure of the node."""
         self._programs.pop(place).kill()
 
     @contextlib.contextmanager
     def pausing(self, place: str) -> Iterator[None]:
-        """Inform a node about the changes that the block makes only after the block."""
+        """Until the end of the block, hide the changes that the block makes from a node."""
         before, process = len(self._syncs(place, r"services=[1-9]")), self._programs[place].process_id
         os.kill(process, signal.SIGSTOP)
         try:
@@ -120,7 +120,7 @@ class Three:
         running.wait_until(reached, what, WITHIN_S)
 
     def open(self, protocol: str, family: Family, count: int, ports: Iterable[int] = ()) -> list[Connection]:
-        """Open connections from the client's address to the Service, from these ports if any, and check the client's address."""
+        """Open connections from the client to the Service, from these ports if given, and check the client's address."""
         client, to = cluster.address("client", family), cluster.address("balancer 1", family)
         sources = [f"{client}#{port}" for port in ports] or [client] * count
         opened = [
@@ -136,7 +136,7 @@ class Three:
             self.lab.ip("client", f"route replace {address}/{family.bits} via {ENTRIES[place][family is Family.IPV6]}")
 
     def have(self, *manifests: list[dict[str, Any]], concerns: Collection[str] = ("remote", "third")) -> None:
-        """Set the API's objects, and wait until each affected node has programmed them; its program is started if necessary."""
+        """Set the API's objects, and wait until each affected node has programmed them; start the node's program if necessary."""
         before = {place: len(self._syncs(place, r"services=[1-9]")) for place in concerns if place in self._programs}
         shown = self.cluster.objects
         self.cluster.have(*manifests)
@@ -224,7 +224,7 @@ def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[d
 
 
 def check_each_protocol(three: Three, entry: str) -> None:
-    """Outside clients reach an endpoint on each of two nodes through this node of entry; answers of other nodes bypass it."""
+    """Outside clients reach an endpoint on each of two nodes through this node of entry, which answers of other nodes bypass."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by(entry)
     with three.counting_answers(entry) as answers:

@@ -104,14 +104,14 @@ class SimulatedNode:
         at_once(self.reconciler.putting(desired.owner.service, desired))
 
     def remove(self, name: str) -> None:
-        """Tell the reconciler that a Service is deleted."""
+        """Inform the reconciler that a Service is deleted."""
         key = ServiceName(builders.NAMESPACE, name)
         self.states.pop(key, None)
         self._translated.pop(key, None)
         at_once(self.reconciler.putting(key, None))
 
     def observe(self, **changes: object) -> None:
-        """Read the kernel; ``changes`` replace parts of the reading."""
+        """Read the kernel; ``changes`` replace parts of the result."""
         at_once(self.reconciler.observer.observing(dataclasses.replace(self.kernel.observe(), **changes), self.now))  # type: ignore[arg-type]  # the keys are names of fields
 
     def plan(self) -> Sequence[Operation]:

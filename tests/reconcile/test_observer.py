@@ -120,7 +120,7 @@ def test_a_new_process_recognises_a_virtual_server_of_ipvsproxy_by_either_kind_o
 WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
 
 
-def test_a_virtual_server_of_another_program_equal_to_our_node_port_does_not_belong_to_ipvsproxy_after_a_first_reading() -> None:
+def test_a_virtual_server_of_another_program_equal_to_our_node_port_does_not_belong_to_ipvsproxy_after_a_first_read() -> None:
     node = simulation.SimulatedNode()
     node.put(*WITH_NODE_PORT)
     node.sync()
@@ -145,7 +145,7 @@ def test_a_virtual_server_like_a_node_port_does_not_belong_to_ipvsproxy_while_th
     assert alike not in fresh.reconciler._tables.virtual_servers.foreign
 
 
-# Readings in which some objects could not be read.
+# Reads of the kernel in which some objects could not be read.
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "device", "sysctls", "interface_addresses"])
@@ -246,7 +246,7 @@ def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired
 
 
 @pytest.mark.parametrize("kind", ["addresses", "routes"])
-def test_a_new_object_from_one_part_of_a_reading_is_kept_until_the_reading_ends_and_serves_as_a_witness(kind: str) -> None:
+def test_a_new_object_from_one_part_of_a_read_is_kept_until_the_read_ends_and_serves_as_a_witness(kind: str) -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
@@ -261,7 +261,7 @@ def test_a_new_object_from_one_part_of_a_reading_is_kept_until_the_reading_ends_
     assert [kind_of(one.item) for one in node.plan()] == ["virtual_server"]
 
 
-def test_no_object_counts_as_new_after_a_complete_reading() -> None:
+def test_no_object_counts_as_new_after_a_complete_read() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     node.kernel.addresses.add(stray.address)
@@ -279,7 +279,7 @@ def test_a_drain_ends_when_a_poll_shows_that_its_virtual_server_no_longer_exists
     assert len(node.reconciler._drains) == 0
 
 
-def test_objects_that_a_reading_returned_are_never_modified_later() -> None:
+def test_objects_that_a_read_of_the_kernel_returned_are_never_modified_later() -> None:
     node = running("10.244.0.1")
     reading = dict(node.kernel.observe().virtual_servers or {})
     node.observe(virtual_servers=reading)

@@ -1,4 +1,4 @@
-"""After any events in any order, the kernel ends up in the state that programming it from scratch would give.
+"""After any events in any order, the kernel ends up in the state that programming an empty kernel would give.
 
 The simulated world is very small, so that all of its objects interact. Source ranges during failures of single operations are not
 tested here but in ``test_preconditions``.

@@ -203,7 +203,7 @@ def test_after_a_restart_no_rule_is_removed_before_every_service_has_a_desired_s
     node.put(service)
     node.states.clear()
     node.restart()
-    node.plan()  # from here on, the rules are desired that are needed until every Service has a desired state
+    node.plan()  # from here on, the desired rules are the rules that are needed until every Service has a desired state
     early = at_once(node.reconciler.planning(node.now, only_additions=True))
     assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
     node.put(service)

@@ -153,7 +153,7 @@ def test_if_removals_are_allowed_the_connections_of_a_new_drain_are_read_at_once
     assert list(node.reconciler.drains_due(node.now)) == [KEY]
 
 
-def test_a_complete_reading_does_not_change_the_deadline_of_a_drain() -> None:
+def test_a_complete_read_does_not_change_the_deadline_of_a_drain() -> None:
     node = draining(drain_deadline_s=60)
     node.now += 40
     node.observe()

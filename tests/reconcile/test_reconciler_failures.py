@@ -55,7 +55,7 @@ def test_a_failing_operation_is_retried_after_growing_delays_and_does_not_delay_
     assert Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)) in node.sync()
 
 
-def test_an_operation_is_retried_at_once_if_its_desired_value_has_changed_and_only_then() -> None:
+def test_an_operation_is_retried_at_once_exactly_if_its_desired_value_has_changed() -> None:
     node = running("10.244.0.1")
     sticky = builders.service("web", affinity_timeout_s=10800, created_s=5.0)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)

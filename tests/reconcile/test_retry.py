@@ -65,7 +65,7 @@ def test_a_running_operation_does_not_count_as_failed_and_is_tried_again_as_soon
     assert retries.next_s() == 4 + FIRST_DELAY_S, "the first failure of this wish"
 
 
-def test_real_servers_of_a_missing_virtual_server_wait_for_it_and_do_not_wake_the_loop() -> None:
+def test_real_servers_wait_for_their_missing_virtual_server_and_do_not_wake_the_loop() -> None:
     key = builders.frontend("10.96.0.1", 80)
     server = VirtualServer(key, VirtualServerSettings("rr"), EvenWeights.of([builders.backend("10.244.0.1")]))
     operations = [Operation(Verb.ADD, server), Operation(Verb.ADD, RealServers(key, server.weights))]

@@ -186,7 +186,7 @@ def test_an_indispensable_setting_with_a_wrong_value_is_shown_and_counts_as_lack
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
 
 
-def test_a_reading_includes_the_desired_sets_and_settings(node: simulation.SimulatedNode) -> None:
+def test_a_read_of_the_kernel_includes_the_desired_sets_and_settings(node: simulation.SimulatedNode) -> None:
     sets, sysctls = node.reconciler.survey.subjects()
     assert IpSet(SetKind.CLUSTER_IP, Family.IPV4).name in sets
     assert sysctls == [simulation.SYSCTL.path]

@@ -89,12 +89,12 @@ def line(event: Object) -> bytes:
 class ApiServer:
     """Start the server with ``async with``; ``url`` is its address.
 
-    ``token``: the required bearer token; an empty string means that none is required.
-    ``waits_for_revision``: a watch from a future revision waits silently for that revision instead of getting HTTP 504.
-    ``cache``: the contents of a watch cache that is behind; lists that permit older data are answered from it. ``has_cache``: if
-    false, each list comes from etcd, in pages. ``knows_drop``: the server leaves managed fields out on request (KEP-5958).
-    ``lists_open``: while this event is cleared, lists are not answered. ``requests``: all requests, in order. ``events``: all
-    created events.
+    ``token``: the required bearer token; an empty string means that no token is required.
+    ``waits_for_revision``: a watch from a future revision waits silently for this revision, and does not get HTTP 504.
+    ``cache``: the contents of a watch cache that is behind; lists that permit older data are answered from this cache.
+    ``has_cache``: if false, each list comes from etcd, in pages. ``knows_drop``: the server leaves managed fields out on request
+    (KEP-5958). ``lists_open``: while this event is cleared, lists are not answered. ``requests``: all requests, in order.
+    ``events``: all created events.
     """
 
     def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
@@ -149,7 +149,7 @@ class ApiServer:
     # Changes of the cluster
 
     def put(self, resource: Resource, item: Object) -> Object:
-        """Create or update an object; returns the stored object."""
+        """Create or update an object; return the stored object."""
         change = self.store.put(resource, item)
         self._tell(change)
         assert change.new is not None
@@ -192,7 +192,7 @@ class ApiServer:
         self.end_watches(resource)
 
     def restore(self, backup: api_store.Store) -> None:
-        """Return the store to an earlier state and revision. All watches are disconnected, as by a restarted server."""
+        """Return the store to an earlier state and revision. All watches are disconnected, as after a restart of the server."""
         self.store = backup
         for resource in RESOURCES:
             self.cut_watches(resource)
@@ -431,7 +431,7 @@ class Certificates:
 def write_kubeconfig(
     path: pathlib.Path, server: str, *, token_file: str = "", authority: str = "", user: Object | None = None
 ) -> str:
-    """Write a kubeconfig for this server; returns its path. ``user`` replaces the whole user section of the kubeconfig."""
+    """Write a kubeconfig for this server; return its path. ``user`` replaces the whole user section of the kubeconfig."""
     cluster: Object = {"server": server} | ({"certificate-authority": authority} if authority else {})
     if user is None:
         user = {"tokenFile": token_file} if token_file else {}

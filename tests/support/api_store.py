@@ -126,7 +126,7 @@ class Store:
         """The changes to a resource after this revision.
 
         Raises:
-            StatusError: 410 if the history does not reach back so far.
+            StatusError: 410 if the history does not reach back to this revision.
         """
         if revision < self._oldest:
             raise StatusError(410, "Expired", f"too old resource version: {revision} ({self._oldest})")

@@ -238,7 +238,7 @@ class Cluster:
 
     @property
     def synced_services(self) -> int:
-        """How many syncs with changed Services the program has logged. Syncs caused by a reading alone do not count."""
+        """How many syncs with changed Services the program has logged. Syncs caused only by a read of the kernel do not count."""
         return len(self.logged(r"event=synced services=[1-9]")) if self._log.exists() else 0
 
     def logged(self, pattern: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""An in-memory kernel that refuses the same operations as the real one, for tests without a kernel.
+"""An in-memory kernel that refuses the same operations as the real kernel, for tests without a kernel.
 
 After the same operations, this kernel has the same state and outcomes as the drivers in ``ipvsproxy/kernel``;
 ``tests/kernel/test_contract.py`` runs the same tests on this kernel and on the drivers. The state of this kernel is public: tests
@@ -59,7 +59,7 @@ class Failure:
 if TYPE_CHECKING:
 
     class KernelVirtualServer(ObservedVirtualServer):
-        """A virtual server whose real servers a test may change as if it were another program."""
+        """A virtual server whose real servers a test may change in the same way as another program."""
 
         real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # tests must be able to change the attribute
         thresholds: Mapping[RealServerKey, Thresholds] | None = None
@@ -80,9 +80,9 @@ class FakePrograms:
 class FakeKernel:
     """The state of a node's kernel, and the operations applied to it.
 
-    ``applied`` has the operations in order, including refused ones; ``counts`` counts them by verb and kind. ``unreadable`` names
-    the fields of ``Observation`` that cannot be read; ``connections`` may be one of them. ``flows`` has, for each frontend, the
-    number of tracked flows of each real server.
+    ``applied`` has the operations in order, including refused operations; ``counts`` counts the operations by verb and kind.
+    ``unreadable`` names the fields of ``Observation`` that cannot be read; ``connections`` may be one of them. ``flows`` has, for
+    each frontend, the number of tracked flows of each real server.
     """
 
     def __init__(self, *, schedulers: Collection[str] = SCHEDULERS) -> None:
@@ -277,7 +277,7 @@ class FakeKernel:
                 raise fake_sets.Refusal(failure.number)
 
     def _change(self, verb: Verb, item: Item) -> bool:
-        """Change one object; returns whether the object's state differed from the state that the verb expects. Raises Refusal."""
+        """Change one object; return whether the object's state differed from the state that the verb expects. Raises Refusal."""
         surprise = False
         match item:
             case VirtualServer():

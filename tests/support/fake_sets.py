@@ -39,7 +39,7 @@ class KernelSet:
 
 
 def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
-    """Create or remove a set; returns whether the set's state differed from the state that the verb expects. Raises Refusal."""
+    """Create or remove a set; return whether the set's state differed from the state that the verb expects. Raises Refusal."""
     there = sets.get(item.name)
     if verb is Verb.REMOVE:
         if referenced:
@@ -54,7 +54,7 @@ def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, reference
 
 
 def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry) -> bool:
-    """Add or remove an entry; returns whether the whole set does not exist. Raises Refusal.
+    """Add or remove an entry; return whether the whole set does not exist. Raises Refusal.
 
     Entries are sent to the kernel in bulk, and the kernel does not report which entries already existed.
     """

@@ -29,7 +29,7 @@ _CONFIGURATION = "DefaultZone=public\nFirewallBackend=nftables\nIPv6_rpfilter=no
 
 
 def missing() -> str:
-    """The programs that firewalld needs and that are missing; empty if all are installed."""
+    """The programs that firewalld needs and that are missing; empty if no program is missing."""
     return ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
 
 
@@ -93,7 +93,7 @@ class Firewalld:
         self._wait_until_it_answers()
 
     def command(self, *words: str) -> str:
-        """Run ``firewall-cmd``; returns its output."""
+        """Run ``firewall-cmd``; return its output."""
         done = self._command(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -78,7 +78,7 @@ class Setup:
         return sum(status.restarts.total() for status in self.source.statuses.values())
 
     def troubles(self) -> list[Trouble]:
-        """The reasons why the watch of Services has started again; the first that occurred comes first."""
+        """The reasons why the watch of Services has started again; the oldest reason comes first."""
         return list(self.source.statuses[ObjectKind.SERVICE].restarts.elements())
 
 

@@ -46,7 +46,7 @@ class Forked:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process; returns its exit status.
+        """Wait for the end of the process; return its exit status.
 
         Raises: subprocess.TimeoutExpired: the process still runs.
         """

@@ -48,7 +48,7 @@ HOST_CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
 
 _PROTOCOL_OPTIONS = {"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
 _PROTOCOL_OF = {name: option for option, name in _PROTOCOL_OPTIONS.items()}
-# The kernel itself chooses the values of these options, and differently at every boot.
+# The kernel itself chooses the values of these options, and the values differ at every boot.
 _SET_OPTIONS_OF_THE_KERNEL = frozenset({"hashsize", "bucketsize", "initval"})
 _BUILT_IN_TABLES = ("nat", "filter", "mangle")
 

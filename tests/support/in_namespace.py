@@ -31,7 +31,7 @@ def enter(path: str) -> None:
 
 
 def run(path: str, arguments: Sequence[str]) -> int:
-    """Run the program in the network namespace at this path; returns its exit status."""
+    """Run the program in the network namespace at this path; return its exit status."""
     enter(path)
     return cli.main(arguments)
 

@@ -113,7 +113,7 @@ class Connection:
         self.source = first["source"]
 
     def ask(self, timeout_s: float = 1.5) -> str:
-        """Send another request; returns the answering address.
+        """Send another request; return the answering address.
 
         Raises:
             LabError: the connection is broken, or no answer comes.
@@ -204,7 +204,7 @@ class Lab:
         return results
 
     def run(self, namespace: str, *argv: str, stdin: str | None = None) -> str:
-        """Run a command in a namespace; returns its output.
+        """Run a command in a namespace; return its output.
 
         Raises:
             LabError: the command failed; the message is its error text.
@@ -230,7 +230,7 @@ class Lab:
         return self._paths[namespace]
 
     def add_node(self, name: str, number: str) -> str:
-        """Add a node without pods, with the addresses 172.18.0.<number> and fc00:f853:ccd::<number>; returns its path."""
+        """Add a node without pods, with the addresses 172.18.0.<number> and fc00:f853:ccd::<number>; return its path."""
         path = self._namespace(name)
         self.ip("client", f"link add {name} type veth peer name eth0 netns {path}", f"link set {name} master lan up")
         self.ip(
@@ -351,7 +351,7 @@ class Lab:
         return self.probe_all([Probe(from_, protocol, to, port, **options)])[0]
 
     def probe_all(self, probes: Iterable[Probe]) -> list[Result]:
-        """Run several probes at the same time; returns the results in the order of the probes."""
+        """Run several probes at the same time; return the results in the order of the probes."""
         results = self._gather(
             (
                 "probe",
@@ -407,7 +407,7 @@ class Lab:
         self.call("mute", namespace=namespace, address=address, port=port)
 
     def heard(self, namespace: str, address: str, port: int) -> tuple[int, str]:
-        """How many datagrams have arrived at the UDP server on an address, and the source of the last one."""
+        """How many datagrams have arrived at the UDP server on an address, and the source of the last datagram."""
         count, source = self.call("heard", namespace=namespace, address=address, port=port)
         return count, source
 

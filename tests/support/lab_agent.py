@@ -2,7 +2,7 @@
 
 One process suffices, because a socket stays in the namespace in which it was created. The agent enters a namespace to create a
 socket or to start a command, and waits for all sockets and commands in one event loop. A namespace exists as long as its
-descriptor is open, so nothing is left when this process ends, however it ends. The agent reads one JSON request per line from
+descriptor is open, so nothing is left when this process ends for any reason. The agent reads one JSON request per line from
 standard input, and writes answers to standard output in the order of completion. The agent needs only the standard library.
 """
 
@@ -88,7 +88,7 @@ class Namespaces:
         self._descriptors: dict[str, int] = {"node": self._home}
 
     def create(self, name: str) -> str:
-        """Create a namespace with its loopback device down; returns a path that `ip link … netns` accepts."""
+        """Create a namespace with its loopback device down; return a path that `ip link … netns` accepts."""
         _check(_libc.unshare(CLONE_NEWNET))
         try:
             self._descriptors[name] = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -204,17 +204,17 @@ class Agent:
         self._loads: list[tuple[asyncio.Task[dict[str, Any]], asyncio.Event]] = []
 
     async def create(self, namespace: str) -> str:
-        """Create a namespace; returns its path."""
+        """Create a namespace; return its path."""
         return self._namespaces.create(namespace)
 
     async def run(self, namespace: str, argv: list[str], stdin: str | None) -> list[Any]:
-        """Run a command and wait for its end; returns its status, output and error text."""
+        """Run a command and wait for its end; return its status, output and error text."""
         with self._namespaces.inside(namespace):
             done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)  # noqa: ASYNC221 - see inside()
         return [done.returncode, done.stdout, done.stderr]
 
     async def sysctl(self, namespace: str, values: dict[str, str]) -> dict[str, str]:
-        """Write existing kernel settings; returns the values that the settings had before."""
+        """Write existing kernel settings; return the values that the settings had before."""
         before = {}
         with self._namespaces.inside(namespace):
             for name, value in values.items():
@@ -249,7 +249,7 @@ class Agent:
         self._datagram_servers[namespace, address, port].is_mute = True
 
     async def heard(self, namespace: str, address: str, port: int) -> list[Any]:
-        """Return the number of datagrams that have arrived at this address, and the source of the last one."""
+        """Return the number of datagrams that have arrived at this address, and the source of the last datagram."""
         server = self._datagram_servers[namespace, address, port]
         return [server.heard, server.last_source]
 
@@ -341,7 +341,7 @@ class Agent:
             return OUTCOMES.get(error.errno or 0, f"error-{error.errno}"), None
 
     async def probe(self, target: list[Any], count: int, timeout_s: float) -> dict[str, Any]:
-        """Send this many requests at once, each from a new port; returns the sorted outcomes, backends and sources."""
+        """Send this many requests at once, each from a new port; return the sorted outcomes, backends and sources."""
         attempts = await asyncio.gather(*(self._attempt(Target(*target), timeout_s) for _ in range(count)))
         answers = [answer for _, answer in attempts if answer is not None]
         return {
@@ -351,7 +351,7 @@ class Agent:
         }
 
     async def hold(self, target: list[Any], timeout_s: float) -> list[Any]:
-        """Open a connection and keep it; returns its number and the first answer."""
+        """Open a connection and keep it; return its number and the first answer."""
         async with _timeout(timeout_s):
             client = await self._connect(Target(*target))
             self._held[client.fileno()] = client
@@ -370,7 +370,7 @@ class Agent:
         client.close()
 
     async def start_load(self, target: list[Any], interval_s: float, timeout_s: float = 5.0) -> int:
-        """Start to send requests, each on a new connection; returns a number that identifies the load for :meth:`stop_load`."""
+        """Start to send requests, each on a new connection; return a number that identifies the load for :meth:`stop_load`."""
         stopping = asyncio.Event()
         self._loads.append((asyncio.create_task(self._load(Target(*target), interval_s, timeout_s, stopping)), stopping))
         return len(self._loads) - 1
@@ -395,14 +395,14 @@ class Agent:
             counts.backends[answer["backend"]] = counts.backends.get(answer["backend"], 0) + 1
 
     async def repeat(self, target: list[Any], count: int, timeout_s: float) -> dict[str, Any]:
-        """Send this many requests one after the other, each on a new connection; returns the same as :meth:`stop_load`."""
+        """Send this many requests one after the other, each on a new connection; return the same as :meth:`stop_load`."""
         counts = Counts()
         for _ in range(count):
             await self._count(counts, Target(*target), timeout_s)
         return dataclasses.asdict(counts)
 
     async def stop_load(self, number: int) -> dict[str, Any]:
-        """End a load after its last answer; returns the number of answers by outcome and by backend, and the slowest answer."""
+        """End a load after its last answer; return the number of answers by outcome and by backend, and the slowest answer."""
         task, stopping = self._loads[number]
         stopping.set()
         return await task

@@ -1,4 +1,4 @@
-"""A node with an in-memory kernel. The store, the loop and the kernel thread are the real ones; events come from the test.
+"""A node with an in-memory kernel. Store, loop and kernel thread are those of the real program; events come from the test.
 
 ``from_scratch`` computes the desired state of such a node independently, without a loop and without earlier events.
 """

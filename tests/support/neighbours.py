@@ -1,15 +1,15 @@
-"""Rules of other programs on the same node, as those programs write them.
+"""Rules of other programs on the same node, in the form in which the other programs write them.
 
 The rules of Docker are the listings that its own tests generate (moby/moby,
 integration/network/bridge/iptablesdoc/generated/usernet-portmap.md and nftablesdoc/generated/usernet-portmap.md): a
 container at 192.0.2.2:80 with the host port 8080.
 
-The rules of kindnet are those that its tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
+The rules of kindnet are the rules that its tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
 
-The rules of portmap, the CNI's plug-in for host ports, are those that its source describes, with either of its backends
+The rules of portmap, the CNI's plug-in for host ports, are the rules that its source describes for both backends
 (containernetworking/plugins, plugins/meta/portmap).
 
-The rules of Felix, Calico's program on each node, are those that its source describes for IPVS (projectcalico/calico,
+The rules of Felix, Calico's program on each node, are the rules that its source describes for IPVS (projectcalico/calico,
 felix/rules), without policies, for workloads behind the interface ``cni0``. A test with another network replaces Calico's set of
 pod pools.
 """

@@ -71,7 +71,7 @@ def _member(element: Any) -> str:
 def read_rules(objects: Iterable[tuple[str, State]] | None = None) -> dict[str, list[str]]:
     """The rules of our chains and the jumps to them, in the form that ``golden_state.parse_rules`` returns.
 
-    A rule that is translated to several successive rules of nf_tables counts as one.
+    A rule that is translated to several successive rules of nf_tables counts as one rule.
     """
     chains: dict[str, list[str]] = {}
     for kind, one in listing() if objects is None else objects:

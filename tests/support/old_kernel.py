@@ -100,7 +100,7 @@ class OldSocket:
         return len(data)
 
     def _pass(self, whole: bytes) -> bytes:
-        """The bytes of a message that the real kernel gets."""
+        """The bytes of a message in the form that the real kernel gets."""
         _, kind, _, _, _ = _HEADER.unpack_from(whole)
         if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
             return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know

@@ -10,7 +10,7 @@ STARTER = ("-m", "tests.support.old_program")
 
 
 def main() -> int:
-    """Run the program; returns its exit status."""
+    """Run the program; return its exit status."""
     version, *arguments = sys.argv[1:]
     old_kernel.speak_as(version)
     major, minor = map(int, version.split("."))

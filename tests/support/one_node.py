@@ -1,8 +1,8 @@
 """A cluster of one node that carries out the commands of docs/migration.md.
 
 The commands run in a shell whose ``kubectl`` asks this process, which then starts and ends the programs of pods as labels,
-affinity and DaemonSets demand. A command that is unknown to this cluster is an error, and so is a moment with two proxies or with
-none.
+affinity and DaemonSets demand. A command that is unknown to this cluster is an error. A moment with two proxies or without a
+proxy is also an error.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class OneNode:
         return set(self._pods)
 
     def type_in(self, commands: str) -> str:
-        """Run commands in one shell; returns their output.
+        """Run commands in one shell; return their output.
 
         Raises:
             AssertionError: a command failed, or asked for something that this cluster cannot do.
@@ -124,7 +124,7 @@ class OneNode:
         script = f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"
         with tempfile.TemporaryFile() as output, (self._tools / "asked").open("r+b", buffering=0) as asked:
             shell = subprocess.Popen(
-                ("bash", "-eEu", "-c", script),  # without pipefail, as the shell of an operator: head ends a pipe early
+                ("bash", "-eEu", "-c", script),  # no pipefail, as in the shell of an operator, because head ends a pipe early
                 cwd=self._folder,
                 env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
@@ -147,7 +147,7 @@ class OneNode:
         return said
 
     def _answer(self, *words: str) -> str:
-        """Carry out a command of kubectl; returns its output. The cluster does at once what docs/migration.md waits for."""
+        """Carry out a command of kubectl; return its output. The cluster does at once what docs/migration.md waits for."""
         match words:
             case "get", "configmap", "kube-proxy", "-o", _:
                 return self._config_map.read_text()
@@ -199,7 +199,7 @@ class OneNode:
         return path.name
 
     def _run_pods(self) -> None:
-        """End the programs of pods that should not run, and then start those of other pods, as the update of a DaemonSet does."""
+        """End the programs of pods that should not run, and then start the programs of other pods, as a DaemonSet does."""
         kube_proxy = self._kube_proxy[-1]
         wanted = [Pod("kube-proxy", kube_proxy.is_ours)] if self._label not in kube_proxy.avoided else []
         if self._label == "ipvsproxy" and "replace-kube-proxy" in self._overlays:

@@ -138,7 +138,7 @@ class Program:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the program; None means that it still runs."""
+        """The exit status of the program; None means that the program still runs."""
         return self._process.poll()
 
     @property

@@ -1,8 +1,8 @@
 """Lets several pytest processes share the same tests: the first process that claims a module runs it.
 
-Each process gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that all processes can access and that is empty
-at first. A process imports only the modules that it has claimed, because to import all of them takes seconds on user-mode Linux.
-The reports of all processes together contain every test exactly once.
+Each process gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that is empty at first and that all processes
+can access. A process imports only the modules that it has claimed, because the import of all modules takes seconds on user-mode
+Linux. The reports of all processes together contain every test exactly once.
 """
 
 import itertools
@@ -70,7 +70,7 @@ def pytest_collection(session: pytest.Session) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item | pytest.Collector]) -> None:
-    """Keep the modules back from the hooks that choose tests by their marks."""
+    """Hide the modules from the hooks that choose tests by their marks."""
     if session.stash[_FOUND]:
         return
     session.stash[_FOUND] += items
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
-    """Like pytest's own loop, but module by module: each is torn down completely, because the next is not known yet."""
+    """Like pytest's loop, but each module is torn down completely, because the next module is not known yet."""
     directory, collected = session.config.getoption("--share"), 0
     nodes = session.stash[_FOUND]
     for module, found in itertools.groupby(sorted(nodes, key=_place), key=lambda one: one.path):
@@ -87,9 +87,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
             continue
         items = [item for node in found for item in session.genitems(node)]
         session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
-        session.items = items  # fixtures look here for the tests that need them
+        session.items = items  # here, fixtures look for the tests that need them
         session.testscollected = collected = collected + len(items)
-        for item, following in zip(items, [*items[1:], None], strict=False):  # there may be no item
+        for item, following in zip(items, [*items[1:], None], strict=False):  # the module may have no test
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)

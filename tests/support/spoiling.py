@@ -1,4 +1,4 @@
-"""Changes that other programs make to the kernel objects of an in-memory node and that the loop repairs."""
+"""Drift of an in-memory node: changes that other programs make to kernel objects, and that the loop repairs."""
 
 from collections.abc import Callable, Collection
 

@@ -88,7 +88,7 @@ class Terminal:
         self._until(lambda: text not in self.text, f"{text!r} can still be seen")
 
     def end(self) -> int:
-        """Wait until the program has ended; returns its exit status."""
+        """Wait until the program has ended; return its exit status."""
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it still runs:\n{self.text}"
@@ -103,7 +103,7 @@ class Terminal:
             assert self._receive() or self.process.poll() is None, f"{failure}, the program has ended:\n{self.text}"
 
     def _receive(self) -> bool:
-        """Process the output that arrives within a moment; False if there is none."""
+        """Process the output that arrives within a moment; False if no output arrives."""
         if not select.select([self._ours], [], [], _LOOK_S)[0]:
             return False
         data = os.read(self._ours, 1 << 16)

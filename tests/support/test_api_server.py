@@ -1,4 +1,4 @@
-"""What the tests' API server refuses, by the page "Kubernetes API Concepts" of the Kubernetes documentation.
+"""What the tests' API server refuses, according to the page "Kubernetes API Concepts" of the Kubernetes documentation.
 
 A server that accepted more would hide faults of the program. Other answers need no test here, because the tests that use the
 server would fail without them.
@@ -29,7 +29,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 class Client:
-    """Sends requests as any HTTP client does."""
+    """Sends requests like any HTTP client."""
 
     def __init__(self, session: aiohttp.ClientSession, closing: contextlib.AsyncExitStack) -> None:
         self.session = session

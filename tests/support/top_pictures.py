@@ -53,7 +53,7 @@ def picture(*services: dict[str, Any], node: dict[str, Any] = NODE, page: int = 
 
 
 def endpoint(address: str, *, node: str = "demo-node", reason: str = "") -> Row:
-    """An endpoint; if a reason is given, it is unused."""
+    """An endpoint; if a reason is given, the endpoint is unused."""
     state = f"OUT: {reason}" if reason else "in"
     texts = ("80/TCP http", "web-7d", address, node, "zone-a", "0" if reason else "1", "3", "4", "0.5", state)
     assert len(texts) == len(ENDPOINT_COLUMNS)

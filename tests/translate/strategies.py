@@ -73,7 +73,7 @@ ENDPOINTS = st.builds(
 
 
 def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Each address occurs only once: the meaning of two contradictory entries depends on their order, as the API says."""
+    """Each address occurs only once: according to the API, the meaning of two contradictory entries depends on their order."""
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 

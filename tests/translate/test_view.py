@@ -120,7 +120,7 @@ def test_health_check_ports_listen_on_all_addresses_unless_ranges_restrict_node_
     )
     assert limited.health_check_addresses == {
         Family.IPV4: builders.addresses("10.2.0.5", "127.0.0.1"),
-        Family.IPV6: (),  # the host cannot listen on a link-local address without naming the interface
+        Family.IPV6: (),  # the host can listen on a link-local address only if it names the interface
     }
 
 
@@ -255,7 +255,7 @@ def test_an_address_that_returns_has_a_full_grace_period_when_it_is_lost_again()
     assert back.after([], 25).next_s == 25 + GRACE_S
 
 
-def test_after_a_failed_reading_all_addresses_are_kept() -> None:
+def test_after_a_failed_read_all_addresses_are_kept() -> None:
     lost = Lingering().after([ONE], 10).after([], 20).postponed(20 + GRACE_S)
     assert not lost.is_due(20 + GRACE_S)
     assert (list(lost.addresses), lost.next_s) == ([ONE], 20 + 2 * GRACE_S)
@@ -299,7 +299,7 @@ def test_no_setting_of_direct_return_is_restored_without_a_record_or_if_another_
         assert without_direct_return(observed) == ()
 
 
-def test_a_reading_shows_what_direct_return_has_changed_unless_it_lacks_the_settings_or_a_recorded_tunnel_device() -> None:
+def test_an_observation_shows_what_direct_return_has_changed_unless_it_lacks_the_settings_or_a_recorded_tunnel_device() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     assert knows_direct_return(Observation(sysctls={}))
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))

@@ -75,7 +75,7 @@ def test_sets_of_scopes_stay_desired_in_served_families_when_the_desired_state_o
     assert {ip_set for ip_set in tables.sets.desired if ip_set.kind in SCOPE_KINDS} == {scoped[Family.IPV4]}
 
 
-def test_a_reading_includes_the_undesired_sets_of_scopes_in_the_families_in_use() -> None:
+def test_a_read_of_the_kernel_includes_the_undesired_sets_of_scopes_in_the_families_in_use() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [], None)
     assert sorted(Survey(tables).subjects()[0]) == sorted(

@@ -290,7 +290,7 @@ def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
 
 
 def plan_additions(node: SimulatedNode) -> None:
-    """Apply only additions until no addition is left, as the program does while it doubts the first list."""
+    """Apply only additions until no addition is left, as the program does until it has verified the first list."""
     node.plan()
     add(node)
 
@@ -550,7 +550,7 @@ def test_source_ranges_are_applied_even_if_the_kernel_refuses_rules_that_mark_pa
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4}
 
 
-def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_released_to_this_program() -> None:
+def test_a_mark_that_another_program_has_taken_since_the_last_read_is_released_to_this_program() -> None:
     node = node_with()
     node.sync()
     node.kernel.schedulers |= {"wlc"}
@@ -667,7 +667,9 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_if_two_ports_have_equally_many_entries_of_a_mark_one_port_keeps_a_mark_that_is_only_its_own(*, is_last: bool) -> None:
+def test_if_two_ports_have_equally_many_entries_of_a_mark_the_port_that_has_another_mark_keeps_the_other_mark(
+    *, is_last: bool
+) -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21"))

@@ -203,7 +203,7 @@ def test_new_endpoints_have_a_slow_start_whatever_the_weights_of_older_endpoints
     assert sorted(weights(node).values()) == [1] * 4 + [OWN] * 4
 
 
-def test_a_read_only_process_uses_the_current_weights_in_the_kernel_at_each_reading() -> None:
+def test_a_read_only_process_uses_the_current_weights_at_each_read_of_the_kernel() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     reader = node._new_reconciler()

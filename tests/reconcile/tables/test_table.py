@@ -162,7 +162,7 @@ def test_protected_keys_are_never_removed_but_are_changed_while_desired() -> Non
     assert pending(numbers) == ["protected"]
 
 
-def test_a_long_reading_is_compared_in_several_steps_with_the_same_result() -> None:
+def test_a_large_observation_is_compared_in_several_steps_with_the_same_result() -> None:
     desired = {str(number): (OLD, number) for number in range(ITEMS_AT_ONCE)}
     listing = {str(number): 1 for number in range(2 * ITEMS_AT_ONCE)}
     at_once, in_parts = table(), table()
@@ -220,7 +220,7 @@ def test_replacing_desired_values_compares_only_the_keys_that_changed() -> None:
     assert compared == [700]
 
 
-def test_drift_is_counted_once_and_never_at_the_first_reading() -> None:
+def test_drift_is_counted_once_and_never_at_the_first_read() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
     list(numbers.observing({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old")))

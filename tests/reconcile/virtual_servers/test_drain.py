@@ -20,7 +20,7 @@ BUSY, IDLE = ConnectionCounts(1, 0), ConnectionCounts(0, 0)
 
 
 class Judged(Drains):
-    """Drains of ``KEY`` that have begun, with a short method to judge them."""
+    """Drains of ``KEY`` that have begun, with a short method that decides which drains are over."""
 
     def __init__(self, *real_servers: RealServerKey, now: float = 100) -> None:
         super().__init__()

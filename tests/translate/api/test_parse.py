@@ -137,7 +137,7 @@ def test_ports_of_all_protocols_are_used_in_their_order() -> None:
     )
 
 
-def test_services_with_equal_ports_share_one_object_for_them() -> None:
+def test_services_with_equal_ports_share_one_object_for_their_ports() -> None:
     ports = [{"name": "http", "port": 80}, {"name": "https", "port": 443}]
     assert _service({"ports": ports}).ports is _service({"ports": ports}).ports
 

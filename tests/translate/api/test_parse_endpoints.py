@@ -121,7 +121,7 @@ def test_an_invalid_port_of_an_endpoint_slice_does_not_affect_its_other_ports(po
     assert _reasons(parsed) == [reason]
 
 
-def test_endpoint_slices_with_equal_ports_share_one_object_for_them() -> None:
+def test_endpoint_slices_with_equal_ports_share_one_object_for_their_ports() -> None:
     ports = [{"name": "http", "port": 8080}]
     assert _slice({"ports": ports}).ports is _slice({"ports": ports}).ports
 

@@ -140,7 +140,7 @@ def test_for_local_traffic_the_reason_of_being_on_another_node_takes_precedence(
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
 
 
-def test_an_endpoint_with_a_node_hint_for_another_node_has_a_specific_reason() -> None:
+def test_an_endpoint_whose_node_hint_names_another_node_is_unused_for_a_specific_reason() -> None:
     there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE])
     cluster, _ = _scopes(endpoint(HERE, nodes=[THIS_NODE]), there, zone="")
     assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE

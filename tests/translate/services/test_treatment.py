@@ -204,7 +204,7 @@ def test_an_annotation_sets_the_drain_deadline_of_its_service() -> None:
 
 
 @pytest.mark.parametrize("forbidden", [one for one in Annotation if one is not Annotation.WEIGHT])
-def test_the_operator_chooses_which_annotations_are_obeyed(forbidden: Annotation) -> None:
+def test_the_operator_chooses_which_annotations_have_an_effect(forbidden: Annotation) -> None:
     every = {
         "scheduler": "sh",
         "scheduler_flags": SCHEDULER_FALLBACK,
