@@ -1,4 +1,4 @@
-"""The two backends of rules and sets: the choice of one for this host, its drivers, and our objects in the other backend."""
+"""Chooses the backend for the rules and sets of this host, opens its drivers, and finds our objects in the other backend."""
 
 import contextlib
 import errno
@@ -115,9 +115,9 @@ def remove_table() -> bool:
 
     Returns whether any of our objects existed.
 
-    The removal does not load nf_tables, with one exception: if the files of this host's modules are not visible, the kernel may
-    load nf_tables to answer the request. If the kernel could not load nf_tables, no further query is sent to the kernel until
-    the module appears.
+    If the files of this host's modules are visible, the removal does not load nf_tables; otherwise the kernel may load nf_tables
+    to answer the request. If the kernel could not load nf_tables, no further query is sent to the kernel until the module
+    appears.
 
     Raises:
         KernelError: one of our objects exists, and the kernel did not remove it.
@@ -143,7 +143,7 @@ def remove_table() -> bool:
                 return True
             number = failed[min(failed)]
             if number != nft.STALE:
-                nft.run(channel, content.emptying(), generation)  # a jump of another program may remain
+                nft.run(channel, content.emptying(), generation)  # another program may still jump to our chain
                 break
         raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
@@ -188,8 +188,8 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
 
     Returns the names of the sets that could not be removed because a rule still uses the set.
 
-    A set that a rule still uses is emptied: if another program holds the lock of iptables, the rule cannot be removed now, and
-    the rule must not match packets against outdated entries.
+    A set that a rule still uses is emptied, so that the rule does not match packets against outdated entries. Such a rule cannot
+    be removed while another program holds the lock of iptables.
 
     Raises:
         KernelError: a set that no rule uses could not be removed.

@@ -67,7 +67,7 @@ NO_TROUBLE = Loopback()
 class Facts:
     """The facts about a host.
 
-    ``unserved`` gives the reason for each IP family that cannot be served. ``iptables_choice`` is None if the host has no
+    ``unserved`` has a reason for each IP family that this host cannot serve. ``iptables_choice`` is None if the host has no
     iptables. ``chains`` are all chains that iptables shows, in both IP families and both variants. ``tables`` are the tables of
     nf_tables and iptables-legacy that can be read; for our own table, only the chains of other programs are included.
     ``listeners`` are the programs that listen on the TCP ports that ipvsproxy needs. If IPVS cannot be read, ``observation`` is
@@ -187,9 +187,9 @@ def gather(
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
-    """The result of ``read`` and an empty tuple or, if ``read`` fails, ``otherwise`` and the error.
+    """Returns the result of ``read`` and an empty tuple; if ``read`` fails, returns ``otherwise`` and a tuple with the error.
 
-    ``read`` can fail because a program changes its tables during every attempt.
+    ``read`` can fail because another program changes tables during every attempt.
     """
     try:
         return read(), ()

@@ -125,7 +125,7 @@ def processor_count() -> int:
 
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
-    """The kernel modules that only a kernel as old as ``version`` needs.
+    """The kernel modules that a kernel of this ``version`` needs, although newer kernels do not need the modules.
 
     A module that this kernel does not have is left out, because the module's successor may have been ported back.
     """
@@ -216,7 +216,7 @@ _NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROT
 
 
 def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> tuple[Missing, ...]:
-    """The set types of ipset that the kernel neither has nor can load; if the kernel has no ipset, one item says this.
+    """The set types that ipset in this kernel lacks and cannot load, or one text which says that the kernel has no ipset.
 
     Raises:
         KernelError: the kernel did not answer this time; a later attempt may succeed.

@@ -1,8 +1,8 @@
 """Ensures that only one ipvsproxy runs in each network namespace.
 
-Two ipvsproxy processes in one namespace would program the same kernel tables. The lock is an abstract socket. All processes in
-the socket's network namespace, and no other processes, see the socket's name. The socket needs no file, and the kernel removes
-the socket when its process ends for any reason.
+Two ipvsproxy processes in one namespace would program the same kernel tables. The lock is an abstract socket. The socket's name
+is visible to each process in the same network namespace, and to no other process. The socket needs no file, and the kernel
+removes the socket when its process ends for any reason.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ class Running(NamedTuple):
     """The ipvsproxy that runs in this network namespace.
 
     ``process`` is the process ID, or 0 if the process is not visible, for example because it runs in another container.
-    ``arguments`` are the command-line arguments after the program's name; None means that the running process has another mount
-    namespace, where the files that its arguments name may be different files.
+    ``arguments`` are the command-line arguments after the program's name. A value of None means that the running process has
+    another mount namespace, in which the file names in its arguments may refer to other files.
     """
 
     process: int

@@ -142,7 +142,7 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Reads all objects except sets, rules and virtual servers; if not ``thorough``, only kinds that may have changed."""
+        """Reads all objects except sets, rules and virtual servers; unless ``thorough``, only kinds that may have changed."""
         yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
         yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
         yield lambda: {"sysctls": self._sysctls.observe(sysctls)}
@@ -213,13 +213,13 @@ class NodeKernel:
         if hidden:
             self._hidden[family] = f"{family.label}: {iptables.describe_hidden(hidden)}"
             part["errors"] = (self._hidden[family],)
-        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None makes the next poll read the rules
+        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # with None, the next poll reads the rules
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:
         """The fingerprint of a family's rules; None if the kernel shows no fingerprint, so that only ``observe`` reads the rules.
 
-        A missing fingerprint is logged once, and is logged again only if a fingerprint could be read after the first log line.
+        If several consecutive attempts to read the fingerprint fail, only the first failure is logged.
         """
         program = self.rules.known_program(family)
         if program is None:
@@ -339,7 +339,7 @@ class NodeKernel:
         return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
 
     def why_missing(self, name: str) -> str:
-        """The same result as that of ``why_unusable``, but only from the files of kernel modules. Loads no module."""
+        """The same result as that of ``why_unusable``, but determined only from the files of kernel modules. Loads no module."""
         if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
             return ""
         return f"{ipvs_operations.describe_missing(name)}{_there_are(modules.schedulers())}"
@@ -376,7 +376,7 @@ class NodeKernel:
             done.append((applied, ended_s - began_s))
             began_s = ended_s
             outcomes += applied
-        for applied, duration_s in done:  # durations are reported last, because nothing waits for a duration
+        for applied, duration_s in done:  # the reports come last, so that they delay no operation
             self._on_applied(applied, duration_s)
         return outcomes
 

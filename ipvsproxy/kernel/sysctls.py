@@ -110,7 +110,7 @@ class SysctlDriver:
 
         If the record or the setting cannot be read, the record stays.
         """
-        with contextlib.suppress(FileNotFoundError):  # the device, and the record with it, may be gone
+        with contextlib.suppress(FileNotFoundError):  # the device may have been removed, together with the record
             former = parse_record(self._read(TUNNEL_RECORD))
             if setting.path in former:
                 value = former.pop(setting.path)
@@ -121,13 +121,13 @@ class SysctlDriver:
 
 
 def _set_flags(device: str, flags: int) -> None:
-    """Set the flags of a network device; this also works where ``/sys`` is mounted read-only."""
+    """Set the flags of a network device, even where ``/sys`` is mounted read-only."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         fcntl.ioctl(asking, _SET_FLAGS, struct.pack("16sH22x", device.encode(), flags))
 
 
 def _set_alias(alias: str) -> None:
-    """Set the alias of the IPv4 tunnel device; this also works where ``/sys`` is mounted read-only."""
+    """Set the alias of the IPv4 tunnel device, even where ``/sys`` is mounted read-only."""
     body = _LINK.pack(0, 0, socket.if_nametoindex(_RECORDING_DEVICE), 0, 0) + message.attribute(_IFALIAS, alias.encode())
     request = message.HEADER.pack(message.HEADER.size + len(body), _SET_LINK, netlink.REQUEST, 0, 0) + body
     with contextlib.closing(netlink.Channel(socket.NETLINK_ROUTE)) as channel:

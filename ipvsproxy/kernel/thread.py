@@ -32,8 +32,8 @@ class KernelThread(Generic[T_co]):
         self._executor = executor
         self._target = target
         self._on_slow = on_slow
-        # The thread itself writes these counters: a call that has begun continues even if its caller gives up, and a call that
-        # was cancelled while it waited never begins.
+        # The thread itself writes these counters, because only the thread knows which calls run: a call that has begun continues
+        # even if its caller gives up. A call that was cancelled while it waited never begins.
         self._begun = 0
         self._ended = 0
         self._awaited = 0
@@ -42,7 +42,7 @@ class KernelThread(Generic[T_co]):
 
     @classmethod
     async def start(cls, make: Callable[[], T_co], on_slow: Callable[[], None] = lambda: None) -> Self:
-        """Start the thread, and create the object in the new thread. An exception of ``make`` is raised by this method."""
+        """Start the thread, and create the object in the new thread. Raises the exceptions of ``make``."""
         sys.setswitchinterval(TURN_S)
         executor = concurrent.futures.ThreadPoolExecutor(1, "kernel")
         try:
@@ -87,7 +87,7 @@ class KernelThread(Generic[T_co]):
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
-        """The same thread for calls of another object, which may be a part of this thread's object."""
+        """A ``KernelThread`` that shares this thread, for calls of another object, such as a part of this thread's object."""
         return KernelThread(self._executor, target, self._on_slow)
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 def counted(number: int, one: str, several: str = "") -> str:
     """A number with its noun in the singular or plural, such as ``1 node`` or ``2 nodes``.
 
-    The default of ``several`` is the word ``one`` with an s appended.
+    The default of ``several`` is the value of ``one`` with an s appended.
     """
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
@@ -38,7 +38,7 @@ class KernelKind:
     """
 
     def __init__(self, name: str, driver: DriverName, *, one: str = "", several: str = "") -> None:
-        """The default of ``one`` is the kind's name, and the default of ``several`` is the word ``one`` with an s appended."""
+        """``one`` defaults to the kind's name, and ``several`` defaults to the value of ``one`` with an s appended."""
         self.name = name
         self.driver = driver
         self.one = one or name

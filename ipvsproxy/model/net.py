@@ -101,7 +101,7 @@ class Network(NamedTuple):
         if len(address) != len(self.address):
             return False
         whole, rest = divmod(self.prefix_length, 8)
-        if not rest:  # nearly always true; the test takes 0.7 µs, and the general method 1.4 µs
+        if not rest:  # this condition is nearly always true, and its method takes half the time (0.7 µs)
             return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift

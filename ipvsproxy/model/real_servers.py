@@ -202,5 +202,5 @@ def _plain(packed: bytes, size: int) -> Mapping[bytes, int]:
 
 
 def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
-    """The weights by the plain bytes of each key; looking up several keys is faster in this result than in ``weights``."""
+    """The weights by the plain bytes of each key; looking up many keys in this mapping is faster than in ``weights``."""
     return weights.plain() if isinstance(weights, EvenWeights | UnevenWeights) else cast("Mapping[bytes, int]", weights)

@@ -101,7 +101,7 @@ class SetMark:
 class InvertMark:
     """Inverts these bits of the packet's mark.
 
-    After a rule that returns if the bits are not set, this target clears the bits.
+    If an earlier rule returns all packets in which the bits are not set, this target clears the bits.
     """
 
     bits: int
@@ -316,7 +316,7 @@ class ObservedSkeleton:
         object.__setattr__(self, "chains", chains)
 
     def without(self, table: str) -> "ObservedSkeleton":
-        """The same observed rules without the chains and jumps of the given table."""
+        """A copy of the observed rules without the chains and jumps of the given table."""
         return dataclasses.replace(
             self,
             chains={key: rules for key, rules in self.chains.items() if key.table != table},
@@ -384,7 +384,7 @@ class BaseChain(NamedTuple):
 
     ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``. An empty ``hook`` means
     that ipvsproxy does not know the hook. If two chains are attached to a hook, packets first pass through the chain with the
-    lower ``priority``. ``drops``: the chain's policy is to drop packets.
+    lower ``priority``. ``drops`` means that the chain's policy is to drop packets.
     """
 
     kind: str

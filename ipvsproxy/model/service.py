@@ -38,8 +38,8 @@ class ServiceName(ObjectKey, frozen=True, order=True, gc=False):
 class Skipped(NamedTuple):
     """The reason why a field of an object is not used. An empty ``field`` means that the whole object is not used.
 
-    ``invalid``: the field breaks the API's rules, so a warning is logged. If ``invalid`` is false, the object or field is not
-    meant for a proxy (for example, a headless Service).
+    ``invalid`` means that the field breaks the API's rules, so a warning is logged. If ``invalid`` is false, the object or field
+    is not meant for a proxy (for example, a headless Service).
     """
 
     field: str
@@ -51,9 +51,9 @@ class Skipped(NamedTuple):
 
 
 def bounded(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
-    """The first ``MOST_SKIPPED`` skipped parts and, if there are more, one summary with the number of the further parts.
+    """The first ``MOST_SKIPPED`` skipped parts of an object; if there are more, a summary gives the number of further parts.
 
-    The summary counts as invalid if any further part is invalid.
+    The summary counts as invalid if at least one of the further parts is invalid.
     """
     rest = skipped[MOST_SKIPPED:]
     if not rest:
@@ -85,8 +85,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     All Services that have only default values share one object. An ``affinity_timeout_s`` of 0 means that there is no session
     affinity. ``load_balancer_addresses`` are the addresses of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent.
-    ``admits_nobody``: the Service specifies source ranges, but every range is invalid. If every source range is invalid, nobody
-    knows which clients to admit, so no client is admitted.
+    ``admits_nobody`` means that the Service specifies source ranges, but every range is invalid. If every source range is
+    invalid, nobody knows which clients to admit, so no client is admitted.
     """
 
     type: ServiceType = ServiceType.CLUSTER_IP
@@ -221,9 +221,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A Node, either the Node on which this process runs or another Node.
 
     ``addresses`` are the Node's InternalIPs, followed by its ExternalIPs, in the API's order. ``zone`` is the value of the label
-    ``topology.kubernetes.io/zone``, and is empty if the Node does not have the label. ``leaving``: the Node is being deleted or
-    has the cluster autoscaler's taint for deletion, so load balancers should send no more traffic to the Node.
-    ``takes_direct_return``: other nodes may send packets to this Node by tunnel.
+    ``topology.kubernetes.io/zone``, and is empty if the Node does not have the label. ``leaving`` means that the Node is being
+    deleted or has the cluster autoscaler's taint for deletion, so load balancers should send no more traffic to the Node.
+    ``takes_direct_return`` means that other nodes may send packets to this Node by tunnel.
     """
 
     name: str

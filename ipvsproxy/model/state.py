@@ -31,7 +31,7 @@ class Clients(enum.Enum):
 
 
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a Service port in one IP family that serve only some of the clients of the port's external addresses.
+    """For a Service port in one IP family: the endpoints that serve only some of the clients of its external addresses.
 
     ``virtual_servers`` are the virtual servers of the port's external addresses, with the endpoints for all other clients.
     ``protocol`` and ``port`` are the protocol and port of the Service port. ``settings``, ``weights`` and ``thresholds`` belong
@@ -54,8 +54,8 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     All Services without such fields share ``NO_RARITIES``. ``refused`` are the virtual servers that this node itself may not use,
     because their source ranges do not include the node. ``flows`` maps each UDP and SCTP frontend to the real servers that may
     still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on this node.
-    ``without_local`` has each pair of a traffic policy (``internal`` or ``external``) and an IP family for which Local finds no
-    endpoint on this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
+    ``without_local`` has pairs of a traffic policy (``internal`` or ``external``) and an IP family. In each pair, the policy is
+    Local, and only other nodes have endpoints of the family. ``skipped`` are the fields of the Service that are not used.
     ``scopes`` are the second scopes of external addresses. The weight of a new endpoint reaches its final value after
     ``slow_start_s`` seconds; 0 means that there is no slow start. ``drain_deadline_s`` replaces the node's drain deadline; 0
     means that the node's deadline applies.
@@ -107,12 +107,12 @@ class Observation:
 
     ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
     some objects, and do not say anything about other objects; a value of None means that an object is absent.
-    ``has_shown_virtual_servers``: when this part is complete, an audit has read all virtual servers. ``set_copy``: whether a
-    ``SetCopy`` exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls`` does not
-    include paths that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the
+    ``has_shown_virtual_servers`` means that, with this part, an audit has read all virtual servers. ``set_copy`` says
+    whether a ``SetCopy`` exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls``
+    does not include paths that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the
     addresses of our local routes, and ``interface_addresses`` are the addresses on all other interfaces.
     ``foreign_virtual_servers`` is the number of virtual servers whose protocol a Service cannot have. ``errors`` has one line for
-    each field that could not be read. ``is_of_rules``: this part of the result contains only rules.
+    each field that could not be read. ``is_of_rules`` means that this part of the result contains only rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None

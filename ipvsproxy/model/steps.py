@@ -30,7 +30,7 @@ def choosing(is_chosen: Callable[[T], object], items: Iterable[T]) -> Generator[
 
 
 def at_once(steps: Generator[None, None, R]) -> R:
-    """Runs all steps of a generator without a pause. Returns the result of the generator."""
+    """Runs a generator to its end, and returns the result of the generator."""
     while True:
         try:
             next(steps)

@@ -162,9 +162,9 @@ class RealServers(NamedTuple):
     """One or more real servers of one virtual server that have the same observed or desired weight (0: no new connections).
 
     If all real servers of a new virtual server have weight 1 and no thresholds, ``keys`` is the virtual server's
-    ``EvenWeights`` object. Sharing this object saves time when ipvsproxy starts and adds very many real servers. ``stays``: a
-    Service still desires the real servers, so a weight of 0 does not drain them. The bit ``TUNNELLED`` in the weight gives the
-    forwarding method of the real servers.
+    ``EvenWeights`` object. Sharing this object saves time when ipvsproxy starts and adds very many real servers. ``stays`` means
+    that a Service still desires the real servers, so a weight of 0 does not drain them. The bit ``TUNNELLED`` in the weight gives
+    the forwarding method of the real servers.
     """
 
     virtual_server: VirtualServerKey

@@ -12,7 +12,7 @@ CONFIRMED_AFTER_S = 60.0
 class Doubt(NamedTuple):
     """A doubted list: the time when the list arrived (by the caller's clock), and the numbers of missing and of known objects.
 
-    ``is_first``: the list is an empty first list, so the number of missing objects is unknown.
+    ``is_first`` means that the list is an empty first list, so the number of missing objects is unknown.
     """
 
     since_s: float
@@ -30,7 +30,7 @@ class Guard:
     """Judges lists.
 
     ``percent`` is the largest share of the objects that one list may remove, 0..100; 0 means that every list is accepted.
-    ``all_nodes``: all Nodes are watched, so lists of Nodes are judged, too.
+    ``all_nodes`` means that all Nodes are watched, so lists of Nodes are judged, too.
     """
 
     def __init__(self, percent: int, *, all_nodes: bool = False) -> None:
@@ -43,7 +43,7 @@ class Guard:
     ) -> bool:
         """Whether objects that a complete list does not contain may be removed.
 
-        ``is_first``: no list was accepted before, so only an empty list is doubted.
+        ``is_first`` means that no list was accepted before, so only an empty list is doubted.
         """
         before = self.doubts.pop(kind, None)
         is_first |= before is not None and before.is_first

@@ -50,7 +50,7 @@ from ipvsproxy.store.node_addresses import NodeAddresses
 
 
 class Complaint(NamedTuple):
-    """An object and its parts that are not used; each change of an object causes at most one ``Complaint``.
+    """An object, and the fields of the object that are not used; each change of an object causes at most one ``Complaint``.
 
     ``where`` is the name of a file, or empty.
     """
@@ -66,9 +66,8 @@ class Changes:
     """The changes since the last call of ``take``.
 
     ``services`` maps each Service that must be translated again to the time at which its first untranslated change arrived.
-    ``triggers`` holds, for each change of these Services' endpoints, the IP family and the time at which the change began, in
-    seconds since the epoch; the time comes from an annotation of the EndpointSlice. ``counts`` holds the number of changed
-    objects by kind.
+    ``triggers`` holds the IP family and the time of each change of these Services' endpoints. An annotation of the EndpointSlice
+    gives the time at which the change began, in seconds since the epoch. ``counts`` holds the number of changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
@@ -189,7 +188,7 @@ class Store:
     def may_lack_all(self) -> bool:
         """Whether the first list of a kind is doubted now.
 
-        While a first list is doubted, an observed kernel object may be desired although no known Service desires it.
+        While a first list is doubted, an observed kernel object may still be needed although no known Service desires the object.
         """
         return any(doubt.is_first for doubt in self.doubts.values())
 

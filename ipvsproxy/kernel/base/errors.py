@@ -1,13 +1,13 @@
-"""``KernelError``, the only error class of ``kernel/``, and context managers that ignore some of its error numbers."""
+"""``KernelError``, the only error class of ``kernel/``, and context managers that ignore errors with certain error numbers."""
 
 import contextlib
 import os
 
 
 class KernelError(Exception):
-    """The kernel, or a program that configures the kernel, refused a request, or its state could not be read.
+    """The kernel, or a program that configures the kernel, refused a request, or the state of the kernel could not be read.
 
-    ``action`` is the failed attempt, such as ``iptables-restore`` or ``read net/ipv4/ip_forward``. ``errno`` is the kernel's
+    ``action`` names what was attempted, such as ``iptables-restore`` or ``read net/ipv4/ip_forward``. ``errno`` is the kernel's
     error number, or 0 if the kernel gave no number. ``detail`` is one line for the operator; if no detail is given, the text of
     the error number is used instead.
     """

@@ -41,10 +41,10 @@ ADDRESSES: Mapping[Family, Sample] = {
 def template(build: Callable[..., bytes], samples: Mapping[str, Sample]) -> Encode:
     """A function that encodes a message from the values of its fields, compiled from the output of a pyroute2 message class.
 
-    ``build`` takes one keyword argument for each field, and returns the encoded message. A template is compiled by calling
-    ``build`` with two different values for each field, which shows where the field is in the message. The function takes the
-    values as bytes, in the order of the names in ``samples``. It takes 0.3 µs and checks no lengths: if a value has the wrong
-    length, the kernel cuts off the message without an error. It uses bytes formatting, which is as fast as a generated ``struct``
+    ``build`` takes one keyword argument for each field, and returns the encoded message. To find the position of each field in
+    the message, ``build`` is called with two different values for each field. The function takes the values as bytes, in the
+    order of the names in ``samples``. A call takes 0.3 µs, and does not check lengths: if a value has the wrong length, the
+    kernel cuts off the message without an error. The function uses bytes formatting, which is as fast as a generated ``struct``
     call and needs no generated code.
 
     Raises:
@@ -198,10 +198,10 @@ class Layout:
 
     The attributes are walked only in the first message of each length.
 
-    Reading seven fields by a layout takes 0.4 µs; walking their attributes takes 2.3 µs.
+    Reading seven fields takes 0.4 µs with a layout, and 2.3 µs by walking the attributes.
 
-    In a given kernel, all messages of one kind and length have their attributes in the same order. If two messages have the same
-    length but a different order of attributes, the types in the attribute headers differ, and the second message is walked as
+    In a given kernel, all messages of one kind and length have their attributes in the same order. If a message of a known length
+    has its attributes in another order, the types in its attribute headers differ from the layout, and the message is walked as
     well.
     """
 

@@ -265,7 +265,7 @@ class Channel:
         raise KernelError(action=action, errno=number, detail=detail)
 
     def dumping(self, request: bytes, action: str) -> Iterator[list[Reply]]:
-        """A single attempt at a dump, returned in the parts in which the dump arrives.
+        """Requests a dump once, and yields each part of the dump as soon as the part arrives.
 
         The data that the kernel dumps may change during the dump.
 

@@ -58,9 +58,9 @@ _BEGIN, _END = 16, 17
 NFTA_GEN_ID = 1
 _APPEND = 0x800
 INET = 1  # The family NFPROTO_INET.
-_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER for host byte order.
-_COMMENT = 0  # As NFTNL_UDATA_RULE_COMMENT, whose text programs print as a comment.
-_LONG_TEXT, _FINGERPRINT = 0x69, 0x6A  # Types of ipvsproxy alone, which other programs ignore.
+_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER with the value for host byte order.
+_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT: programs such as nft print this text as a comment.
+_LONG_TEXT, _FINGERPRINT = 0x69, 0x6A  # Only ipvsproxy uses these two types; other programs ignore them.
 NFTA_LIST_ELEM = 1
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2, 1, 2

@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Deferred(ModuleType):
-    """A package in ``sys.modules`` whose code is executed only if an attribute is accessed that the package does not have yet."""
+    """A package in ``sys.modules``; its code is executed only when an attribute that the package lacks is accessed."""
 
     def __getattr__(self, name: str) -> object:
         self.__class__ = ModuleType  # type: ignore[assignment] # from now on, the package is an ordinary module

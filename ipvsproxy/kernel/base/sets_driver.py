@@ -80,11 +80,11 @@ class SetsDriver(abc.ABC):
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Make the next call of ``observe_changed`` for any set return the set."""
+        """Make ``observe_changed`` return each set at its next call for the set, even if the set has not changed."""
         self._digests.clear()
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
-        """The named set if it has changed since this method last returned it; None means that the set does not exist.
+        """The named set if the set has changed since the last call for its name; None means that the set does not exist.
 
         A set counts as changed if this driver has written the set since the last call. After a call of ``observe`` or
         ``forget``, every set counts as changed, and so does a set that could not be read.
@@ -204,11 +204,11 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _encode(self, entry: SetEntry) -> bytes:
-        """The entry in a message. Raises ValueError or struct.error."""
+        """The bytes of an entry in a message. Raises ValueError or struct.error if the entry cannot be encoded."""
 
     @abc.abstractmethod
     def _send(self, pending: Sequence[Part]) -> None:
-        """Add and remove these entries, in their order, and report the others."""
+        """Add and remove entries, in their order; report each entry that failed, or was unexpectedly present or absent."""
 
 
 def in_messages(entries: Sequence[EncodedEntry]) -> Iterator[Sequence[EncodedEntry]]:

@@ -55,7 +55,7 @@ def ask(asking: socket.socket, level: int, option: int, question: bytes, action:
 
 
 def ask_in(asking: socket.socket, level: int, option: int, buffer: bytearray, action: str) -> int:
-    """Sends a query like ``ask``, writes the answer into the buffer of the query, and returns the length of the answer.
+    """Sends a query in the same way as ``ask``; writes the answer into the query's buffer, and returns the answer's length.
 
     Raises:
         KernelError: the kernel refused the query.

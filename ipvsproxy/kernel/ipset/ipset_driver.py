@@ -1,8 +1,8 @@
 """The ipset driver: reads and writes sets and their entries, with many entries in one message.
 
-When a set is full, the driver fills a larger copy of the set, then swaps the copy with the set, so that packets are never matched
-against an incomplete set. The copy is necessary because the kernel cannot change the ``maxelem`` of a set. After the swap, rules
-that use the set's name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
+When a set is full, the driver fills a larger copy of the set, then swaps the copy with the set. Therefore packets are never
+matched against an incomplete set. The copy is necessary because the kernel cannot change the ``maxelem`` of a set. After the
+swap, rules that use the set's name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
 """
 
 import errno
@@ -57,7 +57,7 @@ class IpsetDriver(SetsDriver):
     If the kernel refuses an entry, all entries of the entry's message are sent again one by one, after all other messages.
     """
 
-    most_at_once = 60_000  # with the next message, a ``send`` that a socket with buffers of the usual size takes
+    most_at_once = 60_000  # bytes; a socket with buffers of the usual size takes one more message in the same ``send``
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         super().__init__(connect)
@@ -90,7 +90,7 @@ class IpsetDriver(SetsDriver):
             if len(entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
                 failed = dict.fromkeys(range(len(entries)), number)
             else:
-                failed = self._run([(verb, (one,)) for one in entries])  # so that each entry gets an outcome
+                failed = self._run([(verb, (one,)) for one in entries])  # one message for each entry shows which entry failed
             for place, reason in failed.items():
                 entry = entries[place].entry
                 expected = (errno.ENOENT,) if verb is Verb.REMOVE else ()
@@ -169,8 +169,8 @@ class IpsetDriver(SetsDriver):
 
     def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet | None:
         observed: ObservedSet | None = None
-        # The entries are not kept in a ``set``: a ``set`` takes twice the memory, and while a ``set`` grows, no other thread can
-        # run.
+        # The entries are not kept in a Python ``set``, which takes twice the memory, and which blocks other threads while it
+        # grows.
         entries: dict[SetEntry, None] = {}
         for data, start, end in parts:
             found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
@@ -215,7 +215,7 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
     encoded = [EncodedEntry(entry, codec.encode(entry)) for entry in entries]
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
-    channel.do(ipset_message.destruction(SET_COPY.name))  # if an earlier process was killed here, a copy may still exist
+    channel.do(ipset_message.destruction(SET_COPY.name))  # a process that was killed at this point may have left a copy
     _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
     try:
         for part in sets_driver.in_messages(encoded):

@@ -67,7 +67,7 @@ def refusal(error: KernelError) -> Refusal:
 
 
 def lacks_tables(error: KernelError) -> bool:
-    """Whether an error of an iptables program means that the kernel has no such tables, and therefore no rules."""
+    """Whether an error of an iptables program means that the kernel has no tables of iptables, and therefore no rules."""
     return _NO_TABLES.search(error.detail) is not None
 
 
@@ -132,7 +132,7 @@ class IptablesDriver:
     def program(self, family: Family) -> Program:
         """The version and variant of the iptables program for a family.
 
-        The program is run once for each program file, except if the file's name shows the variant.
+        Each program file is run at most once; a program file whose name shows the variant is not run.
 
         Raises:
             KernelError: the program is missing, or prints no version.
@@ -205,9 +205,9 @@ class IptablesDriver:
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
-        """The jumps above which another program has moved one of its rules.
+        """The jumps that are now below a rule of another program, although the rule was below the jump at the last read.
 
-        When the rules were last read, such a rule was below the jump. Any other rule above a jump may stay there.
+        A rule that was already above the jump at the last read may stay above the jump.
         """
         return frozenset(
             jump
@@ -216,7 +216,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """All rules, of any program, whose text in the output of iptables-save contains this text.
+        """The rules of all programs that contain this text in the output of iptables-save.
 
         A family that cannot be read is skipped.
         """

@@ -156,7 +156,7 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
 
 
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
-    """The places where hostPort rules redirect packets that our rules have accepted; a verdict is final only in its own table.
+    """The places where hostPort rules redirect packets that our rules have accepted; ``ACCEPT`` is final only in its table.
 
     ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, hostPort rules redirect no
     packets that our rules have accepted.
@@ -169,7 +169,7 @@ def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...
 
 
 def _host_ports_beside(family: Family, variant: str) -> str:
-    """The variant with hostPort rules that our ``variant`` of iptables does not show; empty if no hostPort rule is hidden."""
+    """The variant that has hostPort rules which our ``variant`` of iptables does not show; empty if there are no such rules."""
     is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
     if modules.may_have_nf_tables() and has_chain(family, is_unseen):
         return "nf_tables"
@@ -185,7 +185,7 @@ def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
 
 
 class RuleChanges:
-    """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed between the two.
+    """Fingerprints of rules: while the fingerprint of an IP family stays the same, none of its rules has changed.
 
     The fingerprints describe the rules in the network namespace of the thread that creates this object. Only the thread that
     creates this object may use it.

@@ -2,14 +2,14 @@
 
 Rule 1: a table that cannot be read is an error, and never counts as clean. A table that this kernel or host certainly does not
 have counts as clean.
-Rule 2: two equal fingerprints mean that no rule has changed between the two, so no program has to be run.
-Rule 3: no module is loaded and no table is created in order to read rules, with one exception: if the files of this host's
-modules are not visible, nf_tables may be loaded once.
-Rule 4: for rules in nf_tables, a program is started only if the kernel has a chain that may contain leftover rules, or if the
-chains cannot be read.
+Rule 2: if the fingerprint is the same as before, no rule has changed, so no program of iptables is run.
+Rule 3: reading rules creates no table and loads no module; only if the files of this host's modules are not visible, nf_tables
+may be loaded once.
+Rule 4: to read rules in nf_tables, a program of iptables is started only if the kernel has a chain that may contain leftover
+rules, or if the chains cannot be read.
 Rule 5: if our rules are in nftables, each rule of iptables that has one of our names is a leftover.
-Rule 6: if the variant of the program in PATH has changed since the start, nothing is removed, because our rules then move to the
-new variant.
+Rule 6: nothing is removed if the variant of the program in PATH has changed since ipvsproxy started, because our rules then move
+to the new variant.
 """
 
 import contextlib
@@ -73,10 +73,10 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """The variants in which a proxy may have left rules of these families: the variant in use, and the other if installed.
+        """The variants in which a proxy may have left rules of these families: the variant in use, and each installed variant.
 
-        If our rules are in nftables, the result has the installed variants and the variant of the program in PATH, which may
-        exist only under the name ``iptables``.
+        If our rules are in nftables, the result has the installed variants, and the variant of the program in PATH, even if this
+        program has no other name than ``iptables``.
 
         ``programs`` are the iptables programs of the given ``commands``.
         """
@@ -146,7 +146,7 @@ class LeftoverRules:
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        # If one of these two conditions is true, only the program in PATH belongs to this variant.
+        # The variant of the program in PATH must be ``place.variant`` if ``is_in_path`` is true, and must differ otherwise.
         is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
@@ -154,7 +154,7 @@ class LeftoverRules:
         return self._used if is_in_path else self._others[place.variant]
 
     def _variant_in_path(self, family: Family) -> str:
-        """The variant of the program ``iptables`` in PATH, whose name does not show it; empty if PATH has no ``iptables``."""
+        """The variant of the program named ``iptables`` in PATH; empty if PATH has no program with this name."""
         try:
             return self._used.program(family).variant
         except KernelError:

@@ -41,7 +41,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
 
     Raises:
         KernelError: the program is not in PATH, or its exit status is not 0. If the KernelError has an error number, the program
-            could not be started, or it hangs.
+            could not be started, or the program hangs.
     """
     path = shutil.which(command)
     if path is None:

@@ -1,8 +1,9 @@
-"""Runs each family's iptables driver in a separate thread, so that a program that hangs or waits for a lock blocks nothing else.
+"""Runs the iptables driver of each family in a separate thread: an iptables program that hangs or waits blocks no other work.
 
-Rule 1: a call waits ``patience_s`` for a program; if the family's last program took longer, the call waits only
-``SHORT_PATIENCE_S``. Only the first call that reads rules always waits ``patience_s``. To read rules, iptables needs no lock. If
-the answer came late, the next attempt to write would discard the answer, so the rules would never be known while writes fail.
+Rule 1: a call waits at most ``patience_s`` for an iptables program; if the family's last program took longer, the call waits at
+most ``SHORT_PATIENCE_S``. The first call that reads rules always waits up to ``patience_s``. To read rules, iptables needs no
+lock. If the answer came late, the next attempt to write would discard the answer, so the rules would never be known while writes
+fail.
 Rule 2: if a program takes longer than its call waits, the program continues to run, and the operation counts as failed
 (EINPROGRESS) until the program ends. The next attempt at the same operation returns the outcome of the earlier program.
 Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 class _UnderWay(NamedTuple):
-    """A program that still runs although no call waits for it, and the call for which the program was started."""
+    """An iptables program that still runs although no call waits for it, and the call that started the program."""
 
     question: object
     future: concurrent.futures.Future[Any]
@@ -50,7 +51,7 @@ class RulesDriver:
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_late_end`` is called, in another thread, when a program has ended for which its call no longer waits."""
+        """``on_late_end`` is called, in another thread, when a program ends after its call has stopped waiting."""
         self._on_late_end = on_late_end
         self._patience_s = patience_s
         self._drivers = {family: IptablesDriver(chains=chains, jumps=jumps, commands=commands) for family in Family}
@@ -77,11 +78,11 @@ class RulesDriver:
         return self.known_program(family) or self._ask(family, "program", self._drivers[family].program, family)
 
     def usable(self, family: Family) -> Refusal | None:
-        """As in ``IptablesDriver``. If the program takes too long, the refusal is not certain."""
+        """As in ``IptablesDriver``. If the program takes too long, returns a refusal that is not certain."""
         return self._try(family, self._drivers[family].usable)
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """As in ``IptablesDriver``. If the program takes too long, the refusal is not certain."""
+        """As in ``IptablesDriver``. If the program takes too long, returns a refusal that is not certain."""
         return self._try(family, self._drivers[family].try_writing)
 
     def _try(self, family: Family, method: Callable[[Family], Refusal | None]) -> Refusal | None:
@@ -136,7 +137,7 @@ class RulesDriver:
         return answer
 
     def _begin(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> _UnderWay:
-        """Raises KernelError if an earlier program of this family is still running, or if no thread can be started at present."""
+        """Raises KernelError if an earlier iptables program of this family is still running, or if no thread can be started."""
         before = self._under_way.get(family)
         if before is not None:
             if before.question == question:

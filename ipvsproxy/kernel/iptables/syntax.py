@@ -30,8 +30,8 @@ class Listing:
     ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump: two copies
     are as wrong as no copy. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if
     there is one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain.
-    ``hidden`` are the tables of our chains that iptables does not show, because these tables have rules that only nft
-    understands; the content of these tables is unknown.
+    ``hidden`` are tables that iptables does not show although our chains may be in these tables, because only nft understands
+    some of their rules. The content of hidden tables is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -79,7 +79,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
 
 
 def rules(text: str, *, may_be_cut: bool = False) -> Iterator[tuple[ChainKey, str | None]]:
-    """Parses the output of ``iptables-save``. For each table, yields first every chain with None, then every rule with its text.
+    """Parses the output of ``iptables-save``. Yields each chain with None, and each rule with its text.
 
     Raises:
         ValueError: the output is incomplete, although ``may_be_cut`` is false.

@@ -2,8 +2,8 @@
 
 The kernel applies the rules of both variants, but neither variant shows the other variant's rules. A node with rules in both
 variants is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our rules
-are written to the variant that the kubelet and the CNI plugin use. This module chooses a variant by the same evidence, and in the
-same order, as kubernetes-sigs/iptables-wrappers does.
+are written to the variant that the kubelet and the CNI plugin use. This module considers the same evidence as
+kubernetes-sigs/iptables-wrappers, in the same order.
 """
 
 import enum
@@ -38,7 +38,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """What a variant contains in both families: a chain of ``HINTS`` (if any), and how many rules ipvsproxy and others have."""
+    """The content of a variant, in both families: a chain of ``HINTS`` (if any), and the numbers of our rules and other rules."""
 
     hint: str = ""
     ours: int = 0
@@ -155,8 +155,8 @@ def _save(command: str) -> str:
 def _takes_rules(variant: Variant) -> bool:
     """Whether the kernel accepts rules of this variant.
 
-    A program of iptables is run only if the kernel's answer is uncertain: running iptables-nft leaves a table behind, and some
-    commands that choose a variant must not change anything.
+    A program of iptables is run only if the kernel's answer is uncertain. The reason is that iptables-nft leaves a table behind,
+    whereas some commands of ipvsproxy must not change anything.
     """
     if iptables_tables.take_rules(Family.IPV4, variant):
         return True

@@ -1,10 +1,10 @@
 """The IPVS driver: manages virtual servers, real servers and timeouts, and finds out whether the kernel has a given scheduler.
 
-The kernel loads the module of a scheduler when a virtual server with this scheduler is added, so only an attempt to add a virtual
-server shows whether the scheduler exists. The driver attempts to add an invalid virtual server, which the kernel refuses only
-after the kernel has looked up the scheduler (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that
-is killed during the attempt leaves no virtual server behind. The invalid virtual server has an IPv6 address. If IPVS in this
-kernel has no IPv6, the driver looks for the scheduler in the files of kernel modules instead.
+The kernel loads the module of a scheduler when a virtual server with this scheduler is added. Therefore only an attempt to add a
+virtual server shows whether the scheduler exists. The driver attempts to add an invalid virtual server: the kernel looks up the
+scheduler before it refuses the virtual server (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that
+is killed during the attempt leaves no virtual server behind. The attempt uses a virtual server with an invalid IPv6 prefix
+length. If IPVS in this kernel has no IPv6, the driver looks for the scheduler in the files of kernel modules instead.
 """
 
 import errno
@@ -89,7 +89,7 @@ class IpvsDriver:
             raise
 
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
-        """Reads the same table as ``observe``, but in parts; other methods may be called between two parts.
+        """Reads the whole IPVS table in parts; other methods may be called between two parts.
 
         If another method writes a virtual server between two parts, the next poll reads the virtual server again. In a part, None
         means that a virtual server no longer exists. If the module of IPVS has been loaded again, later operations use the number
@@ -107,8 +107,8 @@ class IpvsDriver:
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
         """Reads, in parts, only virtual servers that have changed or were written since they were last returned.
 
-        If ``whole`` is false, this method does not find changes of weights, real servers that replaced another real server,
-        changes of IPv6 real servers, and this driver's own writes.
+        If ``whole`` is false, this method does not find changes of weights, replaced real servers, changes of IPv6 real servers,
+        or writes by this driver.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are
@@ -135,7 +135,7 @@ class IpvsDriver:
             KernelError: the kernel did not answer.
         """
         number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
-        if number == errno.ENOENT:  # the reason may also be that the module was loaded again, with another number
+        if number == errno.ENOENT:  # ENOENT is also the answer if the IPVS module was loaded again
             self._table.renew()
             number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
         return number
@@ -197,8 +197,8 @@ class IpvsDriver:
 
         No two operations may be about the same object.
 
-        Operations take effect in their order, with one exception. If an object to add is present, or an object to set is absent,
-        the operation is repeated after all other operations, with the other verb. The addition of a virtual server by firewall
+        Operations take effect in their order, except operations that are repeated. If an object to add is present, or an object
+        to set is absent, the operation is repeated at the end with the other verb. The addition of a virtual server by firewall
         mark that is already present fails (EEXIST). The outcomes have the same order as the operations. If some real servers of
         an operation could not be added, or were already present, each of these real servers has a separate outcome.
         """
@@ -285,7 +285,7 @@ class AbsentIpvs(IpvsDriver):
         """Close nothing."""
 
     def observe_in_parts(self, _families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
-        """Returns no parts, because there are no virtual servers."""
+        """Yields nothing, because a kernel without IPVS has no virtual servers."""
         return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

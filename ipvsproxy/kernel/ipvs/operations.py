@@ -66,8 +66,8 @@ def is_absent(operation: Operation, number: int) -> bool:
     """Whether this error means that the object to remove is absent.
 
     For a virtual server, only ESRCH means that the object is absent (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c).
-    ENOENT does not mean that a virtual server is absent. If an existing virtual server counted as absent, the set entries that
-    show that ipvsproxy owns the virtual server would be removed.
+    ENOENT does not mean that a virtual server is absent. If ENOENT counted as proof of absence, ipvsproxy would remove the set
+    entries which show that the virtual server belongs to ipvsproxy.
     """
     return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
 
@@ -79,7 +79,7 @@ def _is_by_mark(item: object) -> bool:
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
     """The operations in the order for sending, and the number of the first object of each operation.
 
-    A new virtual server gets a scheduler in ``PREPARED_SCHEDULERS`` after its real servers.
+    For a scheduler in ``PREPARED_SCHEDULERS``, the real servers of a new virtual server are added before the scheduler is set.
     """
     firsts = list(itertools.accumulate((count_objects(item) for _, item in operations), initial=0))[:-1]
     new = {

@@ -6,8 +6,8 @@ read by netlink, too. Each family keeps the same reader until the process ends. 
 include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services`` and ``ip_vs_get_dests``).
 
 The kernel does not report changes of the IPVS table, because IPVS neither sends notifications nor counts generations. The list of
-all virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. A change of a weight
-shows only in the answer to the query for the virtual server of that weight.
+all virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. Only the query for a
+single virtual server shows changes of the weights of its real servers.
 
 Other methods may write to the table after one part has been read and before the next part is read. A virtual server that was
 written between two parts is read again next time.
@@ -49,10 +49,10 @@ A full answer is asked for again with more room.
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4
 _INFO = struct.Struct("=8xI")  # the number of IPv4 virtual servers
 _ROOM = struct.Struct("=I4x")
-_ENTRY = struct.Struct("=48s56x")  # An entry of a list, without its counters.
+_ENTRY = struct.Struct("=48s56x")  # The entry of a virtual server, without its counters.
 _NAME = struct.Struct("=H2x4s2s2xI")  # Protocol, address, port and mark, at the start of entries and queries.
 _ROW = struct.Struct("=16s16sII4sI")  # Name, scheduler, flags, timeout in seconds, netmask, number of real servers.
-_REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # An entry of a real server, without connections and counters.
+_REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # The entry of a real server, without its connections and counters.
 _COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # Address and port, then active and inactive connections.
 _CONNECTIONS = struct.Struct("=24xII64x")  # The numbers of active and inactive connections.
 _SERVERS_AT = _NAME.size + _ROOM.size
@@ -130,7 +130,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._written[key] = is_there
 
     def forget(self) -> None:
-        """Makes the next reading with ``whole`` return every virtual server."""
+        """Makes the next call of ``read`` with ``whole`` return every virtual server."""
         self._note_written()
         self._known = dict.fromkeys(self._known, _WRITTEN)
 
@@ -138,7 +138,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         """Reads, in parts, the virtual servers that have changed or were written since they were last returned.
 
         If ``whole`` is false, real servers are read only if the row of their virtual server has changed. Virtual servers that
-        this process has written are left for the next reading with ``whole``.
+        this process has written are returned only by a later call with ``whole``.
 
         Raises:
             KernelError: the table could not be read. The parts of the table that were returned before the error are valid.
@@ -171,7 +171,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
             elif not waits and self._added is not None:
                 self._real_servers(row)  # the result is not needed: this call only adds connections to the total
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
-                self._known |= hashes  # recorded after the part is complete: after an error, the changes must be read again
+                self._known |= hashes  # recorded only now, so that the part is read again after an error
                 yield reading
                 self._note_written()
                 reading, hashes = {}, {}

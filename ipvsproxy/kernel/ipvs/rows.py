@@ -230,8 +230,8 @@ class TrafficReader:
     is the function that opens a socket.
 
     ``open_connections`` returns the number of connections that all real servers in the network namespace had when they were
-    last read; None if no total was computed. With ``is_wanted``, the total is computed whenever real servers are read from now
-    on; no further system call is needed, because the kernel's answers about real servers contain their connections.
+    last read; None if no total was computed. With ``is_wanted``, each later read of real servers computes the total. The total
+    needs no additional system call, because the kernel's answers about real servers contain their connections.
     """
 
     connect: Callable[[int], netlink.Socket]

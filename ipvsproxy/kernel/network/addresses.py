@@ -89,7 +89,7 @@ class AddressDriver:
         Raises:
             KernelError: a dump failed, or an interface that is not a dummy has the device's name.
         """
-        self._digest = b""  # the next call of ``observe_changed`` must return everything
+        self._digest = b""  # the next call of ``observe_changed`` must return all addresses
         return self._read(*self._dump())
 
     def observe_changed(self) -> ObservedAddresses | None:

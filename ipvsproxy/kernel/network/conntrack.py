@@ -32,7 +32,7 @@ _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
 
 def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
-    """Whether the kernel filters listings of connections; None means that the kernel's answer does not show this.
+    """Whether the kernel filters listings of connections; None means that the kernel's answer leaves this unknown.
 
     The function sends one message with an unknown flag. A kernel that supports ``CTA_FILTER`` refuses the flag. An older kernel
     starts to list all flows, and only the first part of the listing is read.

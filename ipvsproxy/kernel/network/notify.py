@@ -42,9 +42,9 @@ _DATAGRAM = 1 << 16
 class Change(enum.Enum):
     """The kinds of objects that other programs have changed.
 
-    OURS: our device, its addresses or our local routes have changed, or may have changed because ``lo`` went down, because ``lo``
-    lost an address, or because notifications were lost. OTHER_ADDRESSES: addresses of another interface; changes of the lifetime
-    or state of IPv6 addresses count, too.
+    OURS: our device, its addresses or our local routes have changed. OURS is also reported if ``lo`` went down or lost an
+    address, or if notifications were lost, because our objects may have changed. OTHER_ADDRESSES: addresses of another interface;
+    changes of the lifetime or state of IPv6 addresses count, too.
     """
 
     OURS = enum.auto()
@@ -114,16 +114,16 @@ class ChangeListener:
                     raise _broken(error) from error
                 self._has_lost = True
         if self._has_lost:
-            # The kernel reports lost notifications only once, ahead of the notifications that are already in the queue, and loses
-            # further notifications until the queue has been read (netlink_overrun in net/netlink/af_netlink.c). Therefore a
-            # notification in the queue may name an index that the device no longer has.
+            # The kernel reports lost notifications only once, ahead of the notifications that are already in the queue. Until the
+            # queue has been read, the kernel loses further notifications (netlink_overrun in net/netlink/af_netlink.c). Therefore
+            # a notification in the queue may name an index that the device no longer has.
             self._index = self._find_device()
             self._has_lost = not is_empty
             changes.append(Change.OURS)
         return tuple(changes)
 
     def _filter(self) -> None:
-        """Let the kernel drop notifications about ipvsproxy's own changes, and about routes of other protocols.
+        """Let the kernel drop notifications about ipvsproxy's own changes, and about routes with other protocol numbers.
 
         A start of ipvsproxy causes one notification for each Service, and a routing daemon may change a million routes. The
         filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. Without the filter,

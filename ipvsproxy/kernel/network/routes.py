@@ -90,9 +90,9 @@ class RouteDriver:
         """The destination addresses of our routes, read with one dump for each IP family.
 
         Raises:
-            KernelError: a dump of routes failed.
+            KernelError: the kernel did not return all of our routes.
         """
-        self._digest = b""  # the next call of ``observe_changed`` must return everything
+        self._digest = b""  # the next call of ``observe_changed`` must return all routes
         return self._read(self._dump())
 
     def observe_changed(self) -> AbstractSet[Address] | None:
@@ -101,7 +101,7 @@ class RouteDriver:
         After a call of ``observe`` or ``apply``, all routes count as changed.
 
         Raises:
-            KernelError: a dump of routes failed.
+            KernelError: the kernel did not return all of our routes.
         """
         replies = self._dump()
         digest = netlink.digest(replies)

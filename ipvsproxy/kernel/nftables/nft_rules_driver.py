@@ -381,7 +381,7 @@ def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
 
 
 def _texts(printed: Sequence[_Printed], chain: str) -> Iterator[str]:
-    """The texts of the rules of one of our chains; a text says if its rule was added or changed by another program."""
+    """The texts of the rules of one of our chains; if another program added or changed a rule, the text says so."""
     for run, is_as_written in _runs(printed):
         if is_as_written:
             yield run[0].text
@@ -398,7 +398,7 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 
 
 def _trial(family: Family) -> list[tuple[bytes, str]]:
-    """Messages that create a set, and base chains with one rule of each kind; each message with the feature that it needs."""
+    """Messages that create a set, and base chains with rules of all kinds; for each message, the kernel feature that it needs."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]

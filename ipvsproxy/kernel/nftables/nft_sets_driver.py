@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 class NftSetsDriver(SetsDriver):
     """Reads and writes the sets of our table; a ``SetsDriver``."""
 
-    most_at_once = 1 << 20  # bytes of a transaction, which is one ``send``
+    most_at_once = 1 << 20  # the largest transaction in bytes; one ``send`` sends a transaction
 
     def __init__(
         self,
@@ -153,9 +153,9 @@ class NftSetsDriver(SetsDriver):
     def _send(self, pending: Sequence[Part]) -> None:
         """As in ``SetsDriver``.
 
-        A refused message is replaced, in the same position, by a message that the kernel accepts, because later messages may
-        depend on the message. Entries are not tried one by one, because the answer to a refused transaction takes about 10 ms:
-        the kernel first waits for all its processors.
+        Later messages may depend on a refused message. Therefore a message that the kernel accepts takes the place of the refused
+        message. Entries are not tried one by one, because the answer to a refused transaction takes about 10 ms: the kernel first
+        waits for all its processors.
         """
         parts = [_Part(verb, [one.entry for one in part], [message_of(verb, part)]) for verb, part in pending]
         while parts:
@@ -163,7 +163,7 @@ class NftSetsDriver(SetsDriver):
             if not failed:
                 break
             numbers = dict(_by_part(parts, failed))
-            if not numbers:  # no single message caused the error, so fewer entries would fail as well
+            if not numbers:  # no single message caused the error, so a transaction with fewer entries would fail, too
                 numbers = dict.fromkeys(range(len(parts)), failed[min(failed)])
                 parts = [part._replace(repairs=REPAIRS) for part in parts]
             repaired = (self._repair(part, numbers[at]) if at in numbers else part for at, part in enumerate(parts))
@@ -216,8 +216,8 @@ class NftSetsDriver(SetsDriver):
 
         To produce each message of a dump, the kernel counts elements from the beginning to find the next element
         (``nft_rhash_walk`` in net/netfilter/nft_set_hash.c). The kernel enlarges a set's hash table shortly after additions;
-        meanwhile elements change their positions, and a dump misses some elements. Two dumps in the same order show that no
-        element has changed its position.
+        meanwhile elements change their positions, and a dump misses some elements. If two dumps return the elements in the same
+        order, no element has changed its position.
         """
         before = b""
         for pause_s in PAUSES_S:
@@ -236,8 +236,8 @@ class NftSetsDriver(SetsDriver):
         if observed != shape(ip_set):
             what = f"other keys ({observed.key_length} bytes)" if observed.is_plain else "flags or a size of its own"
             return ObservedSet(f"a set of nf_tables with {what}", None, 0, frozenset())
-        # The entries are not kept in a ``set``: a ``set`` takes twice the memory, and while a ``set`` grows, no other thread can
-        # run.
+        # The entries are not kept in a Python ``set``, which takes twice the memory, and which blocks other threads while it
+        # grows.
         entries: dict[SetEntry, None] = {}
         action = f"list the set {name}"
         for part in parts[1:]:

@@ -9,9 +9,8 @@ iptables-legacy are read from the output of ``iptables-legacy-save``. A chain is
 Rule 1: a table that cannot be read is an error, and never counts as absent.
 Rule 2: a table is removed only in the same generation of nf_tables in which the table was recognised as a leftover. If the
 generation has changed, the table is read again.
-Rule 3: nf_tables is not loaded in order to read tables, with one exception: if the files of this host's modules are not
-visible, the kernel may load nf_tables. If the kernel could not load nf_tables, no further query is sent to the kernel until the
-module appears.
+Rule 3: reading tables does not load nf_tables if the files of this host's modules are visible; otherwise the kernel may load
+nf_tables. If the kernel could not load nf_tables, no further query is sent to the kernel until the module appears.
 """
 
 import contextlib

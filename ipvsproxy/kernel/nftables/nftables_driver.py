@@ -1,8 +1,8 @@
 """The nftables driver for rules and sets: consecutive operations of a plan become one transaction.
 
 Because of the transaction, no packet meets a rule whose sets are missing, or a set to which only half of a change has been
-applied. Operations on IPVS cannot be part of a transaction, and are applied between the additions and the removals: a sync with
-both additions and removals takes two transactions. A Service with source ranges or a second scope takes one or two more
+applied. Operations on IPVS cannot be part of a transaction, and are applied between the additions and the removals. Therefore a
+sync with both additions and removals takes two transactions. A Service with source ranges or a second scope takes one or two more
 transactions, because some set entries are written before and some after a virtual server.
 """
 
@@ -70,7 +70,7 @@ class NftDriver:
         return outcomes
 
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
-        """Replace each existing set that has the name of a set to be created, but other parameters.
+        """Replace each existing set that has the same name as a set to be created, but different parameters.
 
         Another version of ipvsproxy, or a file that nft loaded, created these sets. A set cannot be removed while a rule uses the
         set. Therefore the rules of the set's family are written again in the same transaction: the desired rules if the

@@ -2,7 +2,7 @@
 
 Most rules become one rule of nf_tables; a rule that matches a set of ranges or several protocols becomes several nf_tables rules.
 Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule. Each
-rule of nf_tables also carries a fingerprint of the expressions that this module made from the original rule; to find changes, the
+rule of nf_tables also carries a fingerprint of the expressions that this module made from the original rule. To find changes, the
 driver compares the observed expressions with the fingerprint.
 
 The following differences from iptables do not matter to packets:
@@ -411,8 +411,8 @@ def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]
 
     The key of a payload has the attribute's number, preceded by the numbers of the attributes that contain it.
 
-    The result leaves out what only the kernel adds to a rule: attributes that are 0, and the register for the end of a range of
-    addresses.
+    The result leaves out attributes that only the kernel adds to a rule: attributes that are 0, and the register for the end of a
+    range of addresses.
     """
     found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
     for _, first, last in message.walk(data, 0, len(data)):
