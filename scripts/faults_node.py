@@ -1,4 +1,4 @@
-"""Starts ipvsproxy many times, and lets another operation of the start fail each time; started by ``scripts/faults``.
+"""Starts ipvsproxy many times, and lets a different operation of the start fail each time; started by ``scripts/faults``.
 
 The exit status is 1 if anything was wrong.
 """

@@ -4,8 +4,8 @@ The kernel keeps a removed real server on a list for two to three minutes. Each 
 which takes 0.05 to 0.1 µs for each entry, and packets wait meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``,
 net/netfilter/ipvs/ip_vs_ctl.c). After a minute in which a thousand endpoints a second are replaced, each addition takes 4 ms.
 
-A limit on the number of removals helps in a short burst of changes. In a long burst, soon every removal that may be postponed is
-postponed, and the list then grows as it would without a limit.
+A limit on the number of removals helps in a short burst of changes. In a long burst, the limit soon has no effect: all removals
+that may be postponed have been postponed, and the list grows as fast as without a limit.
 """
 
 import itertools
@@ -96,11 +96,11 @@ class Retries:
     def due(
         self, operations: Sequence[Operation], identity: Callable[[Operation], tuple[str, object]], now: float
     ) -> list[Operation]:
-        """The given operations without the operations that must wait after a failure.
+        """The given operations, except operations that must wait after a failure.
 
-        If no given operation is about an object, the failures of the object are forgotten. ``identity`` returns the key under
-        which the failures of an operation are counted. The real servers of a missing virtual server wait until the virtual server
-        has been added.
+        The failures of an object are forgotten if none of the given operations is about the object. ``identity`` returns the key
+        under which the failures of an operation are counted. The real servers of a missing virtual server wait until the virtual
+        server has been added.
         """
         identities = [identity(operation) for operation in operations]
         for key in self._failures.keys() - identities:
@@ -110,7 +110,7 @@ class Retries:
         for key, operation in zip(identities, operations, strict=True):
             item = operation.item
             if isinstance(item, RealServers) and item.virtual_server in missing:
-                self.forget(key)  # otherwise the delay of its real servers would wake the loop for nothing
+                self.forget(key)  # otherwise the loop would wake for real servers without a virtual server
             elif self.may_try(key, operation, now):
                 due.append(operation)
             elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
@@ -155,7 +155,7 @@ class Pace:
 
     @property
     def changes_s(self) -> float:
-        """The time from which ``room`` may return more than in its last call; infinite if time alone changes nothing."""
+        """The time from which ``room`` may return a larger number; infinite if the number does not grow with time."""
         return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:

@@ -6,8 +6,8 @@ changed (drift).
 Rule 1: a witness of a virtual server stays until the virtual server has been removed, and until every kind of object has been
 read at least once. A witness that one part of a reading has found stays until the whole reading is complete.
 Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If drift of the object returns more
-often, each repair is delayed for some time, because another program sets another value, and it helps nobody to compete with that
-program.
+often, another program keeps setting another value, and each repair is delayed for some time, because competing with that program
+helps nobody.
 Rule 3: a repair is delayed only while the desired value of the object stays the same. A new desired value is programmed at once.
 """
 
@@ -102,7 +102,7 @@ class Drifts:
             self._contested.discard(place)
 
     def begin_round(self) -> None:
-        """Begin a round: ``may_heal`` is called again for every operation. Objects without an operation are no longer delayed."""
+        """Begin a round of ``may_heal`` calls, one for every operation. Objects without an operation are no longer delayed."""
         self._withheld.clear()
 
     def may_heal(self, place: DriftPlace, desired: object, now: float) -> bool:
@@ -168,8 +168,8 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            # Before the addresses of this host are known, a twin (see ``ownership``) does not prove that a virtual server belongs
-            # to ipvsproxy, because the virtual server may be a desired node port on one of the addresses.
+            # While the addresses of this host are unknown, a twin (see ``ownership``) does not prove that a virtual server
+            # belongs to ipvsproxy. The virtual server may be a desired node port on an address of this host.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

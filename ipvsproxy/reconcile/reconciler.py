@@ -88,8 +88,7 @@ class Reconciler:
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy.
 
-        Use other excluded ranges: virtual servers in ranges that are no longer excluded may now be removed, virtual servers in
-        newly excluded ranges may not.
+        Replace the excluded ranges. From now on, only virtual servers outside the new ranges may be removed.
         """
         self._policy = policy
         for key in self._drains.virtual_servers:  # the deadline of the Service may have changed
@@ -182,7 +181,7 @@ class Reconciler:
         return max(FEW_WAITING, len(desired.weights))
 
     def room(self, now: float) -> int:
-        """The number of real servers without connections that may be removed now in addition to those removed before."""
+        """How many more real servers without connections may be removed now, in addition to earlier removals."""
         return max(0, self._pace.room(now) - self._drains.over)
 
     def take_without_scope(self) -> Sequence[MarkedPort]:
@@ -192,9 +191,9 @@ class Reconciler:
     def tend(self, now: float) -> None:
         """Update the desired state that also depends on the kernel's state.
 
-        A new process makes this update right after it has first read the kernel. The update concerns second scopes of external
-        addresses, as far as there are free marks, and the weights of endpoints in slow start. Undesired scopes drain. The caller
-        must have set the desired state of every Service before this call.
+        A new process makes this update right after it has first read the kernel. The update gives the free marks to second scopes
+        of external addresses, and sets the weights of endpoints in slow start. Undesired scopes drain. The caller must have set
+        the desired state of every Service before this call.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))

@@ -86,8 +86,8 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are all desired sets, and all sets that only scopes use, whether or not a Service desires the set now. The sets
-        of direct return are included until all sets have been read once, and as long as they are observed.
+        The sets are all desired sets, and all sets that only scopes use, whether or not a Service desires the set now. The result
+        includes the sets of direct return until all sets have been read once, and as long as the kernel has the sets.
         """
         tables = self._tables
         left = tables.sets.observed if tables.scopes.has_observed_all else IP_SETS.values()
@@ -197,7 +197,7 @@ class Survey:
         return len(self._drains)
 
     def draining_connections(self) -> list[tuple[VirtualServerKey, RealServerKey, ConnectionCounts]]:
-        """The draining real servers whose connections are known, without those that only wait for their removal."""
+        """The draining real servers whose connections are known, except real servers that only wait for their removal."""
         drains = self._drains.with_connections()
         return [(one.virtual_server, one.key, one.connections) for one in drains if one.connections is not None]
 
@@ -207,7 +207,7 @@ class Survey:
         return self._drains.virtual_servers
 
     def draining_of(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts | None]:
-        """The draining real servers of a virtual server, including those that only wait for their removal.
+        """The draining real servers of a virtual server, including real servers that only wait for their removal.
 
         Each real server has its connections at the last reading; None means that the connections were not read.
         """
@@ -280,7 +280,7 @@ class Survey:
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
         """The observed virtual servers that do not belong to ipvsproxy and are not desired.
 
-        Foreign virtual servers may belong to keepalived, docker or an administrator, and stay.
+        ipvsproxy never removes foreign virtual servers, which may belong to keepalived, docker or an administrator.
         """
         table = self._tables.virtual_servers
         keys = sorted(table.foreign, key=lambda key: (isinstance(key, FirewallMark), key.protocol, key.address, key.port))

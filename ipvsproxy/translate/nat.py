@@ -3,11 +3,11 @@
 There are two methods of masquerading, which have the same outcome:
 
 *By mark*, as in kube-proxy: a rule before IPVS sets one bit of the packet's mark, and a rule after IPVS masquerades packets with
-this bit. Iptables needs this method, because it cannot look up in a set which destination a client has chosen.
+this bit. Iptables needs the method by mark, because iptables cannot look up in a set which destination a client has chosen.
 
-*By connection*, for a backend that supports this: one rule after IPVS reads from connection tracking which destination the client
-has chosen. Masquerading by connection shares no bit of the packet mark with other programs, and marks no packets. The rules exist
-whether or not their sets have entries, so the rules change only when the node changes.
+*By connection*, for a backend that can match connection tracking with a set: after IPVS, one rule reads from connection tracking
+which destination the client has chosen. Masquerading by connection shares no bit of the packet mark with other programs, and
+marks no packets. The rules exist whether or not their sets have entries, so the rules change only when the node changes.
 """
 
 import dataclasses
@@ -171,7 +171,7 @@ def _cluster_clients(
     *,
     by_connection: bool = False,
 ) -> Iterable[Rule]:
-    """The rules for clients of cluster IPs whose connections are masqueraded.
+    """The rules that select which clients of cluster IPs are masqueraded.
 
     The masqueraded clients are all clients, or all clients except this node's pods. Without local detection, only connections
     with a service address as their source are masqueraded; the host's own connections have such a source.
@@ -196,8 +196,8 @@ def _cluster_clients(
             assert_never(never)
     if family is Family.IPV6 and settings.binding is Binding.ROUTES:
         # If the service address is on ``kube-ipvs0``, it is also the source of the connection. If a local route leads to the
-        # service address, the kernel chooses any address of this host as the source, perhaps an address in a range of pods, or an
-        # address to which no other host has a route.
+        # service address, the kernel may choose any address of this host as the source. The chosen address may be in a range of
+        # pods, or no other host may have a route to the address.
         yield dataclasses.replace(everybody, from_this_host=True)
 
 

@@ -235,7 +235,7 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
         return
     if SetKind.NODES in occupied:
         yield Rule(tunnel=True, set=match(SetKind.NODES, family, (Side.SOURCE,)), target=Verdict.RETURN)
-    if occupied or settings.direct_return:  # otherwise the Nodes are unknown, and only rules for ipvsproxy's device follow
+    if occupied or settings.direct_return:  # without direct return, the Nodes are unknown
         yield Rule(tunnel=True, to_this_host=True, target=Verdict.DROP)
     tunnel = InterfaceMatch(TUNNEL_DEVICES[family])
     if SetKind.TUNNEL in occupied:
@@ -291,7 +291,7 @@ def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterab
 
 
 def _closed_port_rules(family: Family) -> Iterable[Rule]:
-    """The rules that close the other ports of the host on service addresses, which answer only on the ports of their Services."""
+    """The rules that close the host's own ports on service addresses, which answer only on the ports of their Services."""
     for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
         yield Rule(set=match(kind, family, TO_PORT), target=Verdict.RETURN)
     yield Rule(set=match(SetKind.HEALTH_CHECK_NODE_PORT, family, TO), target=Verdict.RETURN)

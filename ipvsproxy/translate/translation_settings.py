@@ -69,8 +69,8 @@ class Settings:
     if ``refusal`` would refuse them. ``refuses_node_addresses`` means that an external address that is known to belong to another
     node is refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``.
     ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
-    ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` maps each scheduler that an annotation names
-    and that is unusable to the reason. ``direct_return`` means that this node takes part in direct return. ``guards_tunnels``
+    ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` has each unusable scheduler that an
+    annotation names, with the reason. ``direct_return`` means that this node takes part in direct return. ``guards_tunnels``
     means that the node takes no part in direct return, but an earlier process may have left a tunnel device up. ``backend``
     (never ``AUTO``) is the backend that holds the rules.
     """

@@ -246,11 +246,11 @@ class Lingering:
         return any(until_s <= now for until_s in self.until_s.values())
 
     def after(self, addresses: Iterable[Address], now: float) -> "Lingering":
-        """The object for the time after a reading that has found exactly the given addresses."""
+        """Returns the object to use after a reading that has found exactly the given addresses."""
         present = frozenset(addresses)
         staying = {one: until_s for one, until_s in self.until_s.items() if one not in present and now < until_s}
         return Lingering(present, staying | dict.fromkeys(sorted(self.present - present), now + GRACE_S))
 
     def postponed(self, now: float) -> "Lingering":
-        """The object for the time after a failed reading, in which each grace period begins again."""
+        """Returns the object to use after a failed reading, with each grace period begun again."""
         return Lingering(self.present, dict.fromkeys(self.until_s, now + GRACE_S))

@@ -1,4 +1,4 @@
-"""An in-memory API server: the program runs its real lists and watches, and everything except HTTP is measured."""
+"""An in-memory API server. The program lists and watches as usual, so that everything except HTTP is measured."""
 
 import asyncio
 import contextlib
@@ -87,7 +87,7 @@ class Source:
         async def connect() -> AsyncIterator[reflector.ApiConnection]:
             yield api
 
-        importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has this module in memory, too
+        importlib.import_module("ipvsproxy.daemon.sources.watch")  # an ipvsproxy on a real node also has this module in memory
         pace = reflector.WatchPace(shortest_watch_s=86400, longest_watch_s=86400)
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, connect, _Silent(), pace)

@@ -84,7 +84,7 @@ def cover(make: Make, counts: Counter[str]) -> None:
 def file_calls() -> Mapping[str, int]:
     """The numbers of reads and writes of this process and its finished children; empty if the kernel does not count them.
 
-    The calls made by this function itself are subtracted.
+    The result leaves out the calls that this function itself makes.
     """
     try:
         with _IO.open("rb", buffering=0) as file:

@@ -113,7 +113,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     churn = "churn of 10 s" if quick else "churn"
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
-        *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # a single short run proves little
+        *(_start(size, repeats=7, target=None, quick=False) for size in SMALL),  # a single start with few Services proves little
         *(_start(size, repeats=times, target=None, quick=False) for size, times in OTHERS.items()),
         *(_change(*size) for size in ((100, 10), MAIN)),
         _change(*LARGEST, quick=False),
@@ -240,7 +240,7 @@ def _recorded(size: Sequence[int]) -> Measurement:
 
 
 def _pair(size: Sequence[int]) -> tuple[Measurement, Measurement]:
-    """A start and its replay."""
+    """The measurements of a start, and of the replay of the messages of this start."""
     return ("cold", {"pages": size, "times": False}), ("replay", {"recording": _recording(size)})
 
 
@@ -341,7 +341,7 @@ def _steady(
     recording: str = "",
     quick: bool = True,
 ) -> Case:
-    """A case that measures these parts, or the part with the case's name, and replays its messages if it has a ``recording``."""
+    """A case that measures ``parts``, by default the part named ``name``, and, with a ``recording``, replays the messages."""
     arguments = {
         "pages": (services, endpoints),
         "services": services,
@@ -375,7 +375,7 @@ def _one_more_name(size: tuple[int, int]) -> str:
 
 
 def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
-    """Measures one more endpoint, one more Service, one restart and one audit.
+    """Measures the addition of one endpoint and of one Service, a restart, and an audit.
 
     The node has this number of Services, and local routes.
     """

@@ -1,4 +1,4 @@
-"""Connects to Services as soon as this is possible, from a separate process, whose work does not count as the program's.
+"""Connects to Services as soon as they accept connections, in a process whose work is not measured as ipvsproxy's.
 
     python -m scripts.benchmark.connections
 

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Says whether the target is met."""
+        """Whether the value meets the target."""
         return self.value is not None and (self.target is None or self.value <= self.target)
 
 
@@ -71,7 +71,7 @@ def counted(
 
 
 def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of single changes. The counts are medians per change."""
+    """The table rows of the benchmark of single changes. The counts are medians per change."""
     seen = found[0]["change"]
     yield Row(name, "p50 ms", seen["p50_ms"])
     yield Row(name, "p99 ms", seen["p99_ms"])
@@ -88,7 +88,7 @@ def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) ->
 
 
 def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of a thousand changes a second."""
+    """The table rows of the benchmark with a thousand changes per second."""
     seen = found[0]["churn"]
     yield Row(name, "p50 ms", seen["p50_ms"])
     yield Row(name, "p99 ms", seen["p99_ms"], 250)
@@ -106,7 +106,9 @@ def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of a change, churn and a new Service. A replay sends the same messages again from a file, without the program.
+    """The table rows that compare single changes, churn and new Services with their replays.
+
+    A replay sends the same messages again from a file, without the program.
 
     The replay of a first connection includes the time of connecting.
     """
@@ -128,7 +130,7 @@ def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def rolling(found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of a Service of a thousand endpoints, one of which changes in each event."""
+    """The table rows of the benchmark in which each event changes one of a Service's thousand endpoints."""
     seen = found[0]["rolling"]
     yield Row("rolling", "operations per slice event, median", seen["operations_p50"], 3)
     yield Row("rolling", "operations per slice event, most", seen["operations_most"])
@@ -137,7 +139,7 @@ def rolling(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def idle(found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of a period without changes."""
+    """The table rows of the benchmark of a period without changes."""
     yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
     yield Row("idle", "processor %, with the polls of a minute", found[0]["idle"]["polling_percent"])
     yield Row("idle", "processor %, with polls of everything every 30 s", found[0]["idle"]["rarely_polling_percent"])
@@ -146,7 +148,7 @@ def idle(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def audit(found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of audits and polls. The counts are per audit or poll."""
+    """The table rows of the benchmark of audits and polls. The counts are per audit or poll."""
     seen = found[0]["audit"]
     yield Row("audit", "wall s", seen["wall_s"], 2)
     yield Row("audit", "processor s", seen["cpu_s"])
@@ -164,7 +166,7 @@ def audit(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def scrape(found: Sequence[Found]) -> Iterator[Row]:
-    """Rows of scrapes. The counts are per scrape."""
+    """The table rows of the benchmark of scrapes. The counts are per scrape."""
     seen = found[0]["scrape"]
     yield Row("scrape", "wall s", seen["wall_s"], 1)
     yield Row("scrape", "loop held ms, longest of all", seen["held_most_ms"], 20)

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def run(directory: pathlib.Path) -> None:
-    """The same as ``main``, with a directory for intermediate files."""
+    """Does the work of ``main``, with a given directory for intermediate files."""
     quiet("ip", "link", "set", "lo", "up")
     stopped: dict[str, dict[str, Any]] = {}
     for what, arguments in json.loads(sys.argv[1]):

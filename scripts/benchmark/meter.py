@@ -1,4 +1,4 @@
-"""Measures from inside the process how it spends its time, and what it sends to the kernel.
+"""Measures how the program spends its time, and what it sends to the kernel, from inside its process.
 
 A phase is a function of the program whose calls are timed, by wall-clock time and by the processor time of its thread. Phases run
 once per page, chunk or sync, never once per object.
@@ -43,7 +43,7 @@ class Meter:
 
     Without ``times``, only the kernel's part is timed: the system calls that send changes and receive answers. For single
     changes, reading further clocks would add a tenth to the figure, and a quarter on the test kernel, on which reading a clock is
-    a system call of 17 µs. ``acknowledged_s`` contains, for each batch, the time at which the last of these calls ended.
+    a system call of 17 µs. ``acknowledged_s`` contains, for each batch, the time at which the batch's last system call ended.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Meter:
     def all_counts(self) -> dict[str, int]:
         """All counts, with ``calls`` on netlink sockets, and ``reads`` and ``writes`` of files if the kernel counts them.
 
-        ``system calls`` is the sum of the calls on sockets and on files.
+        The figure ``system calls`` is the sum of the calls on sockets and on files.
         """
         before, now = self._file_calls, calls.file_calls()
         files = {name: now[name] - before.get(name, 0) for name in now}

@@ -52,7 +52,7 @@ class Spent(NamedTuple):
     started: int
 
     def since(self, before: Self) -> "Spent":
-        """Returns the difference to an earlier moment."""
+        """Returns the resources that were used since an earlier moment."""
         return Spent(self.at_s - before.at_s, self.processor_s - before.processor_s, self.started - before.started)
 
 
@@ -179,7 +179,7 @@ def has_synced(metrics: str) -> bool:
 async def start_once(command: str) -> None:
     """Load the proxy's files into the page cache, so that the first measurement does not include this time.
 
-    ipvsproxy's modules are compiled, because a checkout, unlike an installation by pip, may have no compiled modules.
+    The Python modules of ipvsproxy are compiled, because a checkout may lack compiled modules, unlike an installation by pip.
     """
     compileall.compile_dir(PACKAGE, quiet=1)
     first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)

@@ -91,7 +91,7 @@ async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
     async def make_source(config: Config, *_: object) -> Source:
         return Source(api, all_nodes=config.takes_direct_return)
 
-    importlib.import_module("ipvsproxy.daemon.sources.watch")  # a running ipvsproxy has this module in memory, too
+    importlib.import_module("ipvsproxy.daemon.sources.watch")  # an ipvsproxy on a real node also has this module in memory
     with (
         mock.patch.object(app, "Engine", MeasuredEngine),
         mock.patch.object(sources, "make", make_source),

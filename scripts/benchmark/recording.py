@@ -24,8 +24,8 @@ _BUFFER_BYTES = 1 << 20
 class Recorded(NamedTuple):
     """The chunks sent to the kernel, each with its netlink protocol and its step, and the rules.
 
-    A step is a part of the measurement and optionally a number, such as ``change 7``; it is empty outside of steps. The rules are
-    the command line and the standard input of iptables-restore.
+    A step is a part of the measurement and optionally a number, such as ``change 7``; the step is empty between parts of the
+    measurement. The rules are the command line and the standard input of iptables-restore.
     """
 
     chunks: Sequence[tuple[int, bytes, str]]

@@ -171,7 +171,7 @@ class _Steady:
         }
 
     async def connection(self, services: int) -> Figures:
-        """Repeatedly adds a Service with its EndpointSlice, to which another process connects as soon as this is possible.
+        """Repeatedly adds a Service with its EndpointSlice; another process connects to the Service as soon as possible.
 
         ``connect_ms`` is the median time of connecting itself.
         """
@@ -443,7 +443,7 @@ class _Steady:
 
 
 class _Page(NamedTuple):
-    """The size of a page of metrics, in bytes and as the number of series of Services."""
+    """The size of a metrics page in bytes, and the number of its time series that concern Services."""
 
     size: int
     series: int

@@ -158,7 +158,7 @@ def _hear_nothing(life: Life) -> None:
 def _reload_without_room(life: Life) -> None:
     """The configuration file names another scheduler while the kernel has no memory to answer a query.
 
-    Later, the kernel has memory again.
+    After some time, the kernel can allocate memory again.
     """
     logged = life.log.stat().st_size
     before = life.faults.injected()

@@ -20,7 +20,7 @@ class Clients:
 
     @contextlib.contextmanager
     def asking(self, began_s: float) -> Iterator[list[str]]:
-        """Send all requests while the block runs. After the block, the list has a sentence for each unanswered request.
+        """Send all requests while the block runs; then fill the block's list with a sentence for each unanswered request.
 
         The times of the results are measured from ``began_s``.
         """

@@ -34,7 +34,10 @@ RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_
 
 
 class Trouble(enum.Enum):
-    """Kinds of faults between the cluster and the program. All kinds of faults except the last two concern an API server."""
+    """Kinds of faults between the cluster and the program.
+
+    The last two kinds of faults concern a directory of manifests, all other kinds an API server.
+    """
 
     CUT = "watch cut"
     CUT_IN_LINE = "watch cut in a line"
@@ -97,7 +100,7 @@ class Directory:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest until after the next change, or replace each later file by a link whose target appears late."""
+        """Write a broken manifest, which stays until after the next change; or replace later files by links to late files."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:

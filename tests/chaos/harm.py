@@ -19,7 +19,7 @@ class When(enum.Enum):
 
 
 class Harm(NamedTuple):
-    """A drift and its moment."""
+    """A kind of drift, and the moment at which a test causes the drift."""
 
     when: When
     drift: drift.Drift

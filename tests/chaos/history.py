@@ -78,7 +78,9 @@ class History:
         backend: Backend = Backend.IPTABLES,
         direct_return: bool = False,
     ) -> None:
-        """``backend`` is the backend that has the rules and sets at the beginning. ``quick``: ``verify`` is run only at the end.
+        """``backend`` is the backend that has the rules and sets at the beginning.
+
+        With ``quick``, ``verify`` runs only at the end of the history.
 
         ``direct_return`` says whether direct return is on; if it is on, Services and Nodes choose direct return by annotations.
         The program runs without the fix for the moment that ``without`` names.

@@ -1,4 +1,4 @@
-"""Starts the program so that its tasks can be counted and its netlink sockets can fail; accepts the arguments of ``ipvsproxy``.
+"""Runs ``ipvsproxy`` with its usual arguments, counts its tasks, and lets its netlink sockets fail on request.
 
 In the directory ``IPVSPROXY_CHAOS``, the program writes the number of tasks to the file ``tasks`` every second, and reads orders
 of faults from the file ``faults``. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program;

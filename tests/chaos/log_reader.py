@@ -1,4 +1,4 @@
-"""The reader of a program's log: a pipe like that of a container runtime. It copies the log into a file, and can be paused."""
+"""The reader of a program's log: a pipe like that of a container runtime. The reader copies the log into a file and can pause."""
 
 import contextlib
 import os

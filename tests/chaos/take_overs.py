@@ -22,7 +22,7 @@ SIZE_OF_TABLE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
 
 class Client(NamedTuple):
-    """A client and its target. ``src`` is the source address; None lets the kernel choose it."""
+    """A client, and the target of its requests. ``src`` is the source address; None lets the kernel choose it."""
 
     from_: str
     protocol: str

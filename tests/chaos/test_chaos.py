@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_his
     assert live(1) != live(2)
 
 
-def test_the_changes_of_a_plan_applied_in_order_lead_to_the_objects_of_the_world() -> None:
+def test_the_changes_of_a_world_add_up_to_its_objects() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):
@@ -65,7 +65,7 @@ def test_a_world_with_direct_return_has_tunnels_to_nodes_that_come_and_go(
     assert nodes == ({(), *others} if direct_return else {()})
 
 
-def test_all_kinds_of_drift_faults_troubles_and_moments_occur_in_turn() -> None:
+def test_all_kinds_of_drift_faults_troubles_and_moments_occur() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)
@@ -81,7 +81,7 @@ def test_all_kinds_of_drift_faults_troubles_and_moments_occur_in_turn() -> None:
     assert plan.draw(2, 3, 15) != drawn[3]
 
 
-def test_a_history_that_starts_with_nftables_switches_backends_and_never_hides_an_iptables_table() -> None:
+def test_only_histories_that_start_with_nftables_switch_backends() -> None:
     drawn = [plan.draw(1, number, 15, Backend.NFTABLES) for number in range(7)]
     assert [one.steps.count("move") for one in drawn] == [plan.MOVES] * 7
     assert all(len(one.steps) == 15 for one in drawn)
@@ -125,12 +125,12 @@ def test_sets_in_nftables_are_read_in_the_same_form_as_sets_of_ipset() -> None:
     )
 
 
-def test_each_kind_of_drift_affects_a_section_of_the_state_that_is_polled() -> None:
+def test_each_kind_of_drift_affects_a_section_of_the_compared_state() -> None:
     assert set(drift.SPOILED) == set(drift.DRIFTS)
     assert {section for sections in drift.SPOILED.values() for section in sections} <= set(kernel_state.SECTIONS)
 
 
-def test_delayed_repairs_are_counted_separately_and_every_kind_of_drift_is_counted() -> None:
+def test_the_report_counts_each_kind_of_drift_and_delayed_repairs_separately() -> None:
     figures = Figures(heals_s=[(2.0, "flush_set"), (3.0, "add_rule"), (7.0, "add_rule")], patient_heals_s=[(9.0, "add_rule")])
     figures.injected["EBUSY"] = 2
     report = json.loads(json.dumps(figures.report()))

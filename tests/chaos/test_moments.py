@@ -51,7 +51,7 @@ def live_through(node: lab.Lab, directory: Path, *kinds: plan.Special, without: 
     return figures
 
 
-def test_each_bad_moment_has_a_function_and_each_removable_fix_has_a_known_violation() -> None:
+def test_each_bad_moment_has_a_function_and_each_fix_has_a_known_violation() -> None:
     assert set(bad_moments.ACTS) == set(Moment)
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 
@@ -62,7 +62,7 @@ def test_each_bad_moment_trouble_and_harm_can_be_named_on_the_command_line() -> 
     assert plan.only(Moment.STALLED_LOG, HARMS[0]).steps == ["moment", "harm"]
 
 
-def test_a_table_with_a_native_rule_is_listed_as_one_sentence_and_other_tables_are_listed_fully(
+def test_the_wrapper_of_iptables_save_hides_only_a_table_with_a_native_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tmp_path / "real"
@@ -138,7 +138,7 @@ def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_again_later(node: l
 
 @pytest.mark.kernel
 @pytest.mark.skipif(BACKEND is not Backend.NFTABLES, reason="needs nf_tables")
-def test_after_a_start_with_nftables_under_a_held_iptables_lock_no_old_entry_affects_packets(
+def test_old_iptables_rules_have_no_effect_after_a_start_with_nftables_under_a_held_lock(
     node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (f"{program}{ending}" for program in ("iptables", "ip6tables") for ending in ("", "-save", "-restore")):

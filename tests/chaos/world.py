@@ -4,7 +4,7 @@ The readiness of the endpoints changes often.
 
 Each Service has its own addresses and node ports, so that no two Services desire the same virtual server. The *anchors* never
 change, and their clients must not notice changes of other Services. The *flapping* Service keeps its ports while its endpoints
-come and go. The open connections of the *flapping* Service must not break either, because a removed endpoint is drained.
+come and go. Open connections to the *flapping* Service must not break, because a removed endpoint is drained.
 """
 
 import dataclasses
@@ -219,7 +219,7 @@ class World:
         return self._slices(name, protocols, (*ANSWERING, *SILENT), 0) if protocols else []
 
     def _slices(self, name: str, protocols: list[str], addresses: tuple[str, ...], least: int) -> list[Object]:
-        """One to three EndpointSlices with some of the addresses; each address is in one slice, sometimes in two."""
+        """Returns one to three EndpointSlices with a random choice of the addresses; an address may be in two EndpointSlices."""
         dice = self._dice
         chosen = dice.sample(addresses, dice.randint(least, min(6, len(addresses))))
         parts: list[dict[str, Object]] = [{} for _ in range(dice.randint(1, 3))]

@@ -81,7 +81,7 @@ def service(
 
 
 def with_options(item: Service, **options: Any) -> Service:
-    """The Service, with some of its options changed."""
+    """Returns the Service with some of its options changed."""
     return msgspec.structs.replace(item, options=msgspec.structs.replace(item.options, **options))
 
 

@@ -5,7 +5,7 @@ import pathlib
 
 
 def opened() -> set[tuple[str, str]]:
-    """The number of each open descriptor, and what it leads to.
+    """The number of each open descriptor, and the file or socket to which the descriptor leads.
 
     A test that compares two results must accept that descriptors are missing from the later result, because a thread of an
     earlier test may close its descriptors at any time.

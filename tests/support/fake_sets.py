@@ -39,7 +39,7 @@ class KernelSet:
 
 
 def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
-    """Create or remove a set; return whether the set's state differed from the state that the verb expects. Raises Refusal."""
+    """Create or remove a set; return whether its state contradicted the verb (a set to remove was absent). Raises Refusal."""
     there = sets.get(item.name)
     if verb is Verb.REMOVE:
         if referenced:

@@ -25,7 +25,7 @@ def prepare() -> None:
 
 
 class Forked:
-    """A function that runs in a fork, in the network namespace of this thread; has the methods of ``subprocess.Popen``.
+    """A forked process that runs a function in this thread's network namespace; has the methods of ``subprocess.Popen``.
 
     ``target`` returns the exit status. Standard output and error go to the descriptor ``output``.
     """

@@ -39,7 +39,7 @@ _KUBERNETES: Manifest = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One document of a scenario: an object, its phase and its verb."""
+    """A YAML document of a scenario: an object, with its phase and its verb."""
 
     scenario: str
     phase: str

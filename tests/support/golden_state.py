@@ -294,7 +294,10 @@ def _rule_text(label: str, iptables: Mapping[str, list[str]]) -> str:
 def differences(
     expected: Mapping[str, Any], actual: Mapping[str, Any], sections: Iterable[str]
 ) -> dict[str, list[tuple[str, str, Any, Any]]]:
-    """The rows that differ, by section. Sections are named as in ``compare.py``, and a row is (row, kind, expected, actual)."""
+    """The rows that differ, by section.
+
+    Sections have their names in ``compare.py``, and each difference is a tuple (row, kind, expected, actual).
+    """
     chosen = tuple(sections)
     rows_expected, rows_actual = (
         compare.rows("", {name: state[name] for name in chosen if name in state}) for state in (expected, actual)

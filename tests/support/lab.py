@@ -62,7 +62,7 @@ class LabError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """A request to send ``count`` times at once. ``src`` is the source address; None lets the kernel choose it."""
+    """A request that is sent ``count`` times at once. ``src`` is the source address; None lets the kernel choose it."""
 
     from_: str
     protocol: str

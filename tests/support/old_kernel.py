@@ -145,7 +145,7 @@ def _attributes(whole: bytes) -> Mapping[int, tuple[int, int]]:
 
 
 def _without(whole: bytes, number: int) -> bytes:
-    """The same message without this attribute."""
+    """Returns the message without the given attribute."""
     at = _attributes(whole).get(number)
     if at is None:
         return whole

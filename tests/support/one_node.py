@@ -39,7 +39,7 @@ _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-a
 
 
 class Pod(NamedTuple):
-    """A pod of the node, which runs our program or kube-proxy.
+    """A pod on the node that runs ipvsproxy or kube-proxy.
 
     The pod belongs to the DaemonSet ``kube-proxy`` or to the DaemonSet of an overlay.
     """

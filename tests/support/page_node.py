@@ -57,7 +57,7 @@ class Traffic(TrafficReader):
             return time.monotonic()
 
     def totals_at(self, age_s: float) -> Counters:
-        """The counters of the whole node when this object had this age."""
+        """The counters of the whole node at the moment when this object was ``age_s`` old."""
         return self._counted(sum(self.per_second.values()), age_s)
 
     def _counted(self, rate: float, age_s: float | None = None) -> Counters:

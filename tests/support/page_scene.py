@@ -21,7 +21,7 @@ ZONES = {THIS_NODE: "zone-a", OTHER_NODE: "zone-b"}
 
 
 def in_zone(item: Endpoint, zone: str = "") -> Endpoint:
-    """The endpoint in this zone; by default, in the zone of its node."""
+    """Returns the endpoint with the given zone, by default with the zone of its node."""
     zone = zone or ZONES.get(item.conditions.node_name, "zone-c")
     return item._replace(conditions=msgspec.structs.replace(item.conditions, zone=zone))
 
@@ -102,7 +102,7 @@ def notable() -> Iterator[ApiObject]:
 
 
 def many(count: int) -> Iterator[ApiObject]:
-    """Services with two endpoints. In every hundredth Service, one of the endpoints is on this node."""
+    """Services with two endpoints. One endpoint of every hundredth Service is on this node."""
     for number in range(count):
         high, low = divmod(number, 250)
         name = f"service-{number:05}"

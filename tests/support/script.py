@@ -49,7 +49,7 @@ Answer = bytes | ApiError | Sequence[bytes | float | ApiError]
 
 
 class World:
-    """The connection, the clock and the observer in one object.
+    """One object that acts as the connection, the clock and the observer of a reflector.
 
     A script is the list of the answers in the order in which the server sends them: each answer is a page, or the fragments of a
     watch.

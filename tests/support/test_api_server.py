@@ -96,7 +96,7 @@ async def test_a_bookmark_has_only_kind_and_revision_and_is_sent_only_on_request
     assert await silent.read() == b""
 
 
-async def test_an_object_that_begins_or_ceases_to_match_a_selector_is_reported_to_its_watchers_as_added_or_deleted(
+async def test_a_watch_with_a_selector_gets_an_event_when_an_object_begins_or_ceases_to_match(
     server: ApiServer, http: Client
 ) -> None:
     watch = await http.watch({"labelSelector": "!proxy", "resourceVersion": str(server.store.revision)})
@@ -135,7 +135,7 @@ EVENT: Object = {
         ({"series": {"count": 0, "lastObservedTime": "2026-11-21T10:00:00.000001Z"}}, 422),
     ],
 )
-async def test_an_event_that_violates_a_validation_rule_or_has_a_name_in_use_is_not_created(
+async def test_an_invalid_event_and_an_event_with_a_used_name_are_refused(
     server: ApiServer, http: Client, change: Object, code: int
 ) -> None:
     for status in (code, 409 if code == 201 else code):

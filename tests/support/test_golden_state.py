@@ -1,4 +1,4 @@
-"""Reading the kernel's state in the form of the recordings. ``tests/packets`` reads restored recordings from a kernel."""
+"""Tests of the comparison of kernel states with recordings. ``tests/packets`` reads restored recordings from a kernel."""
 
 import copy
 

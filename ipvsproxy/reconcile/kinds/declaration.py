@@ -6,7 +6,7 @@ The stages give the order of the operations within one plan. Additions come befo
 object comes before the restricted object:
 
 * Rules refer to sets by name, so sets come first. A rule about an empty set has no effect, so entries come before rules.
-* Source ranges apply before the address that they guard is reachable, and no admitted client is ever shut out. Therefore the
+* Source ranges take effect before clients can reach the restricted address, and never shut out an admitted client. Therefore the
 order is: the ranges, the rules, the firewall entry that sends packets through the rules, and the virtual server.
 * A virtual server and its real servers come before its address. Otherwise the kernel would refuse clients for a moment.
 * A virtual server is removed before its set entries and its address. The entries and the address are witnesses of the virtual
@@ -189,7 +189,7 @@ class ReconciledKind(Generic[K, V, W]):
         return self.stages[operation.verb]
 
     def identity(self, item: Any) -> object:
-        """The identity of the objects of an item, which does not depend on their values.
+        """Identifies the objects of an item, independently of the values of the objects.
 
         Failures are counted for each identity.
         """
@@ -254,11 +254,11 @@ class PresenceKind(ReconciledKind[K, Owner, bool]):
         return False
 
     def may_be_added(self, table: Table[K, Owner, bool], _circumstances: Circumstances) -> Iterable[K]:
-        """The pending objects of a table that may be added now."""
+        """The objects that are pending in a table and that may be added to the kernel now."""
         return table.pending
 
     def may_be_removed(self, table: Table[K, Owner, bool], _circumstances: Circumstances) -> Iterable[K]:
-        """The surplus objects of a table that may be removed now."""
+        """The objects that are surplus in a table and that may be removed from the kernel now."""
         return table.surplus
 
     def items(self, _table: Table[K, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
@@ -270,13 +270,13 @@ class PresenceKind(ReconciledKind[K, Owner, bool]):
         return [table for table in self.all.unequal if table in self.names]
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Plans to add the pending objects."""
+        """Yields the operations that add the pending objects."""
         for table in self.unequal():
             if keys := tuple(self.may_be_added(table, circumstances)):
                 yield from (Operation(Verb.ADD, item) for item in self.items(table, keys))
 
     def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Plans to remove the surplus objects."""
+        """Yields the operations that remove the surplus objects."""
         for table in self.unequal():
             if keys := tuple(self.may_be_removed(table, circumstances)):
                 yield from (Operation(Verb.REMOVE, item) for item in self.items(table, keys))

@@ -28,7 +28,7 @@ class Addresses(PresenceKind[Address]):
     is_witness = True
 
     def is_protected(self, key: Address) -> bool:
-        """Whether an address must stay because this node does not serve its family."""
+        """Whether an address must stay because this node does not serve the family of the address."""
         return not self.all.is_served(key.family)
 
     def take_in(self, observed: Observation) -> Iterator[None]:

@@ -20,7 +20,7 @@ STRANGE_SHOWN = 5
 
 
 class Sysctls(ReconciledKind[str, Sysctl, str]):
-    """Kernel settings. A setting that cannot be written is not tried again until its desired or observed value changes.
+    """Kernel settings. After a failed write, a setting is not written again until its desired or observed value changes.
 
     Settings that let packets in by tunnel wait for the rules that drop packets from tunnels of unknown senders.
     """
@@ -40,8 +40,8 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
     def given_up(self) -> Mapping[str, str]:
         """The settings that could not be written, each with the reason.
 
-        A setting is no longer included when its desired or observed value changes. The tunnel device records the former values of
-        all settings for tunnels, so a setting for tunnels is also tried again when another setting for tunnels has changed.
+        A setting is left out again as soon as its desired or observed value changes. The tunnel device records the former values
+        of all settings for tunnels, so a setting for tunnels is also tried again when another setting for tunnels has changed.
         """
         table = self.objects
         return {
@@ -62,7 +62,7 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
             yield from self.objects.observing(observed.sysctls)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Plans to write each pending setting that has not been given up."""
+        """Yields an operation for each pending setting that has not been given up."""
         given_up = self.given_up
         for operation in super().additions(circumstances):
             setting: Any = operation.item

@@ -6,8 +6,8 @@ Rule 1: the admitted sources of an existing virtual server are never shut out. T
 ranges is added after the ranges and the rules, and removed before them. Old ranges are removed only after the new ranges have
 been added to the kernel.
 Rule 2: traffic to another node is masqueraded, because otherwise its replies would not return through this node. An entry that
-exempts traffic from masquerading is added when undesired real servers no longer get traffic. Real servers are added when an
-undesired entry of this kind has been removed.
+exempts traffic from masquerading is added only after undesired real servers have stopped getting traffic. Real servers are added
+only after an undesired entry that exempts their traffic from masquerading has been removed.
 Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
 """
 
@@ -57,7 +57,7 @@ class Entries(PresenceKind[SetEntry]):
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation on entries, which for some sets is not the usual stage."""
+        """The stage of an operation on entries; entries of some sets have a different stage from most entries."""
         verb, item = operation
         assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind are ``SetEntries``
         return _STAGES.get((verb, item.set)) or self.stages[verb]
@@ -77,7 +77,7 @@ class Entries(PresenceKind[SetEntry]):
     def may_be_added(self, table: Table[SetEntry, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The pending entries that may be added now (rules 1 to 3).
 
-        The addition of such an entry shuts out no admitted source, loses no answers, and marks no packets too early.
+        The addition of an allowed entry shuts out no admitted source, loses no answers, and marks no packets too early.
         """
         name = self.names[table]
         entries = table.pending
@@ -87,8 +87,8 @@ class Entries(PresenceKind[SetEntry]):
             elsewhere = self._leading_elsewhere({table.desired[entry].service for entry in entries})
             return (entry for entry in entries if (table.desired[entry].service, ownership.named_by(entry)) not in elsewhere)
         if name in ownership.SCOPE_SETS:
-            # The kernel has only one entry for each address and port, with any mark, so removing the old entry would remove the
-            # new entry.
+            # The kernel has only one entry for each address and port, whatever the mark, so removing the old entry would also
+            # remove the new entry.
             taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
             return (
                 entry for entry in entries if ownership.virtual_server_of(entry) not in taken and self._is_served_by_mark(entry)
@@ -114,7 +114,7 @@ class Entries(PresenceKind[SetEntry]):
     def may_be_removed(self, table: Table[SetEntry, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The surplus entries that are no witness of a virtual server.
 
-        A source range is included only if no admitted source depends on it (rule 1).
+        A source range is included only if no admitted source depends on the range (rule 1).
         """
         if not circumstances.has_observed_all:
             return ()
@@ -161,7 +161,7 @@ class Sets(PresenceKind[IpSet]):
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # the kernel has them, because no rules of the family are pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # equal to the observed rules, because no rules are pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 

@@ -3,11 +3,11 @@
 Rule 1: a virtual server with source ranges is added only after the ranges are in the kernel.
 Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
 ``set_kinds.py``).
-Rule 3: a virtual server by mark is added only when the kernel has the set entry which shows that the virtual server belongs to
-ipvsproxy. A virtual server by mark gets its real servers in a later plan, after the kernel has added the virtual server. If
-another program has made a virtual server by this mark in the meantime, the other program's virtual server stays as it is. The
-virtual server of a mark does not change while an undesired entry still gives the mark to packets, because these packets may be
-for an address of another Service.
+Rule 3: a virtual server by firewall mark is added only when the kernel has the set entry which shows that the virtual server
+belongs to ipvsproxy. A virtual server by firewall mark gets its real servers in a later plan, after the kernel has added the
+virtual server. If another program has meanwhile made a virtual server by the same firewall mark, ipvsproxy does not change the
+virtual server of the other program. The virtual server of a mark does not change while an undesired entry still gives the mark to
+packets, because these packets may be for an address of another Service.
 """
 
 import errno
@@ -80,7 +80,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return next(virtual_server_operations(desired.key, desired, observed, self._drains.may_remove), None) is not None
 
     def is_protected(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is excluded, or of a family that this node does not serve."""
+        """Whether a virtual server must stay, because it is excluded or because this node does not serve its family."""
         return not self.all.is_served(key.address.family) or self.all.is_excluded(key)
 
     def begin_settling(self, now: float) -> None:
@@ -113,7 +113,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return item.virtual_server if isinstance(item.keys, EvenWeights) else (item.virtual_server, item.keys)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Plans the operations that bring pending virtual servers, and their real servers, to their desired state."""
+        """Yields the operations that bring pending virtual servers, and their real servers, to their desired state."""
         held_back, not_masqueraded_yet = self._held_back(circumstances), self._not_masqueraded_yet()
         for key in self.objects.pending:
             if key in held_back or (
@@ -147,7 +147,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return {key for key in self.objects.pending if key in going or ownership.node_port(key) in going}
 
     def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Plans to remove the virtual servers of ipvsproxy that no Service desires."""
+        """Yields the operations that remove the virtual servers of ipvsproxy that no Service desires."""
         for key in self.objects.surplus:
             if key not in circumstances.still_given:
                 yield from virtual_server_operations(key, None, self.objects.observed[key], self._drains.may_remove)
@@ -288,7 +288,7 @@ def _parting(
     weight: int,
     may_remove: MayRemove,
 ) -> Verb | None:
-    """The operation that an undesired real server needs now (weight 0 or removal); None if it needs no operation yet."""
+    """The operation that an undesired real server needs now (weight 0 or removal); None if there is nothing to do yet."""
     if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(desired.key.address) + PORT_SIZE:
@@ -382,7 +382,7 @@ def _weight(weight: int, thresholds: Thresholds) -> str:
 
 
 def _desired_weight(operation: Operation) -> str:
-    """The desired weight that an operation sets; a TCP real server that is no longer desired is drained first."""
+    """Describes the weight that an operation sets; an undesired TCP real server gets weight 0 until its connections end."""
     match operation:
         case Operation(verb=Verb.REMOVE):
             return STALE

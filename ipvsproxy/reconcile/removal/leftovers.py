@@ -10,8 +10,8 @@ unused variant.
 Rule 2: a rule of a built-in chain is removed if kube-proxy or ipvsproxy writes rules with the same target and comment into the
 chain.
 Rule 3: a chain to which a rule of another program refers is emptied but not deleted. The chain that marks packets for
-masquerading even keeps its rules, because port mappings of network plug-ins lead to the chain, and ipvsproxy masquerades the
-marked packets in either variant.
+masquerading even keeps its rules, because port mappings of network plug-ins lead to the chain. In either variant of iptables,
+ipvsproxy masquerades the marked packets.
 Rule 4: nothing is removed while a chain of ipvsproxy that is in use leads to a leftover chain, because the desired rules have
 then not been applied.
 Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, the rules are removed
@@ -64,7 +64,7 @@ The last chain is also one of ours. By these jumps, the iptables mode makes this
 
 
 def is_of_iptables_mode(key: ChainKey) -> bool:
-    """Whether only kube-proxy's iptables mode has such a chain, but not the kubelet, a network plug-in, or the IPVS mode."""
+    """Whether only kube-proxy's iptables mode uses a chain of this name, and no kubelet, network plug-in or IPVS mode does."""
     return key in _CHAINS or (key.table == "nat" and _CHAIN_OF_SERVICE.fullmatch(key.chain) is not None)
 
 
@@ -72,7 +72,7 @@ def is_of_iptables_mode(key: ChainKey) -> bool:
 class LeftoverScope:
     """The definition of leftover rules in one family and one variant of iptables.
 
-    If the variant is in use, ``used`` has the chains of ipvsproxy, otherwise ``unused`` has them; the other field is empty.
+    The chains of ipvsproxy are in ``used`` if the variant is in use, and otherwise in ``unused``; the other field is empty.
     ``own_jumps`` are the jumps to the chains in ``unused``.
     """
 

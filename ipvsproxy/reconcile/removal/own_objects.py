@@ -30,8 +30,9 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 class Cleanup(NamedTuple):
     """The operations of a cleanup. ``witnesses`` must not be removed before all virtual servers of ipvsproxy have been removed.
 
-    ``additions`` come first: the addresses that stay in use but that only a route makes local. ``witnesses`` must not be removed
-    before ``additions`` have been made. ``rules`` and ``witnesses`` must not be removed before ``settings`` have been restored.
+    ``additions`` come first: each addition puts on ``kube-ipvs0`` an address that stays in use but that only a route makes local.
+    ``witnesses`` must not be removed before ``additions`` have been made. ``rules`` and ``witnesses`` must not be removed before
+    ``settings`` have been restored.
     """
 
     virtual_servers: tuple[Operation, ...]
@@ -67,9 +68,9 @@ def plan(
 def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
     """The part of a cleanup that removes only objects that kube-proxy does not know.
 
-    kube-proxy can continue with all other objects and their connections. kube-proxy knows virtual servers with an address,
-    ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The rules in ``todo`` depend on the skeletons that
-    were passed to ``plan``. A service address that is local by a route becomes an address of ``kube-ipvs0``.
+    All other objects and their connections stay for kube-proxy. The objects that kube-proxy knows are virtual servers with an
+    address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The rules in ``todo`` depend on the
+    skeletons that were passed to ``plan``. A service address that is local by a route becomes an address of ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:
@@ -96,9 +97,9 @@ def give_up(
 
     The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server and set entries at
     the API server's port are removed, too. ``allowed`` addresses stay. If one kind of object could not be read, all objects stay.
-    A cluster IP stays, because it may lead to the API servers. The set entries of this backend, or the ``former`` set entries of
-    the other backend, show which address is a cluster IP. A virtual server with real servers also stays, because its set entries
-    may have been lost, unless an entry shows that its address is an external address.
+    A cluster IP stays, because the cluster IP may lead to the API servers. The set entries of this backend, or the ``former`` set
+    entries of the other backend, show which address is a cluster IP. A virtual server with real servers also stays, unless a set
+    entry shows that its address is an external address. The reason: the set entry of a cluster IP may have been lost.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):
@@ -134,7 +135,7 @@ def _witnesses_of(observed: Observation, places: Collection[VirtualServerKey]) -
 
 
 def may_remove_witnesses(observed: Observation) -> bool:
-    """Whether every kind of object was read that shows which virtual servers belong to ipvsproxy."""
+    """Whether a reading has all kinds of objects that show which virtual servers belong to ipvsproxy."""
     return None not in (
         observed.virtual_servers,
         observed.sets,

@@ -1,6 +1,6 @@
 """Derives the second scopes of external addresses from the desired state of Services.
 
-Virtual servers by mark, and the set entries that mark packets, are derived from a Service's desired state.
+Virtual servers by firewall mark, and the set entries that mark packets, are derived from a Service's desired state.
 
 Rule 1: a packet without a mark reaches the virtual server of its address, so a scope may be absent at any time. While a scope is
 absent, its Service port has no mark.
@@ -8,9 +8,9 @@ Rule 2: marks are given only when every Service has a desired state, because unt
 certain. A Service port has a mark while its Service owns at least one of the port's virtual servers.
 Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
 counts only if its Service owns the virtual server of the entry.
-Rule 4: a virtual server by mark keeps its connections when no Service desires it any longer. The virtual server stays in the
-desired state, without real servers, until its former real servers have drained; then it is removed. The set entries that give the
-virtual server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
+Rule 4: a virtual server by firewall mark keeps its connections when no Service desires it any longer. The virtual server stays in
+the desired state, without real servers, until its former real servers have drained; then it is removed. The set entries that give
+the virtual server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
 
 Of marks:
 
@@ -104,8 +104,8 @@ class Marks:
     def give(self, recalled: Iterable[tuple[MarkedPort, int]] = ()) -> list[MarkedPort]:
         """Give marks to the waiting Service ports; returns the ports that got a mark.
 
-        ``recalled`` has the marks that the entries of a port in the kernel use; such a mark takes precedence. If ``recalled`` has
-        several marks for a port, the first mark is chosen.
+        ``recalled`` has the marks that entries in the kernel already use for a port; a recalled mark takes precedence. If
+        ``recalled`` has several marks for a port, the first mark is chosen.
         """
         given = []
         for port, mark in recalled:
@@ -175,7 +175,7 @@ _OF_LOCAL_POLICY = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 @dataclasses.dataclass(eq=False)
 class Scopes:
-    """The Services with second scopes, the marks of their ports, and the virtual servers by mark that drain before their removal.
+    """Services with second scopes, the marks of their ports, and virtual servers by firewall mark that drain before removal.
 
     ``families`` are the families that this node serves. ``putting`` is the function that writes the desired state of a Service
     into the tables.
@@ -206,7 +206,7 @@ class Scopes:
         """Virtual servers of other programs, as long as our entry wrongly shows that they are ours."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
-        """Adds virtual servers by mark, and the set entries that mark packets, to a Service's state.
+        """Adds virtual servers by firewall mark, and the set entries that mark packets, to a Service's state.
 
         Virtual servers and entries are added for each of the Service's ports that has a mark.
         """
@@ -269,7 +269,7 @@ class Scopes:
             yield from self.putting(name, self._states[name])
 
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
-        """The ports whose virtual servers the set entries in the kernel name, each with a mark that its entries give to packets.
+        """Pairs of a Service port and a mark that set entries in the kernel give to packets of the port.
 
         Pairs of port and mark are ordered by the number of their entries, the largest number first. Among pairs with equally many
         entries, the pair whose mark has fewer entries of other ports comes first.
@@ -303,7 +303,7 @@ class Scopes:
             at_once(self.putting(port.service, self._states[port.service]))
 
     def is_refused(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server belongs to another program although a set entry of ipvsproxy shows the opposite."""
+        """Whether a virtual server belongs to another program, although a set entry suggests that it belongs to ipvsproxy."""
         return key in self._refused
 
     def _has_mark(self, mark: int) -> bool:
@@ -324,7 +324,7 @@ class Scopes:
         return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
-        """Give marks, and let undesired virtual servers by mark drain before their removal; a generator of steps.
+        """Give marks, and let undesired virtual servers by firewall mark drain before their removal; a generator of steps.
 
         A set that only scopes use stays desired while one of its entries is desired or observed. ``may_close`` means that every
         Service has a desired state.

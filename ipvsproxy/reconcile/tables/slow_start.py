@@ -83,8 +83,8 @@ class SlowStarts:
     def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
         """Give the next weight to each endpoint whose next step is due; a generator, which can pause.
 
-        With ``afresh``, forget when endpoints began their slow start, because a new process, which only reads the kernel, would
-        not know the times.
+        With ``afresh``, forget when endpoints began their slow start. The weights are then the same as after a restart, because a
+        new process cannot read these times from the kernel.
         """
         if afresh:
             self._began_s.clear()
@@ -126,7 +126,7 @@ class SlowStarts:
     ) -> Mapping[RealServerKey, float]:
         """The endpoints of a virtual server that are in slow start now, each with the time when its slow start began.
 
-        ``known`` has the endpoints that were already in slow start before.
+        ``known`` has the endpoints that were in slow start at the previous call, each with the time when its slow start began.
         """
         observed = self._virtual_servers.observed.get(item.key)
         weights = observed.real_servers if observed else {}

@@ -8,8 +8,8 @@ Rule 3: an observed key that has no owner is removed only if it belongs to ipvsp
 
 For most kinds of objects (set entries, addresses, sets, the device), only the presence of an object counts. The desired and the
 observed side are nearly always equal, and there may be hundreds of thousands of keys. Therefore a ``PresenceTable`` does not
-store all observed keys, but only the observed keys that are not desired. All other observed keys are the desired keys except the
-pending keys.
+store all observed keys, but only the observed keys that are not desired. In addition, each desired key that is not pending counts
+as observed.
 """
 
 import bisect
@@ -34,7 +34,7 @@ def always(_: object) -> bool:
 class Conflict(NamedTuple):
     """A key that several owners desire.
 
-    The fields of a conflict are the winner, the waiting owners in their order, and the reason why each of them waits. A reason is
+    The fields of a conflict are the winner, the waiting owners in their order, and the reason why each owner waits. A reason is
     a text that follows the name of the winner.
     """
 
@@ -59,7 +59,7 @@ class _Waiting(Generic[V]):
         self._ranks[owner] = rank
 
     def pop(self, owner: Owner) -> V | None:
-        """Stop the waiting of an owner. Returns the value that the owner desired; None if the owner did not wait."""
+        """Remove an owner from the waiting owners. Returns the value that the owner desired; None if the owner did not wait."""
         if owner not in self._ranks:
             return None
         return self.turns.pop(bisect.bisect_left(self.turns, self._ranks.pop(owner), key=operator.itemgetter(0)))[1]
@@ -376,7 +376,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return None
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """Like ``Table``, but an observed key stays observed."""
+        """Like ``Table.release``, but an observed key stays observed."""
         if key in self._present:
             self._present.undesired[key] = None
         heir = super().release(key, owner)

@@ -38,8 +38,8 @@ class Drain:
 class Drains:
     """All draining real servers.
 
-    A drain is in one of three states: the real server still has connections, or it has no connections and waits for capacity, or
-    the drain is over and the real server may be removed.
+    A drain has one of three states: the real server still has connections; the real server has no connections and waits for
+    capacity; or the drain is over, and the real server may be removed.
     """
 
     def __init__(self) -> None:
@@ -111,9 +111,9 @@ class Drains:
         return drain in self._over if drain else None
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
-        """Let a number of waiting drains be over now, in the order in which the drains began to wait.
+        """End a number of waiting drains, so that their real servers may be removed.
 
-        Returns the virtual servers of the drains that are over now.
+        The drains that began to wait first end first.         Returns the virtual servers of the drains that are over now.
         """
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]
         self._over.update(released)
@@ -193,7 +193,7 @@ class Drains:
 def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
-    """The removals of real servers without connections whose drain has begun with the given outcomes.
+    """The removals of real servers that have no connections, and whose drain has begun with the given outcomes.
 
     ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
     number of removals to return.

@@ -1,7 +1,7 @@
-"""Decides who owns a virtual server: whether an undesired one belongs to ipvsproxy, and which Service gets a desired one.
+"""Decides whether an undesired virtual server belongs to ipvsproxy, and which of several Services gets a virtual server.
 
 Programs share the kernel's table of virtual servers: keepalived, kube-vip and docker may also have virtual servers in the table.
-A new process does not know which virtual servers an earlier process has made, but other kernel objects show this. An entry in a
+A new process recognises the virtual servers of an earlier process by other kernel objects. An entry in a
 set of ipvsproxy is added before its virtual server and removed after the virtual server. The address on ``kube-ipvs0``, or the
 local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Therefore every virtual server
 of an earlier process has a witness.
@@ -22,7 +22,7 @@ Three rules decide which of several Services gets a virtual server:
 Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. The author of a Service
 chooses the Service's external and load-balancer addresses, so such an address never wins against an allocated address, even if
 its Service is older.
-Rule 2: a Service in the newest list of Services takes precedence over a Service that is missing there (see ``Owner``).
+Rule 2: a Service in the newest list of Services takes precedence over a Service that is missing in this list (see ``Owner``).
 Rule 3: the older Service takes precedence.
 """
 
@@ -82,7 +82,7 @@ class NodePort(NamedTuple):
 def lies_in(key: VirtualServerKey, ranges: Iterable[Network]) -> bool:
     """Whether the address of a virtual server lies in one of the given ranges.
 
-    A virtual server by mark has no address, so the answer is false.
+    A virtual server by firewall mark has no address, so the answer is false.
     """
     return not isinstance(key, FirewallMark) and any(one.contains(key.address) for one in ranges)
 
@@ -100,7 +100,7 @@ def owned_virtual_servers(
     the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set has a node port, the virtual server of
     that port belongs to ipvsproxy on each host address in ``node_port_ranges``. Loopback addresses never count, and IPv6
     link-local addresses do not count in a range of all addresses. ``left_behind`` has all observed virtual servers if a virtual
-    server on an address without node ports may belong to ipvsproxy; otherwise it is empty.
+    server on an address without node ports may belong to ipvsproxy; otherwise ``left_behind`` is empty.
     """
 
     def serves(address: Address) -> bool:

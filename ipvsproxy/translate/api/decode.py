@@ -15,7 +15,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class UndecodableError(Exception):
-    """A whole body or a whole line cannot be decoded; the message of the error gives the reason.
+    """Raised if a whole body or a whole line cannot be decoded; the message gives the reason.
 
     The objects of the kind must be listed again.
     """
@@ -250,8 +250,9 @@ class ListReader:
 
     An API server writes a list without spaces, and all items begin with the same bytes (``{"metadata":`` in k8s.io/api). The
     bytes between two items, ``},{"metadata":``, cannot occur inside a JSON string, because quotation marks are escaped in
-    strings. Objects nested in an item may also have these bytes between them, but the bytes before are then not a complete JSON
-    value. A list that cannot be split at these bytes is stored, and parsed as a whole at the end, with the same result.
+    strings. The same bytes may also occur between objects nested in an item, but then the bytes from the beginning of the item
+    are not a complete JSON value. A list that cannot be split at these bytes is stored, and parsed as a whole at the end, with
+    the same result.
     """
 
     def __init__(self, kind: ObjectKind) -> None:
@@ -308,7 +309,8 @@ class ListReader:
         before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode_list(self._kind, before + b"]}").resource_version
-        # Other brackets are open, so the items are not the items of the list, or the list has more fields after its items.
+        # Either more brackets are open, so that the found items are not the items of the list, or the list has more fields after
+        # its items.
         except UndecodableError:
             self._is_in_one_piece = True
             return False

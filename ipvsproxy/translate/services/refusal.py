@@ -14,7 +14,7 @@ server. An address stays refused after its API server has disappeared, because t
 addresses of this node, including loopback addresses, only the port of the API server is refused. A cluster IP is not refused for
 being an API server's address, because the API servers may be reachable only by this cluster IP.
 Rule 5: serving another node's address as an external address would make that node unreachable from this node. The address of
-another node is refused only if the operator has configured this, because kube-proxy serves such an address.
+another node is refused only if the operator has chosen to refuse such addresses, because kube-proxy serves them.
 """
 
 from collections.abc import Iterable
@@ -74,7 +74,7 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
 
 
 def ways_out(service: Service, address: Address) -> str:
-    """The advice of ``WAYS_OUT`` for only those fields in which a Service has the address."""
+    """The advice of ``WAYS_OUT`` for the fields in which a Service has the address."""
     ways = {
         _WITH_BALANCER: address in service.options.load_balancer_addresses,
         _WITH_EXTERNAL: address in service.options.external_addresses,
