@@ -25,7 +25,7 @@ WRONG_USE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Execute a command line, given without the program's name; returns the exit status."""
+    """Execute a command line, which does not include the program's name; returns the exit status."""
     _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "run"
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def execute(command: commands.Command, arguments: Sequence[str]) -> int:
-    """Execute a command with these arguments; returns the exit status."""
+    """Execute a command with the given arguments; returns the exit status."""
     parsed = load.parse(arguments, command.name, takes_words=bool(command.subject))
     given = parsed.given
     if text := _help_or_version(given, command):
@@ -69,19 +69,19 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
 def _as_running(
     command: commands.Command, read: Callable[[Sequence[str]], Config], given: Collection[str], arguments: Sequence[str]
 ) -> Config | None:
-    """The configuration of the ipvsproxy that runs on this node, for a command that inspects it and got no flag of ``run``."""
-    if command.name == "fleet":  # ``fleet`` uses its caller's rights, not this node's
+    """The configuration of the running ipvsproxy process, for a command that inspects the node and got no flag of ``run``."""
+    if command.name == "fleet":  # ``fleet`` uses the rights of its caller, not the rights of this node
         return None
     has_flags = not _OF_COMMANDS.issuperset(given)
     if command.implied != "--proxy-mode=ipvs" or has_flags or not (running := instance.running()):
         return None
     which = f"process {running.process}" if running.process else "in another container"
     if running.arguments is None:
-        if command.name != "top":  # ``top`` reads no files of that ipvsproxy
+        if command.name != "top":  # ``top`` reads no files of the running ipvsproxy
             complain(f"ipvsproxy runs in a container ({which}): give its flags and files, or run this command there")
         return None
     try:
-        os.chdir(f"/proc/{running.process}/cwd")  # that ipvsproxy's flags may name files relative to this directory
+        os.chdir(f"/proc/{running.process}/cwd")  # the flags of the running ipvsproxy may name files relative to this directory
         first = 1 if running.arguments[:1] == ["run"] else 0
         config = read([*running.arguments[first:], *arguments])
     except (ConfigError, OSError):  # the reason is not shown, because the running ipvsproxy has the same values
@@ -132,11 +132,11 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
 
 
 def load_module(name: str) -> ModuleType:
-    """Import, quickly, a module that most command lines do not need.
+    """Import a module that most command lines do not need, faster than Python does by default.
 
-    An import creates no garbage, so running the garbage collector during the import would waste a tenth of the time. structlog
-    would import rich, if it is installed, to colour tracebacks that this program never prints: that import takes 0.2 s, more than
-    any other.
+    An import creates no garbage, so running the garbage collector during the import would waste a tenth of the time. If rich is
+    installed, structlog would import rich to colour tracebacks, which ipvsproxy never prints. The import of rich takes 0.2 s,
+    more than any other import.
     """
     # In ``sys.modules``, None means that a module cannot be imported. Modules that are imported later may need rich, for example
     # Textual.
@@ -151,7 +151,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def _open_standard_streams() -> None:
-    """Redirect closed standard streams to /dev/null; otherwise a socket would get such a file number and receive our output.
+    """Redirect closed standard streams to /dev/null; otherwise a socket could get such a number and receive ipvsproxy's output.
 
     Characters that the locale's encoding lacks are written as escape sequences, as Python already does for standard error.
     """
@@ -169,10 +169,9 @@ def _open_standard_streams() -> None:
 
 
 def _end(status: int) -> int:
-    """End the process now: a thread that hangs in the kernel or in a program must not delay the end.
+    """End the process at once, even if a thread hangs in a kernel call or waits for another program.
 
-    If the reader closes the pipe before the last output is written, that is no error; Python would report a BrokenPipeError when
-    the process exits.
+    A pipe whose reader has closed it early is no error; Python would report a BrokenPipeError when the process exits.
     """
     is_read = True
     for stream in (sys.stdout, sys.stderr):

@@ -76,8 +76,8 @@ class NodeToClean(NamedTuple):
     ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left`` maps
     each place that can hold rules to a function that searches that place for rules left behind by a proxy. ``skipped`` has a line
     for each part of the cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the sets
-    in the nftables table of ipvsproxy whose parameters come from another version of ipvsproxy. ``kernel`` must have been created
-    with the chains and jumps of ``extent``.
+    in ipvsproxy's nftables table that another version of ipvsproxy created with other parameters. ``kernel`` must have been
+    created with the chains and jumps of ``extent``.
     """
 
     kernel: Kernel
@@ -95,9 +95,10 @@ class Result:
     """The result of a cleanup, or of a dry run.
 
     ``outcomes`` maps each operation to its outcome. An operation that the cleanups of both backends apply, such as the removal of
-    a virtual server, appears only once. ``left`` maps the name of a place and IP family in which a proxy has left rules to the
-    reason why some of these rules are not removed (an empty reason means that all rules are removed). ``problems`` has a line for
-    each other reason why objects of ipvsproxy may remain. ``notes`` has a line for each omitted part of the cleanup.
+    a virtual server, appears only once. ``left`` has an item for each place and IP family in which a proxy has left rules. The
+    value of the item is the reason why some of the rules are not removed; an empty reason means that all rules are removed.
+    ``problems`` has a line for each reason why objects of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a
+    line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -283,7 +284,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
     rules = [*(str(item) for item in removed if isinstance(item, Skeleton)), *left]
     counts = counted_kinds(Counter(kind_of(item) for item in removed if not isinstance(item, Skeleton)))
     number = ", ".join(filter(None, [counts, *rules]))
-    if result.problems:  # after a problem, the objects may be unknown
+    if result.problems:  # if there was a problem, some objects may be unknown
         empty = "not known" if dry_run else "nothing"
         number += "; the rest is not known" if dry_run and number else ""
     else:

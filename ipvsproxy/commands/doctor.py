@@ -271,7 +271,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Rules of other programs that keep packets to external addresses from the second scopes of Services."""
+    """Finds rules whose packet marks may keep packets to external addresses from the second scopes of Services."""
     if config.translation.scopes is not TrafficScopes.API and not config.takes_direct_return:
         return
     bits = config.translation.scope_bits
@@ -288,7 +288,7 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _some(texts: Sequence[str], separator: str = "; ") -> str:
-    """The first few of the given texts, and the number of the remaining texts."""
+    """A text with the first few of the given texts, and with the number of the remaining texts."""
     return separator.join([*texts[:FEW], *([f"{len(texts) - FEW} more"] if texts[FEW:] else [])])
 
 
@@ -409,7 +409,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> Document:
 def render(document: Document) -> Iterator[str]:
     """The result as text: the findings that need attention, the worst first, each with its remedy.
 
-    The result only lists the names of topics that need no attention.
+    Topics that need no attention appear only by name.
     """
     findings = document["findings"]
     for level in (Level.FAIL, Level.WARN, Level.NOTE):

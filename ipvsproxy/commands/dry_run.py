@@ -1,9 +1,9 @@
-"""``ipvsproxy --dry-run`` is a shadow of kube-proxy: it compares desired and observed state, and never changes the kernel.
+"""``ipvsproxy --dry-run`` runs as a shadow of kube-proxy, compares desired and observed state, and never changes the kernel.
 
 Rule 1: a shadow applies no operation, loads no module and opens no health-check port, because kube-proxy does these things.
 Rule 2: kube-proxy needs time to program a change, so the shadow waits for ``PATIENCE_S`` after a change before it reads the
 kernel.
-Rule 3: the shadow listens on ports other than kube-proxy's, so that both can use the same configuration.
+Rule 3: the shadow listens on ports other than kube-proxy's, so that the shadow and kube-proxy can use the same configuration.
 """
 
 import asyncio

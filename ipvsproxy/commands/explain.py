@@ -53,7 +53,7 @@ def parse_subject(text: str) -> Subject:
     """
     with contextlib.suppress(ValueError):
         return Place(*parse_host_port(text.strip("[]") if text.endswith("]") else text))
-    if _NAME.fullmatch(text) and not re.fullmatch(r"[\d.]+", text):  # digits and dots alone are a mistyped address
+    if _NAME.fullmatch(text) and not re.fullmatch(r"[\d.]+", text):  # a text of only digits and dots is a mistyped address
         namespace, _, name = text.rpartition("/")
         return ServiceName(namespace, name)
     raise ValueError(f"{text[:80]!r} is not namespace/name, name, address:port or [IPv6 address]:port")
@@ -168,9 +168,9 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
 
 
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
-    """The reason why ipvsproxy does not use any part of the object with this name.
+    """The reason why ipvsproxy uses no part of the object with this name.
 
-    The unused parts of a known Service are shown in the entry of the Service instead.
+    For a known Service, the entry of the Service shows the unused parts instead.
     """
     for complaint in complaints:
         is_shown = complaint.name in known and not complaint.where
@@ -277,7 +277,7 @@ def _service(service: Document) -> Iterator[str]:
 
 
 def _pod(pod: Document) -> Iterator[str]:
-    """The kinds of traffic that an endpoint serves, and the reason why it does not serve the other kinds."""
+    """The kinds of traffic that an endpoint serves, and the reason why the endpoint does not serve the other kinds."""
     where = next((_where(port["endpoint"]) for service in pod["services"] for port in service["ports"]), "")
     yield (f"endpoint {pod['target']} ({pod['address']})" if pod["target"] else f"endpoint {pod['address']}") + where
     for service in pod["services"]:
@@ -290,7 +290,7 @@ def _pod(pod: Document) -> Iterator[str]:
 
 
 def verdicts(endpoint: Document, traffics: Iterable[str]) -> str:
-    """Whether an endpoint gets connections of the given kinds of traffic and, if it gets none, the reason."""
+    """Whether an endpoint gets connections of the given kinds of traffic, and the reason if the endpoint gets none."""
     by_traffic = {traffic: _verdict(endpoint, traffic) for traffic in traffics}
     if len(set(by_traffic.values())) > 1:
         by_traffic = {traffic: f"{verdict} for traffic to {_TRAFFIC[traffic]}" for traffic, verdict in by_traffic.items()}

@@ -2,8 +2,9 @@
 
 The command reads the health status through the pod proxy of the API server.
 
-Rule 1: the caller needs only two permissions in one namespace: to get pods/proxy and, unless ``--pods`` is given, to list pods.
-Rule 2: the program that answers a request may be broken or hostile. The command checks the time, size and types of an answer. The
+Rule 1: the caller needs only two permissions in one namespace: to get pods/proxy, and to list pods. With ``--pods``, the caller
+need not have the permission to list pods.
+Rule 2: the server that answers a request may be broken or hostile. The command checks the time, size and types of an answer. The
 command follows no redirect, because the target of a redirect would get the caller's credentials.
 Rule 3: every node appears in the result. If a node does not answer, the reason is reported.
 """

@@ -1,9 +1,9 @@
-"""The common part of all commands that only read: the first lists, the state of this node, and the exit status.
+"""The code that all read-only commands share: it gets the first lists, reads the state of this node, and chooses the exit status.
 
-Rule 1: these commands load no module and write nothing. ``run`` learns some facts about the kernel by trying an operation; these
-commands assume that the operation would succeed.
-Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables find the differences. These
-commands apply no operation.
+Rule 1: a read-only command loads no kernel module and writes nothing. ``run`` learns some facts about the kernel by trying an
+operation; a read-only command assumes that the operation would succeed.
+Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables find the differences. A read-only
+command applies no operation.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class Comparison:
         return self._translator.settings
 
     async def read(self) -> Changes:
-        """Read the kernel, and take the pending changes out of the store; returns these changes.
+        """Read the kernel, and take the pending changes out of the store; returns the pending changes.
 
         Raises:
             UnknownStateError: a part of the kernel could not be read, or a first list is in doubt.
@@ -129,7 +129,7 @@ class Inspected:
     source: sources.Source
 
     async def targets(self) -> tuple[Targets, Sequence[str]]:
-        """The pods behind endpoints, and the reason why the pods cannot be named."""
+        """The pods behind endpoints, and the reason if the names of the pods cannot be read."""
         try:
             return await self.source.targets(), ()
         except sources.ApiError as error:
@@ -274,7 +274,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
 
 
 def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The iptables program of each IP family that can be read.
+    """The iptables program of each IP family whose rules can be read.
 
     Raises:
         CannotStartError: the rules of no IP family can be read.

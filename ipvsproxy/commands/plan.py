@@ -40,7 +40,7 @@ class PlanningKernel:
         self.operations: list[Operation] = []
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """Like ``Kernel.observe``, but raises an error if the reading is incomplete.
+        """Reads the kernel as ``Kernel.observe`` does, but raises an error if a part could not be read.
 
         Raises:
             UnknownStateError: a part of the kernel could not be read.
@@ -51,7 +51,7 @@ class PlanningKernel:
         return observed
 
     def poll(self, *_: object, **__: object) -> Iterator[Observation]:
-        """Read nothing, because a plan ends with the first sync, which reads the kernel by ``observe``."""
+        """Read nothing, because a plan ends with the first sync, and the first sync calls ``observe`` instead of ``poll``."""
         return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

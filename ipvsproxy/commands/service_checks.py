@@ -62,7 +62,7 @@ MOST_COLLISIONS = 20
 
 
 class Collision(NamedTuple):
-    """A program, rule or interface of this host that takes packets of a Service, or whose packets a Service takes."""
+    """A collision on this host: a program, rule or interface takes packets of a Service, or the Service takes its packets."""
 
     service: ServiceName
     text: str
@@ -84,7 +84,7 @@ def judge(
 
 
 def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
-    """Whether all pod addresses of this node lie in the configured ranges, by which second scopes may recognise pods."""
+    """Whether second scopes can recognise all pods of this node by the configured ranges of pod addresses."""
     if settings.scopes is not TrafficScopes.API or settings.detect_local is not LocalMode.CLUSTER_CIDR:
         return
     for family in sorted(settings.families & {network.family for network in settings.cluster_networks}):

@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A table and the lines above it, about either the node with one page of matching Services, or one Service."""
+    """A table and the lines above the table; the subject is one Service, or the node with one page of matching Services."""
 
     lines: tuple[str, ...]
     rows: Sequence[Row]
@@ -195,7 +195,7 @@ def picture(node: Document, services: Document) -> Picture:
     facts = (
         f"pending {node['pending']['total']}  failed {node['failed']}  drifted {node['drifted']['total']}",
         f"draining {node['draining']}",
-        # an older ipvsproxy does not send these two numbers
+        # an older ipvsproxy does not send the two numbers of connections
         f"{count(node.get('activeConnections'))} active, {count(node.get('inactiveConnections'))} inactive",
         "  ".join(f"{count(node[f'{name}PerSecond'])} {unit}/s" for name, unit in _UNITS.items()),
         f"synced {seconds(synced_ago_s)} ago in {seconds(last['durationSeconds'] if last else None)}",
@@ -274,7 +274,7 @@ def _endpoints(port: Document) -> Iterator[Document]:
     for one in port["endpoints"]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
         state = "MISSING: not in the kernel" if address in missing else explain.verdicts(one, traffics)
-        is_other = one["internal"]["code"] == "duplicate"  # the real server is shown with the entry that it duplicates
+        is_other = one["internal"]["code"] == "duplicate"  # another row shows the real server
         shown = {"port": name, "pod": _pod(one), "address": address, "node": one["node"], "zone": one["zone"], "state": state}
         yield shown | _figures([] if is_other else real_servers.pop(address, []))
     for address, seen in real_servers.items():
@@ -283,7 +283,7 @@ def _endpoints(port: Document) -> Iterator[Document]:
 
 
 def _pod(one: Document) -> str:
-    """The name of the pod behind an endpoint or real server, without its namespace, which is that of the Service."""
+    """The name of the pod behind an endpoint or real server, without the namespace, which is that of the Service."""
     return (one.get("target") or "").rpartition("/")[2]
 
 

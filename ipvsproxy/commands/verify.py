@@ -20,8 +20,8 @@ SECOND_READING_S = 2.0
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
     """Finds the objects that differ from their desired state both now and after a pause.
 
-    A difference that may come from a node port on an address that the node has just lost is reported only if it lasts for
-    ``grace_s`` longer.
+    The node may have just lost an address with node ports. A difference that may come from such an address is reported only if it
+    lasts for another ``grace_s`` seconds.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -78,7 +78,7 @@ def render(document: Document) -> Iterator[str]:
         number = counted(one["realServers"], "real server")
         yield f"of another program, left alone: {one['virtualServer']} {one['scheduler']}, {number}"
     kinds = Counter(one["kind"] for one in differences)
-    rules = kinds.pop(RULES, 0)  # the text has a separate number of rules
+    rules = kinds.pop(RULES, 0)  # the text counts rules separately, after all other objects
     parts = ", ".join(filter(None, [counted_kinds(kinds), counted(rules, "rule") if rules else ""]))
     verdict = f"{counted(len(differences), 'difference')} ({parts})" if differences else "equal"
     compared = [counted(document["services"], "Service"), counted(document["virtualServers"], "virtual server")]

@@ -5,7 +5,7 @@ rules of Go's pflag, so that every kube-proxy command line has the same meaning 
 
 The accepted forms are ``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4`` and ``-v4``.
 Dashes and underscores in a flag's name are equivalent. If a flag is repeated, its last value counts; the values of a repeated
-list flag are joined. Arguments after ``--`` are not flags. Python's argparse cannot be used, because its rules differ: with
+list flag are joined. Arguments after ``--`` are not flags. Python's argparse cannot be used, because its rules differ. With
 argparse, a switch takes the next word as its value, a value must not begin with a dash, and parsing ends at the first error.
 """
 
@@ -101,10 +101,10 @@ def load(
     """The configuration that results from a command line; ``arguments`` does not include the program and the command.
 
     A configuration file replaces all flags, as in kube-proxy, except ``--hostname-override``, the logging flags and the flags
-    that select a task. If kube-proxy does not have a flag, the flag's value replaces the value in the file, because kube-proxy
-    may use the same file. With a configuration file, the defaults for files apply: the default of ``ipvs.minSyncPeriod`` is 0 in
-    a file and 1s for the flag, and all other defaults are the same. ``read_file`` may raise OSError. ``subject`` names the single
-    word that the command needs, and is empty for a command without a word.
+    that select a task. A flag that kube-proxy does not have also replaces the value in the file, because kube-proxy may use the
+    same file. With a configuration file, the defaults for files apply. Only ``ipvs.minSyncPeriod`` has different defaults: 0 in a
+    file, and 1s for the flag. ``read_file`` may raise OSError. ``subject`` names the single word that the command needs, and is
+    empty for a command without a word.
 
     Raises:
         ConfigError: the configuration has problems; the error contains all problems.

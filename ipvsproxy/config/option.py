@@ -209,9 +209,9 @@ class Option(NamedTuple):
     only some commands take.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
-    kubernetes/kubernetes), and an empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even
-    if ``--config`` is given, and replaces the value in the file. ``implied`` is the flag's value if the user gives the flag
-    without a value; boolean flags do not need ``implied``. ``nanoseconds``: a number without a unit in a file is in nanoseconds.
+    kubernetes/kubernetes). An empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even if
+    ``--config`` is given, and replaces the value in the file. ``implied`` is the flag's value if the user gives the flag without
+    a value; boolean flags do not need ``implied``. ``nanoseconds``: a number without a unit in a file is in nanoseconds.
     ``deprecated`` says which option to use instead. ``command`` names the commands that take the flag; an empty ``command`` means
     that all commands take the flag.
     """
@@ -237,11 +237,11 @@ class Option(NamedTuple):
     command: str = ""
 
     def is_of(self, command: str) -> bool:
-        """Whether a command takes this option: if ``Option.command`` is empty, every command does."""
+        """Whether a command takes this option; if ``Option.command`` is empty, every command takes the option."""
         return not self.command or command in self.command.split()
 
     def explained(self, text: str) -> Self:
-        """The same option with a text for ``--help``."""
+        """A copy of this option with a text for ``--help``."""
         return self._replace(help=text)
 
     def parse(self, text: str) -> Value:

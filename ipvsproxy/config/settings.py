@@ -97,7 +97,7 @@ class EngineSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """The backend that holds rules and sets, and the protocol number of our local routes, if there are any.
+    """The backend that holds rules and sets, and the protocol number of the local routes that ipvsproxy adds.
 
     ``direct_return``: whether this node takes part in direct return between nodes.
     """
@@ -126,7 +126,7 @@ class ServiceSource:
 
     ``kubeconfig`` is the path of a file, and ``api_server`` is a URL that replaces the URL in the kubeconfig. If ``kubeconfig``
     and ``api_server`` are empty, the pod's service account is used. ``mass_deletion_percent``: if more than this share of all
-    objects is absent from a list, a second list must confirm the first; 0 means that every list is accepted.
+    objects is absent from a list, a second list must confirm the first list; 0 means that every list is accepted.
     """
 
     manifests: str = ""
@@ -177,8 +177,9 @@ class Config:
     case, is the value of ``--hostname-override`` or, if that is empty, the host's name. ``oom_score_adj`` is a number from -1000
     to 1000. ``config_file`` and ``write_config_to`` are paths; an empty path means that the flag was not given.
     ``write_config_to``, ``cleanup`` and ``init_only`` each limit the process to one task; if several tasks are given, the process
-    does only the first task in this order. ``dry_run``, ``output``, ``only``, ``top`` and ``fleet`` are options of commands,
-    which a file cannot contain. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
+    does only the task whose option comes first in this sentence. ``dry_run``, ``output``, ``only``, ``top`` and ``fleet`` are
+    options of commands, which a file cannot contain. If ``only`` is ``own``, ``cleanup`` removes only the objects that kube-proxy
+    does not know.
 
     ``without_effect`` names the given options that have no effect in ipvsproxy; ``notices`` are messages for the operator about
     accepted options. ``values`` maps the dotted path of each field of a file to its value, and is used to write a file. Two
@@ -242,7 +243,7 @@ class Config:
     ) -> Choices:
         """The settings for a host.
 
-        ``random_fully`` tells for each served IP family whether masquerade rules can choose the source port fully at random.
+        ``random_fully`` says for each served IP family whether masquerade rules can choose the source port fully at random.
 
         ``scheduler`` is the configured scheduler, or another scheduler if the kernel lacks the configured scheduler.
         ``backend`` is the backend that holds the rules, and is never ``AUTO``.

@@ -82,7 +82,7 @@ class Values:
         self.problems.append(Problem(source or self.source(key), text, key))
 
     def known(self, *keys: str) -> bool:
-        """Whether none of these options has a problem; only then can their values be compared."""
+        """Whether all given options are free of problems, so that their values can be compared."""
         return not any(problem.key in keys for problem in self.problems)
 
 
@@ -137,8 +137,7 @@ def resolve(values: Values, hostname: str) -> Config:
 def _fields(values: Values) -> dict[str, dict[str, Any]]:
     """The value of each option that has an attribute of ``Config`` (``Option.to``), grouped by section and then by name.
 
-    An option with a fixed set of values has a member of an enumeration as its value. A text that has a special syntax is not
-    parsed yet.
+    An option with a fixed set of values has a member of an enumeration as its value. A text with a special syntax stays a text.
     """
     fields: dict[str, dict[str, Any]] = collections.defaultdict(dict)
     for key, option in catalogue.BY_KEY.items():

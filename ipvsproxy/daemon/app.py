@@ -155,16 +155,16 @@ class _Node(Watcher):
     # The event loop calls the following methods, as ``Watcher`` describes.
 
     def queued(self, now: float) -> None:
-        """A change is waiting for the next sync."""
+        """Called when a change waits for the next sync."""
         self._status.queued(now)
         self.metrics.queued()
 
     def syncing(self, now: float) -> None:
-        """A sync begins."""
+        """Called when a sync begins."""
         self._status.syncing(now)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended."""
+        """Called when a sync has ended."""
         self._status.synced(summary)
         self.metrics.synced(summary)
         self._announcer.synced(summary)
@@ -180,7 +180,7 @@ class _Node(Watcher):
     async def _give_up_api_servers(self) -> None:
         """Unbind API-server addresses that an earlier process, or a kube-proxy, has bound to this node for Services.
 
-        No API server answers at these addresses while this node has them.
+        While this node has such an address, no API server answers at the address.
         """
         servers, allowed = self._store.api_servers, self._engine.translation.allowed_addresses
         try:
@@ -292,7 +292,7 @@ async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: M
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
-    """Take over the set entries that an earlier process has left in the other backend, as witnesses of our virtual servers."""
+    """Take over an earlier process's set entries in the other backend; the entries show which virtual servers are ipvsproxy's."""
     try:
         count = await kernel.call(lambda node: node.inherit_sets(families))
     except KernelError as error:

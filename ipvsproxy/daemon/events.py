@@ -2,8 +2,8 @@
 
 Rule 1: no other work waits for an event to be written, or fails if an event cannot be written. An event that cannot be written is
 dropped.
-Rule 2: repetitions of an event are counted in one event object. Each object has its own rate limit, and there is one rate limit
-for this whole process.
+Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each object, and another rate
+limit for the whole process.
 Rule 3: an event that all nodes record has a name that is derived from its content, and each node writes the event after a random
 delay. The first node creates the event, and the API server rejects the same name from all other nodes.
 """
@@ -50,7 +50,7 @@ CONFLICT = "status 409"
 class Regarding(NamedTuple):
     """The API object that an event is about. The namespace of a Node is empty; an empty ``uid`` means that the UID is unknown.
 
-    A Node has its name in place of its UID, as kubelet and kube-proxy write it and as kubectl searches for it.
+    For a Node, ``uid`` is the Node's name, because kubelet and kube-proxy write the name, and kubectl searches for the name.
     """
 
     kind: ObjectKind
@@ -196,7 +196,7 @@ class Announcer:
         self._announce_notices()
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended."""
+        """Called when a sync has ended."""
         self._find_hidden_nodes(summary)
         self._announce_notices()
         for complaint in summary.changes.complaints:

@@ -69,7 +69,7 @@ class Backoff:
         """The number of delays since the last reset."""
 
     def reset(self) -> None:
-        """Start the sequence of delays again, after a success."""
+        """After a success, start the sequence of delays again."""
         self.attempts = 0
 
     def next_s(self) -> float:
@@ -81,7 +81,7 @@ class Backoff:
 
 
 async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool:
-    """Wait for at most ``longest_s`` seconds; a value of None means no limit.
+    """Await ``wait`` for at most ``longest_s`` seconds; None means that there is no limit.
 
     Returns whether ``wait`` returned in that time.
     """

@@ -5,7 +5,7 @@ all of its Services need (device, sets and rules) has been missing for two sync 
 Service cannot be programmed.
 Rule 2: after its first complete sync, a node is eligible for traffic from load balancers while its Node object is known and is
 not about to be removed.
-Rule 3: ``/healthz`` reports a stale watch. A stale watch turns load balancers away only if the operator has configured that.
+Rule 3: ``/healthz`` reports a stale watch. A stale watch turns load balancers away only with ``--stale-watch-unhealthy``.
 ``/livez`` ignores a stale watch, because a restart does not help. Unreadable manifests always turn load balancers away, because
 the manifests belong to this node alone.
 Rule 4: before the first lists are complete, no IP family counts as late, because no Service can be programmed yet. Before the
@@ -74,16 +74,16 @@ class Status:
             self.notices[reason] = message
 
     def queued(self, now: float) -> None:
-        """A change is waiting for the next sync; only the oldest waiting change counts."""
+        """Called when a change waits for the next sync; only the oldest waiting change counts."""
         if self._queued_s is None:
             self._queued_s = now
 
     def listed(self, now: float) -> None:
-        """The first list of every kind is complete. The delay of the first sync is counted from this call on."""
+        """Called when the first list of every kind is complete. The delay of the first sync is counted from this call on."""
         self._queued_s = now
 
     def syncing(self, now: float) -> None:
-        """A sync begins; all waiting changes are part of the sync.
+        """Called when a sync begins; all waiting changes are part of the sync.
 
         If the sync does not complete an IP family, the family has been waiting since its oldest change, or since an earlier
         incomplete sync.
@@ -94,7 +94,7 @@ class Status:
             self._incomplete_since_s.setdefault(family, since_s)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended."""
+        """Called when a sync has ended."""
         now_s = self.wall_clock()
         self.unmet_settings = summary.unmet_settings
         self.pending = summary.report.pending
@@ -128,7 +128,7 @@ class Status:
 
     @property
     def node_trouble(self) -> str:
-        """The reason in the Node object that makes this node ineligible; empty if there is none."""
+        """The reason, found in the Node object, why load balancers must not use this node; empty if the node is eligible."""
         if self.node is None:
             return "no Node object of this name is known; set the name with --hostname-override"
         return "its Node object is deleted or about to be, or has the cluster autoscaler's taint" if self.node.leaving else ""

@@ -172,7 +172,7 @@ class HealthChecks:
 
 
 def service_health(service: ServiceName, local_endpoints: int, *, is_healthy: bool) -> Answer:
-    """The answer of a ``healthCheckNodePort``: whether this node has endpoints of the Service, and whether it is healthy."""
+    """The answer of a ``healthCheckNodePort``: whether the node has endpoints of the Service, and whether the node is healthy."""
     document = {
         "service": {"namespace": service.namespace, "name": service.name},
         "localEndpoints": local_endpoints,

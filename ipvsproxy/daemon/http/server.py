@@ -4,7 +4,7 @@ Rule 1: each server limits the number of connections, the time in which a client
 the size of headers. The server does not wait for request bodies, except for the first bytes of a PUT.
 Rule 2: when the maximum number of connections is reached, a new connection replaces the connection that has been idle for the
 longest time. A client with many connections therefore cannot keep other clients out. A new connection is accepted only if the
-limit on connections allows another one. Connections that have no file descriptor yet wait in the kernel's queue.
+limit on connections allows another connection. Connections that have no file descriptor yet wait in the kernel's queue.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ _silent.disabled = True  # Without this logger, aiohttp would log a traceback fo
 class Answer(NamedTuple):
     """An HTTP response.
 
-    A long response continues after ``body`` with the parts in ``more``, of some ten kilobytes each, because handling the whole
-    response at once would block the event loop.
+    A long response continues after ``body`` with the parts in ``more``, each of some ten kilobytes. If the whole response were
+    handled at once, the event loop would be blocked.
     """
 
     status: int
@@ -86,7 +86,7 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class BindError(Exception):
-    """The error if a server cannot listen on its address."""
+    """Raised if a server cannot listen on its address."""
 
 
 def descriptors() -> int:
@@ -108,7 +108,7 @@ class Room:
     def is_free(self) -> bool:
         """Whether the limit allows another connection now.
 
-        If the limit does not allow another connection, an existing connection is closed, preferably an idle one.
+        If the limit does not allow another connection, an existing connection is closed, preferably an idle connection.
         """
         if len(self.beginning) + len(self._open) < self._most:
             return True
@@ -137,7 +137,7 @@ class Room:
         self._open[connection] = (is_busy, transport)
 
     def forget(self, connection: object) -> None:
-        """A connection has ended."""
+        """Called when a connection has ended."""
         self._open.pop(connection, None)
 
 
@@ -172,7 +172,7 @@ class _Connections(web.Server):
 
 class _Request(web.BaseRequest):
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        """Remove the header with the versions of Python and aiohttp. aiohttp calls this before it sends headers."""
+        """Remove the header with the versions of Python and aiohttp; aiohttp calls this method before it sends headers."""
         response.headers.popall("Server", None)
 
 

@@ -83,23 +83,23 @@ class Engine:
     # Code outside of the event loop calls the following methods.
 
     def changed(self, now: float) -> None:
-        """The store has changed. The caller passes ``now``, a time of ``clock``, because reading a clock is a system call."""
+        """Called when the store has changed. The caller passes ``now`` (of ``clock``): reading a clock is a system call."""
         self.watcher.queued(now)
         self._is_sync_due = True
         self._wake.set()
 
     def interfaces_changed(self) -> None:
-        """Addresses have been added to interfaces or removed from them."""
+        """Called when addresses have been added to interfaces or removed from interfaces."""
         self._addresses_changed = self._is_sync_due = True
         self._wake.set()
 
     def kernel_changed(self) -> None:
-        """Another program has changed a kernel object of ipvsproxy."""
+        """Called when another program has changed a kernel object of ipvsproxy."""
         self._reader.request_poll()
         self._wake.set()
 
     def rules_changed(self) -> None:
-        """Another program has changed rules or sets of ipvsproxy.
+        """Called when another program has changed rules or sets of ipvsproxy.
 
         A change of rules or sets does not cause virtual servers to be read.
         """
@@ -107,7 +107,7 @@ class Engine:
         self._wake.set()
 
     def rules_ended(self) -> None:
-        """An iptables program has ended after the event loop had stopped waiting for that program."""
+        """Called when an iptables program has ended after the event loop had stopped waiting for it."""
         self._reconciler.rules_ended()
         self._reader.request_poll()
         self._is_sync_due = True
@@ -226,7 +226,7 @@ class Engine:
             return None
         before = self._reader.addresses
         await self._reader.read_on()
-        # An audit counts as a sync even if it finds nothing, because monitoring relies on the time of the last sync.
+        # An audit counts as a sync even if the audit finds no difference, because monitoring relies on the time of the last sync.
         return self.clock() if self._reader.has_news or self._reader.addresses != before else None
 
     async def _sync(self, began: float, done_before: Report = NOTHING_DONE) -> None:
@@ -364,7 +364,7 @@ class Engine:
         return await self._in_slices(self._translator.updating_view(self._reader.addresses, now))
 
     async def _adopt_choices(self) -> None:
-        """Begin to use the configuration that ``reconfigure`` has received; it may affect every Service and every rule."""
+        """Begin to use the configuration that ``reconfigure`` has received; any Service and any rule may change."""
         if self._new_choices is None:
             return
         new, self._new_choices = self._new_choices, None
@@ -378,7 +378,7 @@ class Engine:
 def _apply(
     kernel: Kernel, operations: Sequence[Operation], room: int
 ) -> tuple[Sequence[Outcome], _Connections, Sequence[Outcome]]:
-    """The outcomes of operations, the connections of newly draining real servers, and the outcomes of removing idle ones."""
+    """The outcomes, the connections of newly draining real servers, and the outcomes of removing idle real servers."""
     outcomes = kernel.apply(operations)
     begun = (item for verb, item in operations if isinstance(item, RealServers) and item.drains and verb is Verb.SET)
     draining = {item.virtual_server for item in begun}

@@ -1,9 +1,9 @@
 """Decides when Python's garbage collector searches for reference cycles.
 
 Objects that are not in a cycle are freed when their reference count becomes 0. The data about known API objects consists of about
-a million values without cycles. Collections with Python's own settings would traverse them again and again during a start. Later,
-one collection of the objects created in some seconds of changes would block the event loop for too long. ``docs/performance.md``
-has the measurements.
+a million values without cycles. With Python's default settings, the garbage collector would traverse this data again and again
+during a start. After the start, one collection of the objects that some seconds of changes create would block the event loop for
+too long. ``docs/performance.md`` has the measurements.
 """
 
 import contextlib

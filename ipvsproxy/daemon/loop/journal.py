@@ -189,7 +189,7 @@ class Journal:
                 self._lines.log(log.warning, "scope_without_mark", **about, hint=hint)
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
-        """Log the lists that are in doubt, and the end of each doubt."""
+        """Log each list that is in doubt, and later that the list is no longer in doubt."""
         confirmed = f"before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it"
         for kind in doubts.keys() - self._doubted:
             doubt = doubts[kind]
@@ -205,7 +205,7 @@ class Journal:
         self._doubted = frozenset(doubts)
 
     def log_drift(self, news: News) -> None:
-        """Log drift. Also log drift whose repair waits for a while because the drift keeps returning."""
+        """Log new drift, and drift that returns so often that its repair is delayed."""
         if news.drifted:
             log.warning("drift_found", **news.drifted)
         hint = "another program undoes the repair repeatedly, so repairs become rarer"
@@ -216,7 +216,7 @@ class Journal:
         """Log the paths of the sysctls that cannot be written, and the reasons.
 
         The failure is logged once, and again when another sysctl cannot be written. If an indispensable sysctl has a wrong value,
-        no Service of its IP families works, so the node's health also shows the sysctl.
+        no Service of the sysctl's IP families works, so the node's health also shows the sysctl.
         """
         new = [path for path in given_up if path not in self._settings]
         if new:

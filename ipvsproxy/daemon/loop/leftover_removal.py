@@ -3,9 +3,9 @@
 Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that this process does
 not use.
 
-Rule 1: the module examines an IP family when its rules and sets have been programmed, and after each audit. An external program
-is run only if a rule has changed since the last examination. While most virtual servers of an IP family or a set entry are
-missing, no family is examined, because the old rules still serve traffic.
+Rule 1: the module examines an IP family when the rules and sets of the family have been programmed, and after each audit. An
+external program is run only if a rule has changed since the last examination. While most virtual servers of an IP family or a set
+entry are missing, no family is examined, because the old rules still serve traffic.
 Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
 Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
 Rule 4: the log has one line when the rules in a place cannot be removed, and one line when no leftover rules remain in the place.
@@ -126,7 +126,7 @@ def of_nftables(tables: LeftoverTables) -> dict[TablePlace, Remains]:
 def announce(remains: Mapping[TablePlace, Remains]) -> None:
     """Log the tables of kube-proxy's nftables mode that exist at the start. Blocks."""
     for place, left in remains.items():
-        with contextlib.suppress(KernelError):  # the examination after the first sync will fail, too, and log the error
+        with contextlib.suppress(KernelError):  # if the error persists, the examination after the first sync logs it
             if left(may_remove=False).removal.is_needed:
                 hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"
                 log.warning(FOUND, rules=str(place), hint=hint)
@@ -136,7 +136,7 @@ def announce(remains: Mapping[TablePlace, Remains]) -> None:
 class _State:
     """The state of one place that may have leftover rules.
 
-    ``known`` is the last examination that found nothing to remove. ``ongoing`` has the log events that still apply; it is empty
+    ``known`` is the last examination that found nothing to remove. ``ongoing`` has the log events that still apply, and is empty
     if no leftover rules remain. ``reason`` is the reason in the last log event. ``due_s`` is the time of the next examination;
     infinity means that the next examination follows the next audit.
     """
@@ -191,7 +191,7 @@ class Leftovers:
         )
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended."""
+        """Called when a sync has ended."""
         before, self._in_force = self._in_force, frozenset(Family) - summary.not_in_force
         for _, families, state in self._all():
             if families <= self._in_force and (summary.is_audit or not families <= before):
@@ -231,7 +231,7 @@ class Leftovers:
                 self._fail(place, state, str(error))
 
     def _fail(self, place: AnyPlace | None, state: _State, error: str, patience: int = 1) -> None:
-        """An examination or removal has failed. The failure is logged after ``patience`` failures in a row."""
+        """Called when an examination or removal has failed. The failure is logged after ``patience`` failures in a row."""
         state.failures += 1
         state.due_s = self.clock() + delay_s(state.failures)
         if state.failures < patience:
@@ -275,7 +275,7 @@ class Leftovers:
             state.ongoing.clear()
 
     def _log_once(self, place: AnyPlace | None, state: _State, event: str, **keys: str) -> None:
-        """Log an event, unless it has already been logged and still applies."""
+        """Log an event, unless the same event has already been logged and still applies."""
         if event not in state.ongoing:
             log.warning(event, **({"rules": str(place)} if place else {}), **keys)
         state.ongoing.add(event)

@@ -5,8 +5,8 @@ Also defines the interface of the kernel that the event loop needs.
 Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
 Rule 2: between audits, the kernel is polled, which is cheaper. Polls run as often as a small share of a processor allows, and
 after each notification. Most polls read only the parts of the kernel that show most changes at little cost. Some polls read all
-virtual servers with their real servers: at the drift-check interval, after a notification, and after drift while another program
-is writing.
+virtual servers with their real servers. Such a poll runs at the drift-check interval, after a notification, and after drift while
+another program is writing.
 Rule 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change
 from the API waits for at most one part.
 """
@@ -100,11 +100,11 @@ class Kernel(ReadableKernel, Protocol):
     def poll(
         self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
-        """Like ``observe``, but each part is read only when the caller requests it from the iterator.
+        """Returns an iterator over the parts of a reading; each part is read only when the caller requests the part.
 
         If ``thorough`` is false, only parts that may have changed are read.
 
-        If ``whole`` is false, changes of virtual servers that are expensive to find are not read.
+        If ``whole`` is false, the reading may miss changes of virtual servers that are expensive to find.
         """
 
     def why_unusable(self, scheduler: str) -> str:
@@ -123,7 +123,7 @@ class Kernel(ReadableKernel, Protocol):
 
 
 class Depth(enum.IntEnum):
-    """How much a reading reads; a deeper reading reads everything that the less deep readings read.
+    """The depth of a reading; a deeper reading includes everything that a less deep reading includes.
 
     A ``POLL`` reads the parts that show most changes at little cost, a ``WHOLE_POLL`` also reads all virtual servers, and an
     ``AUDIT`` reads everything.
@@ -138,8 +138,8 @@ class Depth(enum.IntEnum):
 class _Reading:
     """A reading of the kernel that is in progress.
 
-    ``lacks_witnesses`` means that an unreadable part may contain witnesses of ipvsproxy's virtual servers (rules contain no
-    witnesses).
+    ``lacks_witnesses`` means that an unreadable part may contain witnesses: objects that show which virtual servers belong to
+    ipvsproxy. Rules are never witnesses.
     """
 
     parts: Iterator[Observation]
@@ -196,7 +196,7 @@ class KernelReader:
         return drifted
 
     def request_poll(self, *, whole: bool = True) -> None:
-        """Poll as soon as the pause after the last reading is over, or after the reading in progress.
+        """Request a poll, which begins after the reading in progress, or after the pause that follows the last reading.
 
         ``whole`` means that the poll also reads all virtual servers.
         """
@@ -205,11 +205,11 @@ class KernelReader:
             self._due_s[Depth.WHOLE_POLL] = 0.0
 
     def request_audit(self) -> None:
-        """Audit as soon as the pause after the last reading is over, or after the reading in progress."""
+        """Request an audit, which begins after the reading in progress, or after the pause that follows the last reading."""
         self._due_s[Depth.AUDIT] = 0.0
 
     def syncing(self) -> None:
-        """A sync begins; it repairs the drift that has been observed so far."""
+        """Called when a sync begins; the sync repairs the drift that has been observed so far."""
         self._has_drifted = False
 
     async def observe(self) -> None:
@@ -309,7 +309,7 @@ class KernelReader:
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
-        if errors and self._due_s[Depth.POLL]:  # 0 after a notification, because a notification's poll is not postponed
+        if errors and self._due_s[Depth.POLL]:  # 0 after a notification, because a poll after a notification is not postponed
             self._due_s[Depth.POLL] = self._due_s[Depth.WHOLE_POLL] = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()

@@ -59,10 +59,10 @@ class Watcher:
     """The interface of objects that the event loop notifies about syncs. The base class ignores all notifications."""
 
     def queued(self, now: float) -> None:
-        """A change waits for the next sync."""
+        """Called when a change waits for the next sync."""
 
     def syncing(self, now: float) -> None:
-        """A sync begins; all waiting changes are part of the sync."""
+        """Called when a sync begins; all waiting changes are part of the sync."""
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended."""
+        """Called when a sync has ended."""

@@ -74,7 +74,7 @@ class Sources:
 class Numbers(NamedTuple):
     """The numbers of ipvsproxy's virtual servers and real servers in the kernel, by IP family.
 
-    ``tunnels`` are the real servers that get their packets by tunnel.
+    ``tunnels`` has the numbers of real servers that get their packets through a tunnel.
     """
 
     virtual_servers: collections.Counter[Family]

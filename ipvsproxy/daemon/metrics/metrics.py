@@ -199,13 +199,13 @@ class Metrics:
         return made.labels(*labels) if labels else made
 
     def queued(self) -> None:
-        """A change waits for the next sync."""
+        """Called when a change waits for the next sync."""
         now_s = self._wall_clock()
         for family in self._families:
             self._value(series.LAST_QUEUED, family.label).set(now_s)
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended."""
+        """Called when a sync has ended."""
         changes = summary.changes
         now_s = self._wall_clock()
         for family in self._families:
@@ -243,7 +243,7 @@ class Metrics:
                     self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label).inc(change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
-        """A kernel driver has applied operations. This method is called in the thread of the kernel driver."""
+        """Called when a kernel driver has applied operations, in the thread of the kernel driver."""
         driver = KINDS[type(outcomes[0].operation.item)].driver
         self._value(series.APPLY_DURATION, driver).observe(duration_s)
         if driver in series.NETLINK_DRIVERS:
@@ -262,7 +262,7 @@ class Metrics:
             self._value(series.CONNTRACK_DURATION, family.label).observe(duration_s)
 
     def would_differ(self, differences: Mapping[str, int]) -> None:
-        """A dry run has read the kernel, and compared it with the desired state.
+        """Called when a dry run has read the kernel, and compared it with the desired state.
 
         ``differences`` gives the number of differing objects by kind.
         """
@@ -271,20 +271,20 @@ class Metrics:
         self._value(series.DRY_RUN_LAST_LOOK).set(self._wall_clock())
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """A request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` if there was no answer."""
+        """Called when a request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` without an answer."""
         self._value(series.REQUESTS, code, host, method).inc()
         self._value(series.REQUEST_DURATION, host, method).observe(duration_s)
 
     def announced(self, outcome: str) -> None:
-        """A Kubernetes event was ``posted``, ``failed`` to be written, or was ``dropped``."""
+        """Count a Kubernetes event by its outcome: ``posted``, ``failed`` or ``dropped``."""
         self._value(series.EVENTS, outcome).inc()
 
     def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the method has no other argument
-        """The configuration file was read again."""
+        """Called when the configuration file has been read again."""
         self._value(series.CONFIG_IN_FORCE).set(is_in_force)
 
     def health_answered(self, path: str, status: int) -> None:
-        """``/healthz`` or ``/livez`` was answered."""
+        """Count an answer of ``/healthz`` or ``/livez``."""
         self._value(series.HEALTHZ if path == "/healthz" else series.LIVEZ, str(status)).inc()
 
     # The page.

@@ -29,8 +29,8 @@ class Metric(NamedTuple):
     """One metric. A metric; its series differ in the values of their labels.
 
     ``bounds`` are the upper bounds of a histogram's buckets. ``at_zero`` are the label values of the series that exist from the
-    start, with the value zero. ``is_late`` means that the metric is missing on the metrics page until it has a value, because
-    zero would be a wrong value.
+    start, with the value zero. ``is_late`` means that the metric is missing on the metrics page until the metric has a value,
+    because zero would be a wrong value.
     """
 
     name: str

@@ -150,8 +150,8 @@ class Traffic:
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
         """The counters of the real servers of all virtual servers that have had traffic.
 
-        The virtual servers include those whose own counters were not read this time. A virtual server whose endpoints are not
-        read would count as removed, and its traffic would be counted from zero when it returns.
+        The virtual servers include virtual servers whose counters are not in the latest reading. A virtual server whose endpoints
+        are not read would count as removed, and its traffic would be counted from zero when it returns.
         """
         keys = itertools.chain(counters, (key for key in self._labels if key not in counters))
         chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self._clock))
@@ -258,7 +258,7 @@ class Traffic:
 
 
 def _split(totals: Mapping[str, Sequence[int]], label: str, values: Sequence[str], first: int = 0) -> Iterator[tuple[str, int]]:
-    """A row for each number of each total, from the number at ``first`` on; ``values`` are the values of the added label."""
+    """For each total, a row per label value; the row of the first value has the number at index ``first`` of the total."""
     for labels, total in totals.items():
         for index, value in enumerate(values, first):
             yield f'{labels},{label}="{value}"', total[index]

@@ -83,7 +83,7 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
-        """Does the same as the method of the library, but raises OSError if no thread can be started."""
+        """Submits work as the library's method does, but raises OSError if no thread can be started."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:

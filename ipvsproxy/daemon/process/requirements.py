@@ -326,7 +326,7 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
             try:
                 programs[family] = kernel.rules.program(family)
             except KernelError as error:
-                if error.errno:  # the program could not be started now, or it hangs
+                if error.errno:  # the program that writes rules could not be started, or hangs
                     raise
                 given_up[family] = error.detail
         if reason := given_up.get(family):

@@ -2,7 +2,7 @@
 
 The credentials come from a kubeconfig, ``--master``, or the service account of the pod. The library kubernetes-asyncio reads the
 address and the credentials. If the kubeconfig names a credential plugin, this module runs the plugin, and passes the plugin's
-answer to the library. Messages of the library and of the YAML parser are not shown if they might contain secrets.
+answer to the library. Messages of the library and of the YAML parser are not shown if the messages might contain secrets.
 
 Only one process of a credential plugin runs at a time. The plugin runs for a limited time, and no process of its process group
 remains afterwards. The protocol of credential plugins is described on the page "Authenticating", section "client-go credential
@@ -86,7 +86,7 @@ class PluginVariable(msgspec.Struct, frozen=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields that ipvsproxy uses of the ``exec`` entry of a user in a kubeconfig."""
+    """The fields of the ``exec`` entry of a kubeconfig user that ipvsproxy uses."""
 
     api_version: str
     command: Annotated[str, msgspec.Meta(min_length=1)]
@@ -200,7 +200,7 @@ class Credentials:
     async def read(self, *, ask_plugin: bool = True) -> Configuration:
         """The library's configuration object, made from the current files.
 
-        If ``ask_plugin`` is false, no credential plugin runs: at the start, a plugin that fails counts as an API server that does
+        If ``ask_plugin`` is false, no credential plugin runs. At the start, a failing plugin counts as an API server that does
         not answer, not as a wrong configuration.
 
         Raises:

@@ -14,7 +14,7 @@ ANY_VERSION, LATEST = "0", ""
 class Resource(NamedTuple):
     """The URL path of the objects of one kind, and the selectors for the objects that this node needs.
 
-    ``cluster_object`` is set for a kind without namespaces: the name of an object, which does not have to exist.
+    For a kind without namespaces, ``cluster_object`` is the name of an object, which does not have to exist.
     """
 
     path: str

@@ -5,9 +5,9 @@ Rule 2: a watch continues from the last resource version that was read. If the s
 everything is listed again. Everything is also listed again if a line of the watch could not be read, because the line may have
 contained a change.
 Rule 3: a server that was restored from a backup does not know the resource version that the reflector has read last. A restored
-server answers 504, or it keeps the watch silent until its version reaches the reflector's version again, and never sends the
-changes made before. Therefore the reflector first queries the server's version after a watch that broke, or that ended without a
-line (bookmarks come once a minute).
+server answers 504, or the watch stays silent until the server's version reaches the reflector's version again. The server never
+sends the changes made until then. Therefore the reflector first queries the server's version after a watch that broke, or that
+ended without a line (bookmarks come once a minute).
 Rule 4: a watch that is silent for ``LONGEST_SILENCE_S`` after its first bookmark counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
 Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. After watches have
@@ -138,13 +138,13 @@ class WatchObserver(Protocol):
     """Observes the lists and watches of reflectors, for the log and for metrics."""
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
-        """A list has been read completely."""
+        """Called when a list has been read completely."""
 
     def watching(self, kind: ObjectKind) -> None:
-        """The server has accepted a watch."""
+        """Called when the server has accepted a watch."""
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """A list or watch has failed or has ended. The list or watch will start again after the delay."""
+        """Called when a list or watch has failed or has ended. The list or watch will start again after the delay."""
 
 
 class Reflector:
@@ -256,7 +256,7 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # reset first, because the delivery may request another list
+        self._list_again_at_s = math.inf  # reset before the delivery, which may request another list
         deliver((Listed(self._kind, keys),))
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:

@@ -1,4 +1,4 @@
-"""The configured source of Services, EndpointSlices and the Node; waits for its first lists, and detects its silence.
+"""Creates the configured source of Services, EndpointSlices and the Node, waits for its first lists, and detects a silent source.
 
 Rule 1: while a first list is missing, each page of the list counts as contact with the source. The wait for a long or slow list
 continues while pages arrive, because starting a new list would only take longer.
@@ -8,7 +8,7 @@ becomes available. ``run`` also waits after the statuses 401 and 403, because a 
 node. If a configuration cannot work, the process ends earlier (``make``).
 Rule 3: a command gives up if it has no contact for ``PATIENCE_S``, because a person or a script waits for its answer.
 Rule 4: a stale watch is no reason for a restart. A new process could not start without the API server, whereas this process
-continues to serve the Services that it knows. A stale watch turns load balancers away only if the operator has configured that.
+continues to serve the Services that it knows. A stale watch turns load balancers away only with ``--stale-watch-unhealthy``.
 Otherwise, if the API server fails, all nodes would turn load balancers away at the same time, and no more traffic would arrive.
 """
 

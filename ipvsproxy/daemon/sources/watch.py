@@ -132,7 +132,7 @@ class KubernetesSource(source.Source):
     async def run(self, deliver: Deliver) -> None:
         """Deliver events until this task is cancelled.
 
-        Requests to an API server that does not answer are repeated; only a bug in the program can end this method.
+        Requests to an API server that does not answer are repeated; only a bug in ipvsproxy can end this method.
         """
         self._deliver = deliver
         async with asyncio.TaskGroup() as group:
@@ -179,7 +179,7 @@ class KubernetesSource(source.Source):
             self._messages.forget()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """As ``Observer``. Logs a problem once instead of once for each kind and attempt, and again every few minutes."""
+        """As ``Observer``. Logs a problem once, and again every few minutes, instead of once for each kind and attempt."""
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)

@@ -141,14 +141,14 @@ class Board:
         self.changed(store.services)
 
     def changed(self, names: Iterable[ServiceName]) -> None:
-        """The caller reports that the given Services may have changed."""
+        """Called when the given Services may have changed."""
         self._dirty.update(dict.fromkeys(names))
 
     def refreshing(self) -> Generator[None, None, None]:
         """Update all rows; a generator, whose pauses let other tasks run."""
         yield from self._troubles.refreshing(self.changed)
         revision = self._revision + 1
-        # A name is deleted only when its row is made, because the request may time out between two steps.
+        # Each name stays in ``_dirty`` until the step that builds its row, because the request may time out between two steps.
         for number, name in enumerate(tuple(self._dirty), 1):
             del self._dirty[name]
             if self._refresh(name, revision):
@@ -353,7 +353,7 @@ def count_endpoints(
     known = {one for item in slices for one in item.each_address}
     used: set[bytes] = set()
     for weights in _weights(state):
-        # An endpoint with weight 0 does not count as used, because the weight was set so that it gets no new connections.
+        # An endpoint with weight 0 does not count as used, because the weight 0 keeps new connections away from the endpoint.
         chosen = weights if isinstance(weights, EvenWeights) else (one for one, weight in weights.items() if weight)
         used.update(bytes(one[:-PORT_SIZE]) for one in chosen)
     draining = {bytes(one[:-PORT_SIZE]) for key in keys for one in draining_of(key)}

@@ -12,8 +12,8 @@ Rule 4: a rate is computed from two readings of the same virtual server; after a
 Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
 interval may be zero or twice the true rate.
 Rule 6: a Service that had no traffic in all remembered readings takes no memory.
-Rule 7: while somebody looks at the page, the readings that look for drift also add up the open connections of the whole node,
-because they read all real servers anyway.
+Rule 7: while somebody looks at the page, each reading that looks for drift also adds up the open connections of the node, because
+the reading includes all real servers anyway.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class _History(msgspec.Struct, gc=False):
     busy: int
 
     def rates(self, number: int) -> "array[float]":
-        """The rates that a reading shows."""
+        """The rates of the reading with the given number."""
         return self.figures[_place(number)]
 
 
@@ -177,7 +177,7 @@ class ServiceRates:
     ) -> Iterator[None]:
         """Add the traffic that each virtual server has counted since the last reading.
 
-        Without an interval, the reading is the first one, and only sets the start values.
+        Without an interval, the reading is the first reading, and only sets the start values.
         """
         last, seen = self._last, 0
         for index, (key, counted) in enumerate(counters.items(), 1):
@@ -306,7 +306,7 @@ class CounterFollower:
         self._is_readable = True
 
     def looked_at(self) -> None:
-        """A viewer looks at the page: read the counters at once, unless the last reading is fresh."""
+        """Called when a viewer looks at the page; the counters are read at once, unless the last reading is fresh."""
         self._wake.set()
 
     def synced(self) -> None:
@@ -315,7 +315,7 @@ class CounterFollower:
             self._wake.set()
 
     def show(self, names: Collection[ServiceName]) -> None:
-        """The caller reports the Services on the page that a viewer sees."""
+        """Called with the Services on the page of the table that a viewer sees."""
         now = self._clock()
         self._shown.update(dict.fromkeys(names, now))
 

@@ -74,7 +74,7 @@ class Explainer:
     targets: Targets = dataclasses.field(default_factory=dict)
 
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
-        """Describes a known Service that has been translated, and those of its virtual servers that are in ``keys``.
+        """Describes a known Service that has been translated, and its virtual servers with the given ``keys``.
 
         A generator, whose pauses let other tasks run.
         """

@@ -6,8 +6,8 @@ discarded when the Service no longer has a viewer.
 Rule 2: anybody who can open the page can cause requests from this process to the API server, so all readings together have a rate
 limit.
 Rule 3: a response waits for the names at most ``WAIT_S``, and only if the request has started the reading of the names. If the
-names are not known, the page shows addresses. The names are awaited before the lock that puts responses one after the other, so
-that a slow API server delays no other response.
+names are not known, the page shows addresses. A response waits for the names before it takes the lock that all responses share,
+so that a slow API server delays no other response.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Names:
         self._limit = timing.Bucket(BURST, REFILL_S, clock())
 
     async def read(self, services: Iterable[ServiceName]) -> None:
-        """Begin to read the pods behind the endpoints of the given Services, unless they are known, and wait for them a while."""
+        """Read the pods behind the endpoints of the given Services, unless the pods are known; waits at most ``WAIT_S``."""
         begun = [task for name in _first(services) if (task := self._begin(name))]
         if begun:
             await asyncio.wait(begun, timeout=WAIT_S)

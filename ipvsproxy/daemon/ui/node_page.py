@@ -80,7 +80,7 @@ class History:
             rates = self._rates()
         if self._points and at_s < self._points[-1].at:
             self._points.clear()  # The node's clock has been set back.
-        # The time is not rounded, because a viewer requests the points that are later than the last one that it has.
+        # The time is not rounded, because a viewer requests the points that are later than the viewer's last point.
         figures = (at_s, *rates, self._changes, self._latency_s, *(connections or ()))
         self._points.append(msgspec.convert(figures, Point))
         self._changes, self._latency_s = 0, None
@@ -270,7 +270,7 @@ class EventLog:
         return itertools.takewhile(lambda event: event["id"] > number, reversed(self._events))
 
     def synced(self, summary: SyncSummary, at_s: float, endpoints: Sequence[Document] = (), more: int = 0) -> None:
-        """A sync has ended.
+        """Called when a sync has ended.
 
         ``endpoints`` are the changes of this sync that ``endpoint_changes`` describes, and ``more`` is the number of further
         changed endpoints.
@@ -303,7 +303,7 @@ class EventLog:
     def _add_unchanged(self, about: Mapping[str, Any], at_s: float) -> None:
         """Add a sync that has changed nothing to the events.
 
-        If the previous event is also a sync that has changed nothing, the new event replaces it.
+        If the previous event is also a sync that has changed nothing, the new event replaces the previous event.
         """
         last = self._events[-1] if self._events else _NO_SYNC
         syncs = last["unchangedSyncs"] + 1
@@ -316,7 +316,8 @@ class EventLog:
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
         """Record the state of a subject, as text.
 
-        A state that differs from the subject's previous state becomes an event; the first state becomes no event.
+        A state that differs from the subject's previous state becomes an event. The first state of a subject does not become an
+        event.
         """
         before = self._states.get((kind, subject))
         self._states[kind, subject] = state

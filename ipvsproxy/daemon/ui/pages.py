@@ -116,7 +116,7 @@ class Pages:
         await self._counters.run()
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended. While nobody looks at the page, this call takes only some microseconds."""
+        """Called when a sync has ended. While nobody looks at the page, this call takes only some microseconds."""
         at_s = self._wall_clock()
         self._view = summary.view
         names = summary.changes.services
@@ -173,7 +173,7 @@ class Pages:
             return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
 
     def _services_to_name(self, part: str, query: Mapping[str, str]) -> Sequence[ServiceName]:
-        """The Services whose pods the answer to a request names."""
+        """The Services for which the answer to a request needs the names of pods."""
         if part == "service":
             name = ServiceName(*query.get("name", "").partition("/")[::2])
             return [name] if name in self.sources.store.services else []
@@ -294,7 +294,7 @@ class Pages:
 
 
 def _without_names(events: Iterable[Mapping[str, Any]]) -> list[ServiceName]:
-    """The Services of those endpoints in the events that do not have the name of a pod yet."""
+    """The Services of the endpoints that appear in the events without the name of a pod."""
     endpoints = (one for event in events for one in event["endpoints"])
     return [ServiceName(*one["service"].split("/", 1)) for one in endpoints if one["service"] and not one["target"]]
 
