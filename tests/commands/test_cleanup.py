@@ -145,7 +145,7 @@ def test_virtual_servers_in_excluded_ranges_are_kept_and_reported(kernel: FakeKe
     assert result.notes == ["virtual servers in excluded ranges: 1 stay"]
 
 
-def test_sets_and_addresses_that_identify_our_virtual_servers_stay_while_a_virtual_server_cannot_be_removed(
+def test_sets_and_addresses_stay_while_one_of_our_virtual_servers_cannot_be_removed(
     kernel: FakeKernel,
 ) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
@@ -163,9 +163,7 @@ def test_sets_and_addresses_that_identify_our_virtual_servers_stay_while_a_virtu
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "addresses", "interface_addresses", "sets"])
-def test_a_cleanup_that_cannot_read_a_part_of_the_kernel_reports_a_problem_and_keeps_sets_and_device(
-    kernel: FakeKernel, part: str
-) -> None:
+def test_cleanup_reports_unreadable_kernel_objects_and_keeps_sets_and_device(kernel: FakeKernel, part: str) -> None:
     kernel.unreadable = {part}
     result = clean(kernel)
     assert f"{part} cannot be read" in result.problems
@@ -173,7 +171,7 @@ def test_a_cleanup_that_cannot_read_a_part_of_the_kernel_reports_a_problem_and_k
     assert kernel.device
 
 
-def test_a_set_that_one_rules_backend_cannot_remove_is_a_failure_even_if_the_other_backend_removed_its_sets(
+def test_cleanup_fails_if_only_one_of_the_two_backends_can_remove_a_set(
     kernel: FakeKernel,
 ) -> None:
     result = clean(kernel)
@@ -203,7 +201,7 @@ def test_a_node_that_has_only_leftover_rules_is_not_clean() -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "remove"])
-def test_leftover_rules_that_cannot_be_read_or_removed_are_reported_and_all_other_leftover_rules_are_removed(
+def test_cleanup_reports_leftover_rules_that_it_cannot_read_or_remove_and_removes_all_others(
     kernel: FakeKernel, step: str
 ) -> None:
     left = Tables()
@@ -217,7 +215,7 @@ def test_leftover_rules_that_cannot_be_read_or_removed_are_reported_and_all_othe
     assert not kernel.device
 
 
-def test_a_leftover_chain_to_which_a_rule_of_another_program_jumps_is_reported_with_that_rule(kernel: FakeKernel) -> None:
+def test_cleanup_reports_a_leftover_chain_with_the_foreign_rule_that_jumps_to_the_chain(kernel: FakeKernel) -> None:
     left = Tables()
     reference = Reference(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
     left.put(USED, LeftRules(chains={CHAIN: 2}, references=(reference,)))
@@ -365,7 +363,7 @@ def test_a_set_that_a_rule_of_another_program_uses_is_kept_and_the_rule_is_repor
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_while_ipvsproxy_runs_the_cleanup_neither_removes_nor_lists_objects_and_its_first_line_of_output_says_why() -> None:
+def test_cleanup_refuses_to_remove_or_list_objects_while_ipvsproxy_runs() -> None:
     shell("iptables -N KUBE-FORWARD")
     with contextlib.closing(Instance()):
         cases = (
@@ -384,7 +382,7 @@ def test_while_ipvsproxy_runs_the_cleanup_neither_removes_nor_lists_objects_and_
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_cleanup_with_the_flag_only_keeps_rules_that_kube_proxy_knows_and_removes_nftables_rules_and_local_routes() -> None:
+def test_cleanup_of_only_our_own_objects_keeps_rules_that_kube_proxy_knows() -> None:
     settings = Settings(backend=Backend.NFTABLES)
     every = [skeleton.build_skeleton(family, settings, builders.node_view(), set(SetKind), []) for family in Family]
     with (

@@ -74,7 +74,7 @@ def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
 
 
 async def tell(node: MemoryNode, before: State, after: State) -> None:
-    """Replace the API objects of one state by the API objects of the next state, and let the node program the change."""
+    """Replace the API objects of one phase with the API objects of the next phase, and let the node program the change."""
     kept = {memory_node.key_of(item) for item in after}
     node.put(*(item for item in after if item not in before))
     node.remove(*(item for item in before if memory_node.key_of(item) not in kept))
@@ -128,7 +128,7 @@ async def test_commands_and_run_agree_when_addresses_of_api_servers_are_refused_
 
 
 @in_virtual_time
-async def test_no_inspecting_command_desires_a_rule_because_of_a_set_entry_that_is_about_to_be_removed() -> None:
+async def test_inspecting_commands_desire_no_rule_for_a_set_entry_that_is_about_to_be_removed() -> None:
     restricted = builders.service("web", load_balancer=["192.0.2.1"], source_ranges=["198.51.100.0/24"])
     node = MemoryNode()
     node.begin_with(builders.node(), restricted)

@@ -203,7 +203,7 @@ def test_without_privileges_doctor_reports_only_the_missing_privileges() -> None
     assert {one.topic for one in found} == {"privileges"}
 
 
-def test_doctor_does_not_report_the_chains_of_kube_proxys_nftables_mode_as_a_firewall_of_another_program() -> None:
+def test_chains_of_kube_proxys_nftables_mode_do_not_count_as_a_firewall() -> None:
     table = dataclasses.replace(left_tables.LEFT, closed=("filter-input",))
     assert [one.topic for one in _judge(tables=(table,))] == ["kube-proxy"]
 
@@ -273,13 +273,13 @@ def test_doctor_warns_if_a_host_has_bridges_and_br_netfilter_is_not_loaded() -> 
         assert all("modprobe br_netfilter" in one.remedy for one in findings)
 
 
-def test_a_kernel_setting_that_cannot_be_written_is_a_failure_unless_it_already_has_the_desired_value() -> None:
+def test_doctor_accepts_a_read_only_kernel_setting_only_if_it_has_the_desired_value() -> None:
     assert _judge(sysctls_writable=False) == []
     (finding,) = _judge(sysctls_writable=False, sysctls={"net/ipv4/ip_forward": "0"})
     assert finding.level is Level.FAIL
 
 
-def test_disabled_ipv6_forwarding_is_a_failure_if_pods_have_ipv6_addresses_and_ignored_on_a_host_without_ipv6() -> None:
+def test_disabled_ipv6_forwarding_is_a_failure_for_ipv6_pods_but_not_on_a_host_without_ipv6() -> None:
     off = {"net/ipv6/conf/all/forwarding": "0"}
     (finding,) = _judge("--cluster-cidr=10.0.0.0/8,fd00::/48", sysctls=off)
     assert finding.level is Level.FAIL
@@ -380,7 +380,7 @@ def test_doctor_reports_rules_that_set_packet_marks_before_ipvs(rules: tuple[Mar
     assert (found.level, text in found.text) == (level, True)
 
 
-def test_doctor_does_not_report_rules_that_set_packet_marks_if_our_virtual_servers_use_no_firewall_marks() -> None:
+def test_doctor_ignores_rules_that_set_packet_marks_if_no_virtual_server_uses_a_firewall_mark() -> None:
     assert _judge("--ipvs-traffic-scopes=kube-proxy", mark_rules=(SAME_BITS,)) == []
 
 

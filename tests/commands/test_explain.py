@@ -1,4 +1,4 @@
-"""``explain``: the subject that it takes, its JSON document, and its text."""
+"""The command ``explain``: its argument, its JSON document, and its text."""
 
 import copy
 from collections.abc import Collection
@@ -136,7 +136,7 @@ async def test_explain_searches_for_a_name_without_a_namespace_in_all_namespaces
 
 
 @pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
-async def test_explain_finds_a_pod_by_name_or_address_and_says_why_each_service_uses_the_pod_or_not(subject: str) -> None:
+async def test_explain_says_for_a_pod_why_each_service_uses_or_does_not_use_the_pod(subject: str) -> None:
     lines = await _text(await synced_kernel(*WEB), subject, *WEB, targets=PODS)
     assert lines[0] == "endpoint default/web-b (10.244.0.2) on node-a"
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")
@@ -146,7 +146,7 @@ async def test_explain_finds_a_pod_by_name_or_address_and_says_why_each_service_
     assert nameless == ["endpoint 10.244.1.1 on node-b", "  default/web port TCP 80, IPv4: in"]
 
 
-async def test_explain_shows_that_an_endpoint_is_not_used_if_its_service_has_no_cluster_ip_of_the_endpoints_family() -> None:
+async def test_explain_shows_an_endpoint_as_unused_if_the_service_has_no_cluster_ip_of_its_family() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     why = "the Service has no cluster IP of IPv6"
     kernel = await synced_kernel(*WEB)
@@ -314,9 +314,7 @@ BOTH_SCOPES = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scop
 
 
 @pytest.mark.parametrize("has_bridge", [True, False], ids=["a bridge shows which pods are here", "nothing shows it"])
-async def test_explain_shows_the_endpoints_for_clients_of_this_node_and_for_external_clients_of_an_address(
-    *, has_bridge: bool
-) -> None:
+async def test_explain_shows_which_endpoints_serve_local_clients_and_which_serve_external_clients(*, has_bridge: bool) -> None:
     kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
     if has_bridge:
         kernel.host_addresses.append(InterfaceAddress("cni0", parse_address("10.244.0.1"), 24))

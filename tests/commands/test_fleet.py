@@ -97,7 +97,7 @@ WELL = healthz()
 class Cluster:
     """An API server with one pod for each handler; each pod runs on a node that has the handler's name.
 
-    ``paths`` lists the paths of all requests, in order. With ``forbidden``, the caller may not list pods.
+    ``paths`` lists the paths of all requests, in order. If ``forbidden`` is true, the caller may not list pods.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], *, forbidden: bool = False) -> None:
@@ -214,7 +214,7 @@ async def test_fleet_reports_exactly_the_silent_hostile_and_differing_nodes_amon
     assert cluster.most_open <= fleet.PARALLEL
 
 
-async def test_silent_and_slow_nodes_are_given_up_after_the_timeout_even_if_they_outnumber_the_parallel_requests() -> None:
+async def test_fleet_gives_up_silent_nodes_after_the_timeout_even_if_they_outnumber_its_parallel_requests() -> None:
     handlers = {f"n{number}": silent if number % 2 else slow for number in range(fleet.PARALLEL * 2)}
     nodes = await asked(Cluster(handlers), timeout_s=0.2)
     assert {node.troubles for node in nodes.values()} == {((Fault.NO_ANSWER, "no complete answer within 0.2 s"),)}

@@ -97,8 +97,8 @@ async def test_a_node_port_with_the_number_of_another_port_is_not_shown_as_that_
     }
 
 
-async def test_a_node_port_on_an_address_that_the_load_balancer_also_has_is_shown_with_its_port_name() -> None:
-    """As with k3s ServiceLB, the status of the load balancer has the node's own address."""
+async def test_list_shows_the_port_name_of_a_node_port_on_an_address_of_the_load_balancer() -> None:
+    """k3s ServiceLB, for example, writes the node's own address to the status of the load balancer."""
     port = builders.service_port(80, name="http", node_port=30080)
     objects = (builders.node(), builders.service("web", port, load_balancer=[builders.NODE_ADDRESS]))
     document = await _list(await synced_kernel(*objects), *objects)

@@ -1,4 +1,4 @@
-"""``plan``: it prints what the loop would do, and changes nothing."""
+"""The command ``plan`` prints what the loop would do, and changes nothing."""
 
 import asyncio
 

@@ -170,7 +170,7 @@ async def test_the_screen_shows_a_lost_connection_and_its_recovery() -> None:
         assert "NO ANSWER" not in _shown(pilot)
 
 
-async def test_the_details_of_a_service_show_that_the_connection_was_lost_or_that_the_service_was_deleted() -> None:
+async def test_an_opened_service_shows_a_lost_connection_and_the_deletion_of_the_service() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon, interval_s=0.02) as pilot:
         await pilot.press("enter")

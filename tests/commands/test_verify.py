@@ -1,4 +1,4 @@
-"""``verify``: its result is equal or different, and each difference is one line."""
+"""The result of the command ``verify`` is equal or different, and each difference is one line."""
 
 import copy
 import itertools
@@ -67,7 +67,7 @@ async def test_verify_reports_every_object_as_missing_on_an_empty_kernel() -> No
     )
 
 
-async def test_each_difference_is_one_line_with_its_service_the_desired_value_and_the_observed_value() -> None:
+async def test_verify_prints_each_difference_as_one_line_with_service_desired_and_observed_value() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[CLUSTER].settings = VirtualServerSettings("wrr")
     kernel.virtual_servers[CLUSTER].real_servers[HERE] = 0
@@ -155,7 +155,7 @@ async def test_verify_does_not_report_a_difference_that_has_vanished_when_it_rea
     [("172.16.0.9", 3, True, 3), ("172.16.0.9", 99, False, 3), (builders.CLUSTER_IP, 99, False, 2)],
     ids=["gone within the grace", "still there", "on an address of this node"],
 )
-async def test_node_ports_on_a_lost_address_are_not_a_difference_if_they_are_removed_within_the_grace_period(
+async def test_verify_waits_for_the_grace_period_of_node_ports_on_a_lost_address(
     address: str, gone_at: int, *, is_equal: bool, readings: int
 ) -> None:
     kernel = await synced_kernel(*NODE_PORT)

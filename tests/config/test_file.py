@@ -34,7 +34,7 @@ _WRONG: dict[Kind, str] = {
 
 
 def nested(option: Option, value: str) -> str:
-    """A file that has this one field, in its last line."""
+    """A configuration file whose last line sets the field of the option to ``value``."""
     *sections, name = option.field.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
     return HEAD.replace("mode: ipvs\n", "") + "\n".join((*lines, f"{'  ' * len(sections)}{name}: {value}"))

@@ -51,7 +51,7 @@ def test_flags_that_kube_proxy_does_not_have_override_the_file() -> None:
 
 
 @pytest.mark.parametrize("option", catalogue.OPTIONS["ipvsproxy's own options"], ids=lambda one: one.flag)
-def test_each_flag_that_kube_proxy_does_not_have_applies_despite_a_file_and_without_a_notice(option: Option) -> None:
+def test_flags_that_kube_proxy_does_not_have_apply_without_a_notice_beside_a_file(option: Option) -> None:
     assert not from_file("", f"--{option.flag}={option.default}").notices
 
 

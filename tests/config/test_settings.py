@@ -70,7 +70,7 @@ def test_the_connection_tracking_table_has_a_minimum_size_on_a_small_host() -> N
 @pytest.mark.parametrize(
     ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
 )
-def test_first_lists_of_an_api_server_may_need_confirmation_and_first_lists_of_a_directory_need_none(
+def test_first_lists_from_a_directory_need_no_confirmation_unlike_lists_from_an_api_server(
     flags: list[str], percent: int
 ) -> None:
     assert loading.from_flags(*flags).guard_percent == percent

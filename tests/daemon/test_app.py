@@ -227,7 +227,7 @@ def test_our_rules_guard_a_tunnel_device_that_an_earlier_process_may_have_left_u
 
 
 @pytest.mark.usefixtures("kernel")
-def test_host_ports_that_take_packets_before_services_are_logged_once_until_an_audit_no_longer_finds_them(
+def test_host_ports_with_precedence_over_services_are_logged_once_until_an_audit_finds_none(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, made: list[health.Status]
 ) -> None:
     place = ("legacy IPv4",)
@@ -452,7 +452,7 @@ MISSING = (host.Missing("it is not there", "get it"),)
 
 
 @pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types", "missing_settings"])
-def test_a_missing_requirement_is_reported_with_its_remedy_and_a_missing_kernel_feature_with_modprobes_message(
+def test_a_missing_requirement_is_reported_with_its_remedy_and_any_message_of_modprobe(
     bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modprobe = "modprobe says: it finds no module ip_vs"
@@ -587,7 +587,7 @@ async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_the_
 
 
 @pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
-def test_a_family_whose_iptables_program_does_not_work_is_not_served_unless_the_program_only_hangs(
+def test_a_family_is_given_up_if_its_iptables_program_fails_but_not_if_the_program_hangs(
     number: int, *, is_given_up: bool
 ) -> None:
     def program(family: Family) -> Program:

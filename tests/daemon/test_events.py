@@ -144,7 +144,7 @@ async def test_events_of_the_whole_process_are_rate_limited() -> None:
     assert len(desk.written) == BURST + 3
 
 
-async def test_an_event_that_every_node_posts_is_delayed_and_has_one_name_and_a_conflict_counts_as_posted() -> None:
+async def test_an_event_that_every_node_posts_is_delayed_and_has_the_same_name_on_every_node() -> None:
     names = set()
     for _ in range(2):
         desk = Desk()

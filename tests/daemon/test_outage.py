@@ -113,7 +113,7 @@ async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None
 
 
 @in_virtual_time
-async def test_an_hour_without_the_server_removes_nothing_and_missed_changes_arrive_within_the_longest_pause() -> None:
+async def test_nothing_is_removed_in_an_hour_without_the_api_server_and_missed_changes_arrive_later() -> None:
     server, here = Server(), memory_node.MemoryNode()
     pace = reflector.WatchPace(now=loop().time, dice=random.Random(5))
     reflectors = {

@@ -155,7 +155,7 @@ def sets(kernel: Kernel) -> Mapping[str, AbstractSet[SetEntry]]:
 
 
 def polled(kernel: loop_kernel.Kernel, before: Observation, *, thorough: bool) -> Observation:
-    """The result of a poll as one observation. What the poll does not return comes from ``before``."""
+    """The result of a poll as one observation. Objects that the poll does not return are taken from ``before``."""
     observed = before
     for part in kernel.poll(tuple(IP_SETS), tuple(Family), (CONNTRACK,), thorough=thorough, whole=True):
         assert part.errors == ()
@@ -397,7 +397,7 @@ def test_a_catch_all_element_of_another_program_is_observed_until_it_is_removed(
     assert not (kernel.observe([entry.set], (), ()).sets or {})[entry.set]
 
 
-def test_adding_to_a_missing_set_is_refused_and_the_outcome_of_a_removal_shows_that_the_entry_was_absent(kernel: Kernel) -> None:
+def test_an_entry_of_a_missing_set_cannot_be_added_and_counts_as_absent_when_it_is_removed(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     assert refusal(kernel, Verb.ADD, entry) == errno.ENOENT
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", True)]
@@ -547,7 +547,7 @@ def test_if_one_of_several_entries_is_refused_each_entry_has_a_separate_outcome(
 
 
 @pytest.mark.parametrize("kind", [BoundAddresses, LocalRoutes])
-def test_several_addresses_or_routes_are_added_together_and_each_has_an_outcome_even_if_one_already_existed(
+def test_each_of_several_added_addresses_or_routes_has_an_outcome_even_if_one_already_existed(
     kernel: Kernel, kind: type[BoundAddresses | LocalRoutes]
 ) -> None:
     """When the kernel removes a primary address, it removes the secondary addresses of the same range, too.
@@ -582,7 +582,7 @@ def test_each_of_several_objects_is_refused_if_an_object_that_it_needs_does_not_
 
 
 @FAMILIES
-def test_an_address_can_be_on_the_device_and_have_a_route_and_either_can_be_removed_alone(kernel: Kernel, family: Family) -> None:
+def test_an_address_and_its_local_route_can_exist_together_and_be_removed_separately(kernel: Kernel, family: Family) -> None:
     both = BoundAddresses.of(SERVICE[family]), LocalRoutes.of(SERVICE[family])
     add(kernel, Device(DEVICE), *both)
     apply(kernel, Verb.REMOVE, both[0])
@@ -630,7 +630,7 @@ def test_the_netmask_of_session_affinity_is_read_back_unchanged(kernel: Kernel, 
                 assert polled.settings.prefix_length == length
 
 
-def test_every_scheduler_can_be_changed_without_removing_the_virtual_server(kernel: Kernel) -> None:
+def test_a_virtual_server_can_change_to_every_scheduler_without_being_removed(kernel: Kernel) -> None:
     schedulers = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
     assert [kernel.why_unusable(scheduler) for scheduler in schedulers] == [""] * len(schedulers)
     virtual = server()

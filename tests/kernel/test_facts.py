@@ -81,7 +81,7 @@ def test_facts_that_cannot_be_read_are_reported() -> None:
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_if_iptables_gives_no_answer_doctor_reports_the_missing_answer_and_not_absent_tables(
+def test_doctor_reports_that_iptables_gave_no_answer_instead_of_absent_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = {

@@ -75,7 +75,7 @@ def test_if_raw_sockets_cannot_be_opened_the_library_that_replaces_them_must_be_
     assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
 
-def test_if_ipvs_is_missing_the_features_that_depend_on_it_are_not_reported_as_missing_too(proc: pathlib.Path) -> None:
+def test_missing_ipvs_is_reported_without_the_missing_features_that_depend_on_ipvs(proc: pathlib.Path) -> None:
     (proc / "thread-self/net/ip_vs").unlink()
     (proc / "sys/net/ipv4/vs/conntrack").unlink()
     (missing,) = host.missing_features(proc)

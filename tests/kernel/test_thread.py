@@ -18,7 +18,7 @@ WITHIN_S = 60.0
 
 
 class Target:
-    """Records the thread in which it is used."""
+    """An object that records the threads that call its methods."""
 
     def __init__(self) -> None:
         self.threads = [threading.current_thread()]
@@ -38,7 +38,7 @@ class Target:
         raise KernelError(action="try", errno=1)
 
 
-async def test_the_object_is_created_and_called_in_one_thread_apart_from_the_thread_of_the_event_loop() -> None:
+async def test_one_separate_thread_creates_the_object_and_calls_its_methods() -> None:
     thread = await KernelThread.start(Target)
     assert [await thread.call(note(number)) for number in range(3)] == [0, 2, 4]
     thread.stop()
@@ -79,7 +79,7 @@ async def test_an_exception_while_creating_the_object_is_raised_in_the_caller_an
     assert not makers[0].is_alive()
 
 
-async def test_stopping_lets_the_running_call_finish_drops_waiting_calls_and_ends_the_thread() -> None:
+async def test_a_stopped_thread_finishes_its_running_call_and_drops_waiting_calls() -> None:
     thread = await KernelThread.start(Target)
     target = thread._target
     running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))

@@ -33,7 +33,7 @@ def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> A
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_endpoint_with_the_address_of_a_service_shows_the_node_of_the_address_whichever_arrives_first(first: int) -> None:
+def test_an_endpoint_that_has_the_address_of_a_service_shows_the_node_in_either_order_of_arrival(first: int) -> None:
     objects = [_service(TAKEN, "203.0.113.9"), _slice()]
     store = _store(objects[first])
     assert _others(store) == {}
@@ -47,7 +47,7 @@ def test_load_balancer_addresses_are_looked_up_but_cluster_ips_are_not_looked_up
 
 
 @pytest.mark.parametrize("node", [THIS_NODE, ""])
-def test_an_address_of_an_endpoint_on_this_node_or_without_a_node_does_not_count_as_an_address_of_another_node(node: str) -> None:
+def test_an_endpoint_on_this_node_or_without_a_node_shows_no_address_of_another_node(node: str) -> None:
     assert _others(_store(_service(TAKEN), _slice(node=node))) == {}
 
 

@@ -95,7 +95,7 @@ def test_each_change_is_taken_only_once(store: Store) -> None:
     assert first.services, "what was taken stays with the taker"
 
 
-def test_several_changes_of_a_service_have_the_time_of_the_first_change_that_the_loop_has_not_taken(store: Store) -> None:
+def test_changes_of_a_service_have_the_time_of_the_first_change_that_the_loop_has_not_taken(store: Store) -> None:
     deliver(store, builders.service("web", cluster=("10.96.0.11",)), now=5)
     deliver(store, builders.service("web", cluster=("10.96.0.12",)), now=6)
     deliver(store, builders.endpoint_slice(), now=8)
@@ -382,7 +382,7 @@ def test_a_list_without_most_endpoint_slices_needs_confirmation() -> None:
 
 
 def emptied(count: int) -> list[ApiObject]:
-    """EndpointSlices without endpoints, one for each of this number of Services."""
+    """One EndpointSlice without endpoints for each of ``count`` Services."""
     return [builders.endpoint_slice(service=f"web-{number}") for number in range(count)]
 
 
@@ -532,7 +532,7 @@ def test_lists_of_different_kinds_are_confirmed_independently() -> None:
     assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
 
 
-def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_while_it_takes_part_in_direct_return(
+def test_tunnels_are_accepted_from_a_leaving_node_only_while_it_takes_part_in_direct_return(
     store: Store,
 ) -> None:
     apart = msgspec.structs.replace(builders.node("192.168.0.12", name="apart"))
@@ -544,7 +544,7 @@ def test_tunnels_are_accepted_from_all_other_nodes_and_from_a_leaving_node_only_
     assert store.tunnels[1] == {*OTHER.addresses}
 
 
-def test_a_node_with_changed_tunnels_marks_only_services_with_direct_return_and_endpoints_there(store: Store) -> None:
+def test_changed_tunnels_of_a_node_affect_only_services_with_direct_return_and_endpoints_on_the_node(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
 
     def touched(*nodes: str) -> set[str]:

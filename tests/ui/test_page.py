@@ -177,7 +177,7 @@ def test_services_are_filtered_by_problem_namespace_type_and_node(looking: Look)
     expect(told).to_have_text("1 of 10,000 Services")
 
 
-def test_the_second_column_says_what_is_wrong_and_is_visible_at_1280_pixels_with_long_port_names(looking: Look) -> None:
+def test_the_column_of_problems_is_visible_at_1280_pixels_despite_long_port_names(looking: Look) -> None:
     page = looking("#/services?namespace=shop", width=1280)
     expect(page.locator("tbody .ports", has_text="metrics-scraper")).to_contain_text("grpc-management")
     assert (page.locator("thead th").nth(1).text_content() or "").strip() == "Problem"

@@ -50,7 +50,7 @@ class Node:
         self.clock.now += seconds
 
 
-def test_a_node_is_healthy_from_the_start_and_eligible_from_the_first_complete_sync_of_both_families() -> None:
+def test_a_starting_node_is_healthy_and_becomes_eligible_with_the_first_complete_sync() -> None:
     node = Node()
     assert node.is_healthy()
     assert (node.status.updated, node.status.updated_s) == ({}, None)
@@ -69,7 +69,7 @@ def test_a_process_whose_first_sync_is_late_is_unhealthy() -> None:
     assert not node.is_healthy()
 
 
-def test_a_process_is_unhealthy_as_soon_as_its_oldest_waiting_change_is_older_than_two_sync_periods() -> None:
+def test_a_process_is_unhealthy_if_a_change_has_waited_for_more_than_two_sync_periods() -> None:
     node = Node()
     node.sync()
     node.pass_time(500)
@@ -140,7 +140,7 @@ def test_a_family_that_is_not_served_does_not_affect_health() -> None:
 
 
 @pytest.mark.parametrize("node_object", [None, builders.node(leaving=True)])
-def test_an_unknown_node_and_a_node_that_is_about_to_be_deleted_are_healthy_but_not_eligible(
+def test_unknown_nodes_and_nodes_about_to_be_deleted_are_healthy_but_not_eligible(
     node_object: service.Node | None,
 ) -> None:
     node = Node()
@@ -159,7 +159,7 @@ def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> No
     assert not node.status.is_eligible
 
 
-def test_a_process_that_waits_for_its_first_lists_is_not_eligible_and_is_not_late_before_they_arrive() -> None:
+def test_a_process_that_waits_for_its_first_lists_is_neither_eligible_nor_late() -> None:
     node = Node()
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
     node.pass_time(3600)

@@ -127,7 +127,7 @@ async def test_a_changed_answer_reopens_no_listener_and_a_changed_or_removed_por
     assert ports.answers == {}
 
 
-async def test_of_two_services_with_the_same_health_check_port_the_older_service_answers_until_its_deletion() -> None:
+async def test_the_older_of_two_services_with_the_same_health_check_port_answers_until_its_deletion() -> None:
     ports = Ports()
     ports.put(state("young", ports={30001: 2}, created_s=2), state("old", ports={30001: 1}, created_s=1))
     await ports.checks.adjust()
@@ -215,7 +215,7 @@ async def test_a_health_check_port_on_a_real_socket_answers_any_path_and_method(
     await checks.close()
 
 
-async def test_health_check_ports_use_at_most_half_of_the_descriptors_and_waiting_ports_open_when_a_descriptor_is_free(
+async def test_health_check_ports_wait_if_they_would_use_more_than_half_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "descriptors", lambda: 4)

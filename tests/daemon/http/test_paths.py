@@ -248,7 +248,7 @@ def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last
     )
 
 
-def test_unreadable_parts_unmet_settings_and_leftovers_are_in_the_health_answer_which_stays_healthy() -> None:
+def test_the_health_answer_lists_unreadable_parts_unmet_settings_and_leftovers_but_stays_healthy() -> None:
     unread, left, unmet = ("list sets: EIO",), ("our objects in the other backend stay: EBUSY",), {"net/ipv4/ip_forward": "0"}
     answer = paths.healthz(summaries.status(NOW_S, UPDATES, unreadable=unread, leftovers=left, unmet_settings=unmet))
     document = json.loads(answer.body)

@@ -141,7 +141,7 @@ async def test_on_a_host_without_ipv6_a_server_on_the_unspecified_address_listen
     await listener.close()
 
 
-async def test_a_server_waits_for_its_port_and_serves_as_soon_as_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_waits_until_its_port_is_free_and_then_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     other = socket.socket()
     other.bind(("127.0.0.1", 0))
     other.listen()

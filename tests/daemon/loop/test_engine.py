@@ -168,7 +168,7 @@ def node_ports(name: str = "web") -> Service:
 
 
 @in_virtual_time
-async def test_a_change_of_many_services_is_planned_only_a_few_times_even_if_its_removals_have_to_wait(
+async def test_a_change_of_many_services_with_waiting_removals_is_planned_only_a_few_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)
@@ -271,7 +271,7 @@ async def test_replacing_an_endpoint_needs_one_call_to_the_kernel(monkeypatch: p
 
 
 @in_virtual_time
-async def test_a_removal_of_a_real_server_is_retried_if_it_fails_after_the_real_server_got_weight_0(
+async def test_a_failed_removal_of_a_real_server_that_already_has_weight_0_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode()

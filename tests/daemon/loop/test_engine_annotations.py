@@ -58,7 +58,7 @@ async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotat
 
 
 @in_virtual_time
-async def test_a_scheduler_that_an_annotation_names_and_the_kernel_lacks_is_replaced_and_the_reason_is_reported() -> None:
+async def test_an_annotated_scheduler_that_the_kernel_lacks_is_replaced_and_the_reason_is_reported() -> None:
     with structlog.testing.capture_logs() as lines:
         async with MemoryNode(kernel_with("rr", "wrr")).serving(web(scheduler="fo")) as node:
             pass

@@ -75,7 +75,7 @@ async def test_a_leftover_virtual_server_is_removed_with_its_address_or_set_entr
 
 
 @in_virtual_time
-async def test_a_leftover_set_entry_is_not_removed_while_the_kernel_is_still_being_read_even_if_an_api_object_changes(
+async def test_an_api_change_during_a_read_of_the_kernel_does_not_remove_a_leftover_set_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
@@ -98,7 +98,7 @@ async def test_a_leftover_set_entry_is_not_removed_while_the_kernel_is_still_bei
 
 
 @in_virtual_time
-async def test_a_virtual_server_of_another_program_is_treated_as_ours_when_one_of_our_sets_gets_an_entry_for_it() -> None:
+async def test_a_foreign_virtual_server_counts_as_ours_once_our_sets_have_an_entry_for_it() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         add_stray_node_port(node.kernel)
         node.kernel.sets[STRAY_PORT.set].entries.clear()

@@ -44,9 +44,7 @@ async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_lis
 
 
 @in_virtual_time
-async def test_the_kubernetes_and_dns_services_are_programmed_first_and_nothing_is_removed_before_all_services_are_known() -> (
-    None
-):
+async def test_the_kubernetes_and_dns_services_are_programmed_before_other_services_and_before_removals() -> None:
     old = builders.service("old", cluster=("10.96.0.99",))
     async with MemoryNode().serving(old, WEB, SLICE) as before:
         pass
@@ -78,7 +76,7 @@ async def test_operations_for_the_kubernetes_and_dns_services_are_reported_with_
 
 
 @in_virtual_time
-async def test_without_kubernetes_and_dns_services_no_operation_precedes_the_operations_for_the_other_services() -> None:
+async def test_without_kubernetes_and_dns_services_all_services_are_programmed_together() -> None:
     with structlog.testing.capture_logs() as logs:
         async with MemoryNode().serving(WEB, SLICE) as node:
             assert node.done.count("set rules IPv4 rules") == 1
@@ -170,7 +168,7 @@ async def test_objects_of_a_family_that_is_not_served_are_not_removed() -> None:
 
 
 @in_virtual_time
-async def test_the_process_ends_before_anything_is_programmed_if_the_primary_family_of_the_node_is_not_served() -> None:
+async def test_the_process_programs_nothing_and_ends_if_the_primary_family_is_not_served() -> None:
     node = MemoryNode(settings=Settings(families=frozenset({Family.IPV6})))
     node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
     with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, cannot be served"):

@@ -69,7 +69,7 @@ class Scene:
         await asyncio.sleep(0.001)
 
     async def _remove_other_backend(self) -> Collection[str]:
-        """Answer removals with the items of ``of_other_backend`` in order; the last item answers all further removals, too."""
+        """Return or raise the next item of ``of_other_backend`` at each removal, and the last item at all later removals."""
         self.removals_s.append(asyncio.get_running_loop().time())
         answer = self.of_other_backend.pop(0) if len(self.of_other_backend) > 1 else self.of_other_backend[0]
         if isinstance(answer, KernelError):
@@ -106,7 +106,7 @@ async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
 
 
 @in_virtual_time
-async def test_leftover_rules_of_a_family_are_removed_and_logged_as_soon_as_our_rules_are_programmed() -> None:
+async def test_leftover_rules_are_removed_once_our_rules_of_the_family_are_programmed() -> None:
     async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
         await asyncio.sleep(100)
         assert not node.tables.reads, "nothing is in force yet"
@@ -210,7 +210,7 @@ async def test_failed_removals_are_not_retried_while_our_rules_are_not_programme
 
 
 @in_virtual_time
-async def test_leftover_chains_that_our_chain_jumps_to_stay_until_our_chain_has_its_desired_rules() -> None:
+async def test_leftover_chains_stay_while_our_chain_still_jumps_to_the_leftover_chains() -> None:
     reference = Reference(OURS, f"-j {SERVICE.chain}", SERVICE)
     async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, references=(reference,))) as node:
         await node.sync()
@@ -271,7 +271,7 @@ async def test_leftover_rules_that_return_are_logged_once_and_removed_every_ten_
 
 
 @in_virtual_time
-async def test_kube_proxys_tables_of_a_family_are_removed_and_logged_as_soon_as_our_rules_are_programmed() -> None:
+async def test_kube_proxys_nftables_tables_are_removed_once_our_rules_of_the_family_are_programmed() -> None:
     async with scene() as node:
         for place in (IPV4, IPV6):
             node.of_kube_proxy.put(place, left_tables.LEFT)
@@ -314,7 +314,7 @@ def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
 
 
 @in_virtual_time
-async def test_objects_of_the_other_backend_are_removed_as_soon_as_all_families_are_programmed_and_failures_are_retried() -> None:
+async def test_objects_of_the_other_backend_are_removed_once_all_families_are_programmed() -> None:
     async with scene() as node:
         node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
         await node.sync(Family.IPV4)
@@ -358,7 +358,7 @@ async def test_objects_of_the_other_backend_that_return_are_removed_after_the_ne
 
 
 @in_virtual_time
-async def test_leftover_rules_stay_while_our_sets_lack_an_entry_and_packets_may_need_the_leftover_rules() -> None:
+async def test_leftover_rules_stay_while_our_sets_still_lack_an_entry() -> None:
     async with scene(used=LEFT) as node:
         node.subject.synced(summary(not_in_force=[Family.IPV4], is_audit=True))
         await asyncio.sleep(1)

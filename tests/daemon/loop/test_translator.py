@@ -116,7 +116,7 @@ def with_direct_return() -> MemoryNode:
 
 
 @in_virtual_time
-async def test_the_rules_that_drop_tunnelled_packets_from_other_hosts_are_written_before_the_tunnel_device_comes_up() -> None:
+async def test_rules_that_guard_the_tunnel_device_are_written_before_the_device_comes_up() -> None:
     node = with_direct_return()
     async with node.serving():
         pass

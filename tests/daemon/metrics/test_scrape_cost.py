@@ -23,7 +23,7 @@ FEW, MANY = 500, 2000
 
 @dataclasses.dataclass
 class Scraped:
-    """The steps of a scrape: their total, and the longest run of steps in the loop's thread in which no other task can run."""
+    """The number of steps of a scrape, and the longest run of steps during which the event loop runs no other task."""
 
     all: int
     longest: int

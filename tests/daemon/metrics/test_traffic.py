@@ -227,7 +227,7 @@ async def test_counters_that_cannot_be_read_keep_their_last_values() -> None:
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
 
 
-async def test_a_port_keeps_its_total_when_its_busy_virtual_server_is_removed_and_another_virtual_server_remains() -> None:
+async def test_a_port_keeps_its_total_when_one_of_its_virtual_servers_is_removed() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters(7)}
     await scene.scrape()
@@ -328,7 +328,7 @@ async def test_totals_can_be_shown_for_each_endpoint() -> None:
     assert scene.kernel.read_endpoints == [CLUSTER], "endpoints of a virtual server without traffic are not read"
 
 
-async def test_endpoints_are_not_counted_twice_if_their_virtual_server_was_missing_once_when_counters_were_read() -> None:
+async def test_endpoints_are_not_counted_twice_if_their_virtual_server_was_absent_from_one_read() -> None:
     scene = Scene(WEB, of_endpoints=True)
     whole = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(ConnectionCounts(2, 1), counted)} for key, counted in whole.items()}
@@ -342,7 +342,7 @@ async def test_endpoints_are_not_counted_twice_if_their_virtual_server_was_missi
 
 
 async def test_a_virtual_server_that_stays_while_it_is_not_desired_is_not_counted_twice() -> None:
-    """An undesired virtual server stays, for example, in an excluded range, and while its owner changes during a scrape."""
+    """An undesired virtual server stays in an excluded range, or, for example, while its owner changes during a scrape."""
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {

@@ -192,7 +192,7 @@ async def test_reverting_a_refused_file_is_logged_as_an_unchanged_configuration(
     assert process.applied == []
 
 
-async def test_if_a_configuration_cannot_be_applied_the_previous_configuration_stays_and_each_reason_is_logged_once(
+async def test_the_previous_configuration_stays_applied_if_a_new_configuration_cannot_be_applied(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs
 ) -> None:
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 0.0)

@@ -199,7 +199,7 @@ def test_the_objects_of_a_file_that_becomes_invalid_stay(world: World) -> None:
     assert described(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
 
 
-def test_the_object_of_a_document_that_becomes_invalid_stays_and_the_other_documents_are_updated(world: World) -> None:
+def test_an_object_stays_when_its_document_becomes_invalid_and_other_documents_are_updated(world: World) -> None:
     world.write(all=text(service("a"), service("b")))
     broken = service("a") | {"spec": "none"}
     rejected, put = world.write(all=text(broken, service("b", "10.0.0.2")))
@@ -221,7 +221,7 @@ def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
 # Conflicts
 
 
-def test_if_two_files_define_the_same_object_the_file_with_the_first_name_is_used_and_the_other_is_rejected_once(
+def test_two_files_with_the_same_object_cause_one_rejection_of_the_alphabetically_second_file(
     world: World,
 ) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
@@ -231,7 +231,7 @@ def test_if_two_files_define_the_same_object_the_file_with_the_first_name_is_use
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_of_two_files_that_define_the_same_object_the_file_with_the_first_name_is_used_until_it_is_removed(
+def test_the_alphabetically_first_of_two_files_with_the_same_object_is_used_until_it_is_removed(
     world: World,
 ) -> None:
     world.write(b=text(service("web", "10.0.0.2")))

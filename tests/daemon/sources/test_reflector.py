@@ -189,7 +189,7 @@ def versions(world: World) -> list[str]:
     return [dict(urllib.parse.parse_qsl(path.partition("?")[2])).get("resourceVersion", "latest") for path in world.lists]
 
 
-async def test_status_410_gone_in_a_watch_stream_causes_an_immediate_list_that_is_not_older_than_the_last_known_version() -> None:
+async def test_status_410_gone_in_a_watch_causes_an_immediate_list_at_the_last_known_version_or_later() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(service("b"), version=200))
     await world.run()
     assert (versions(world), world.sleeps) == (["0", "105"], [])
@@ -205,7 +205,7 @@ async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_v
     assert versions(world) == ["0", "0"]
 
 
-async def test_a_paged_list_that_broke_off_is_not_complete_and_the_next_request_names_the_version_of_its_first_page() -> None:
+async def test_after_a_paged_list_breaks_off_the_next_request_names_the_version_of_its_first_page() -> None:
     world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(service("b"), version=200), [])
     await world.run()
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
@@ -341,7 +341,7 @@ async def test_after_a_broken_watch_the_resource_version_of_the_server_is_reques
     assert "resourceVersion=90" in world.watches[1]
 
 
-async def test_the_version_of_the_server_is_checked_after_a_watch_without_any_line_but_not_after_a_watch_with_bookmarks() -> None:
+async def test_the_version_of_the_server_is_checked_only_after_a_watch_without_any_line() -> None:
     world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
     world.served_versions = [50]
     await world.run()

@@ -24,7 +24,7 @@ LIMIT_S = 900.0
 
 
 class Scene:
-    """Two watches with a clock and with the objects that observe them. The process starts at second 1000."""
+    """Two watches, a clock, and the objects that observe the watches. The process starts at second 1000."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, turns_away: bool = False) -> None:
         self.clock = Clock(1000.0)

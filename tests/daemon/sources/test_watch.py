@@ -67,7 +67,7 @@ async def test_each_request_is_counted_with_host_code_and_duration(tmp_path: pat
 
 
 @pytest.mark.parametrize("knows_drop", [True, False])
-async def test_requests_ask_to_leave_out_managed_fields_and_objects_that_have_them_are_still_read(
+async def test_the_server_is_asked_to_omit_managed_fields_and_objects_with_managed_fields_are_read(
     setup: Setup, *, knows_drop: bool
 ) -> None:
     setup.server.knows_drop = knows_drop

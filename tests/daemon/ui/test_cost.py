@@ -56,7 +56,7 @@ async def test_an_answer_after_a_change_costs_the_same_with_ten_times_as_many_se
 
 
 @in_virtual_time
-async def test_without_viewers_the_cost_of_the_page_in_each_sync_does_not_depend_on_the_number_of_services() -> None:
+async def test_without_viewers_the_cost_of_the_page_is_independent_of_the_number_of_services() -> None:
     costs = []
     for count in (FEW, MANY):
         node = _node(count)
@@ -85,7 +85,7 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
         assert steps.here < 60
 
 
-def test_a_request_continues_the_table_that_an_earlier_request_left_unfinished_and_few_search_results_are_kept() -> None:
+def test_a_request_continues_the_table_that_an_earlier_request_left_unfinished() -> None:
     table = _table(_node(FEW))
     unfinished = table.refreshing()
     while len(table._rows) == 0:
@@ -125,7 +125,7 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
 
 
 @in_virtual_time
-async def test_a_viewer_uses_less_than_a_kilobyte_of_memory_for_each_service_and_the_memory_is_freed_later() -> None:
+async def test_a_viewer_uses_less_than_a_kilobyte_of_memory_for_each_service() -> None:
     """Hence, on a node with ten thousand busy Services, a viewer of the page costs at most 10 MB of memory."""
     node = _node(FEW)
     async with node.reading():

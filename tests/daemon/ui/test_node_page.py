@@ -51,7 +51,7 @@ def test_a_sync_with_changes_becomes_an_event_with_its_services_and_times() -> N
     }
 
 
-def test_the_text_of_an_event_begins_with_the_name_of_its_only_service_and_an_idle_audit_is_no_event() -> None:
+def test_the_text_of_an_event_about_one_service_begins_with_the_name_of_the_service() -> None:
     log = EventLog()
     log.synced(summaries.summary(is_audit=True), AT_S)
     assert log.last == 0
@@ -104,7 +104,7 @@ def test_an_error_text_that_contains_its_operation_is_shown_unchanged() -> None:
     assert _texts(log) == [("sync", "1 operation failed; 1 object waits"), ("failure", "add address 10.96.0.10: no room")]
 
 
-def test_a_changed_state_becomes_an_event_and_a_request_returns_only_later_events_with_the_newest_first() -> None:
+def test_a_changed_state_becomes_an_event_and_requests_return_the_newest_event_first() -> None:
     log = EventLog()
     for state in "aabcd":
         log.note("health", "x", state, AT_S)

@@ -285,7 +285,7 @@ async def test_the_result_of_a_search_for_problems_changes_as_problems_appear_an
 
 
 @in_virtual_time
-async def test_the_page_shows_rates_after_the_counters_were_read_twice_and_a_later_answer_has_only_new_points() -> None:
+async def test_the_page_shows_rates_after_two_reads_and_later_answers_have_only_new_points() -> None:
     async with _serving() as node:
         node.traffic.per_second[CLUSTER] = 100.0
         for _ in range(12):

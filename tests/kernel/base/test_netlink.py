@@ -22,7 +22,7 @@ def channel(
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
     """A channel, and the sockets that it opens.
 
-    The first socket gives the first of these answers, the next socket the next answer.
+    Each new socket gives the next one of ``answers``.
     """
     opened: list[FakeSocket] = []
 

@@ -27,7 +27,7 @@ def run_with(answer: Callable[[bytes], Iterable[Answer]]) -> tuple[netlink.Chann
     [
         ({2: 0}, {}),
         ({1: errno.EEXIST, 2: errno.EBUSY}, {0: errno.EEXIST, 1: errno.EBUSY}),
-        ({1: errno.EEXIST}, {0: errno.EEXIST}),  # only the refused messages are to blame if other answers were lost
+        ({1: errno.EEXIST}, {0: errno.EEXIST}),  # if other answers are lost, only the messages with an error count as refused
         ({0: errno.EPERM}, {-1: errno.EPERM}),
         ({}, {-1: LOST, 0: LOST, 1: LOST}),
     ],
@@ -38,7 +38,7 @@ def test_a_transaction_returns_each_refused_message_by_its_index(answers: Mappin
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_a_stale_transaction_is_repeated_and_only_the_last_insistent_attempt_names_no_generation(*, insists: bool) -> None:
+def test_a_stale_transaction_is_repeated_and_the_last_attempt_may_name_no_generation(*, insists: bool) -> None:
     generation = message.integer(nft_message.NFTA_GEN_ID, 7)
 
     def answer(data: bytes) -> list[Answer]:

@@ -54,7 +54,7 @@ def members(name: str) -> set[str]:
 
 
 @pytest.mark.kernel
-def test_every_set_is_created_as_kube_proxy_creates_it_with_the_lowest_revision_that_can_hold_its_entries(
+def test_every_set_has_kube_proxys_parameters_and_the_lowest_sufficient_revision(
     driver: ipset.IpsetDriver,
 ) -> None:
     assert not any(outcome.error or outcome.surprise for outcome in apply(driver, Verb.ADD, *IP_SETS.values()))
@@ -78,7 +78,7 @@ def test_every_set_is_created_as_kube_proxy_creates_it_with_the_lowest_revision_
 
 
 @pytest.mark.kernel
-def test_entries_added_with_ipset_are_observed_except_entries_with_protocols_that_services_do_not_have(
+def test_entries_added_with_ipset_are_observed_unless_services_cannot_have_their_protocol(
     driver: ipset.IpsetDriver,
 ) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
@@ -137,7 +137,7 @@ def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> No
 
 
 @pytest.mark.kernel
-def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_that_rules_and_other_programs_see(
+def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name(
     driver: ipset.IpsetDriver,
 ) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
@@ -265,7 +265,7 @@ def test_an_entry_that_cannot_be_encoded_does_not_prevent_sending_the_other_entr
     sent: list[bytes] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        """Refuse the message that has both entries. Of the two messages with one entry each, refuse the second."""
+        """Refuse the message that has both entries. Refuse the second of the two messages that have one entry each."""
         sent.append(data)
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]

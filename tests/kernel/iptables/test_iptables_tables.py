@@ -43,7 +43,7 @@ def test_a_truncated_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         iptables_tables.digest(Family.IPV4, "nat")
 
 
-def test_unreadable_table_names_are_an_error_and_a_missing_list_of_table_names_means_that_no_table_exists(
+def test_an_absent_list_of_table_names_means_no_tables_and_an_unreadable_list_is_an_error(
     tmp_path: pathlib.Path,
 ) -> None:
     (tmp_path / "thread-self/net/ip_tables_names").mkdir(parents=True)

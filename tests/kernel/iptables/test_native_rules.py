@@ -80,7 +80,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_the_rules_of_the_table_that_has_no_native_rule() -> None:
+def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_all_other_tables() -> None:
     create_set(Family.IPV4)
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()

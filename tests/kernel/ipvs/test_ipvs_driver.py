@@ -175,7 +175,7 @@ def test_errors_contain_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> No
 
 
 @pytest.mark.kernel
-def test_an_operation_that_cannot_be_encoded_or_is_refused_does_not_prevent_other_operations_of_its_chunk(
+def test_a_failed_operation_does_not_prevent_other_operations_of_its_chunk(
     driver: ipvs.IpvsDriver,
 ) -> None:
     one = server("10.96.0.1")
@@ -294,7 +294,7 @@ def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("scheduler", sorted(PATIENT_SCHEDULERS | {"sh", "mh"}))
-def test_sh_and_mh_choose_real_servers_of_weight_0_and_schedulers_that_permit_delayed_removals_never_do(
+def test_real_servers_of_weight_0_are_chosen_by_sh_and_mh_but_not_by_schedulers_that_permit_delayed_removals(
     driver: ipvs.IpvsDriver, scheduler: str
 ) -> None:
     refused = refused_clients(driver, scheduler)

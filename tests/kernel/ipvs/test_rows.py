@@ -122,7 +122,10 @@ def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUN
 
 
 def counting(*, loses: bool = False) -> Kernel:
-    """A kernel that sends each virtual server in a separate datagram. With ``loses``, the last datagram but one is lost."""
+    """A kernel that sends each virtual server in a separate datagram.
+
+    If ``loses`` is true, the second-to-last datagram is lost.
+    """
     each = [functools.partial(_virtual_server, key=key) for key in KEYS]
     return Kernel(*each[:-1], *([lambda _: fake_netlink.OVERRUN] if loses else []), each[-1])
 

@@ -23,7 +23,7 @@ from tests.kernel.ipvs.examples import ipvsadm
         (errno.EAFNOSUPPORT, ModuleState.MISSING, False),
     ],
 )
-def test_whether_a_scheduler_exists_is_read_from_the_error_of_a_virtual_server_or_from_module_files(
+def test_the_error_of_a_new_virtual_server_or_the_module_files_show_whether_a_scheduler_exists(
     monkeypatch: pytest.MonkeyPatch, refusal: int, state: ModuleState, *, is_usable: bool
 ) -> None:
     ipvs = AbsentIpvs()

@@ -214,7 +214,7 @@ def test_a_rule_without_our_comment_in_our_chain_is_reported_with_its_expression
     assert rules[-1] == f"a rule without a text of ours: counter, return (inet ipvsproxy {name} handle {handle})"
 
 
-def test_if_one_of_several_nftables_rules_that_express_one_rule_is_missing_the_rule_counts_as_changed(
+def test_a_rule_counts_as_changed_if_one_of_its_several_nftables_rules_is_missing(
     driver: NftRulesDriver,
 ) -> None:
     wanted = every_rule(Family.IPV6)

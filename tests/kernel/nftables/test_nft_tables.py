@@ -59,7 +59,7 @@ def test_a_table_without_a_header_is_an_answer_that_cannot_be_parsed() -> None:
     ("chains", "sets", "has_others", "has_ours"),
     [(["IPv4-nat"], [], True, True), ([], ["KUBE-LOOP-BACK"], True, True), ([], [], True, False), ([], [], False, True)],
 )
-def test_a_table_counts_as_ours_if_it_has_our_chains_or_our_sets_or_if_it_is_empty(
+def test_a_table_counts_as_ours_if_it_is_empty_or_has_our_chains_or_sets(
     chains: list[str], sets: list[str], *, has_others: bool, has_ours: bool
 ) -> None:
     assert nft_tables.TableContent(chains, sets, has_others=has_others).has_ours is has_ours
