@@ -1,8 +1,8 @@
-"""The cases that kube-proxy's own tests assert, in this project's words, each with the tests of this project that cover it.
+"""The cases that the tests of kube-proxy assert, each with the tests of this project that cover the case.
 
-A test names its cases with ``@pytest.mark.checklist(13)``. The numbers come from reading pkg/proxy/ipvs and pkg/proxy in
-kubernetes/kubernetes v1.36.2; their only purpose is to show missing cases. ``scripts/checklist`` prints all cases with their
-tests; its exit status is 1 if a case has no test, or a test names a case that does not exist.
+A test names its cases with ``@pytest.mark.checklist(13)``. The cases were collected by reading pkg/proxy/ipvs and pkg/proxy in
+kubernetes/kubernetes v1.36.2. ``scripts/checklist`` prints all cases with their tests; its exit status is 1 if a case has no
+test, or a test names a case that does not exist.
 """
 
 import collections

@@ -72,7 +72,8 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
     already run, such as threads of a session-wide fixture, stay in the old namespace, and so do their sockets. ``/proc/sys/net``
     shows the namespace of the thread that reads it, and ``/proc/net`` that of the process's main thread;
     ``/proc/thread-self/net`` always shows the namespace of the reading thread. ``/sys/class/net`` still shows the interfaces of
-    the old namespace. When its last process, thread and socket are gone, a namespace is deleted with all its contents.
+    the old namespace. A namespace is deleted with all its contents when the last process, thread and socket in the namespace are
+    gone.
     """
     if os.geteuid() != 0:
         _refuse("a network namespace needs root")
@@ -88,7 +89,7 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
     finally:
         returned = _libc.setns(before, _CLONE_NEWNET)
         os.close(before)
-        if returned != 0:  # in this case the next tests would run in the wrong namespace
+        if returned != 0:  # if the thread did not return, the next tests would run in the wrong namespace
             pytest.exit(f"cannot return from a network namespace: {os.strerror(ctypes.get_errno())}", returncode=3)
 
 

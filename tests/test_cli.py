@@ -22,7 +22,7 @@ from ipvsproxy.kernel.instance import Running
 
 @pytest.fixture(autouse=True)
 def _no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents a command line from ending the process of these tests, which happens if an earlier test has left a thread."""
+    """Keeps the test process alive: a tested command would end the process if a thread of an earlier test were still running."""
     monkeypatch.setattr(cli, "_end", int)
 
 

@@ -116,7 +116,7 @@ def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
-    """The counts when the first of this many Services, each with this many endpoints, gets one more endpoint."""
+    """The counts for one more endpoint of the first of ``services`` Services, each of which has ``endpoints`` endpoints."""
     translated: collections.Counter[str] = collections.Counter()
     translating = desired_state.translating
 
@@ -148,7 +148,7 @@ async def test_an_added_endpoint_costs_one_message_whatever_the_size_of_the_clus
 
 
 def cost_of_an_address_that_changes_hands(services: int) -> int:
-    """The executed lines when a node appears whose address a Service has as an external IP, and when the node is deleted."""
+    """The lines executed for the addition, and for the deletion, of a node whose address is also the external IP of a Service."""
     store, steps, taken = Store(0), Steps(), builders.NODE_ADDRESS
     store.deliver([memory_node.put(builders.service("hides", external=[taken]))], 0)
     for number in range(services):
@@ -173,7 +173,7 @@ def test_a_service_address_that_a_node_takes_and_releases_costs_the_same_whateve
 
 
 async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
-    """The counts when a Service is added to this many Services, and when the same Service is deleted."""
+    """The counts for adding a Service to this many Services, and for deleting the added Service."""
     served = MemoryNode(wire)
     async with served.running():
         served.begin_with(*map(service, range(1, services)), builders.node())

@@ -76,7 +76,7 @@ def _mailbox(directory: Path) -> Iterator[str]:
 
 
 @pytest.mark.kernel
-def test_the_demo_passes_and_with_the_stay_option_its_node_can_be_inspected_until_it_is_stopped(tmp_path: Path) -> None:
+def test_the_demo_passes_and_the_stay_option_keeps_its_node_for_inspection(tmp_path: Path) -> None:
     with _mailbox(tmp_path) as address:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ui/", address)
         command = [sys.executable, "-m", "scripts.demo_node", "--stay", str(tmp_path)]
@@ -144,7 +144,7 @@ _STUBS = {
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="scripts/demo needs root")
 @pytest.mark.parametrize("last", ["exit\nnever\n", ""], ids=["exit", "end of input"])
-def test_each_line_of_the_shell_of_the_demo_is_a_command_in_the_node_until_exit(tmp_path: Path, last: str) -> None:
+def test_the_shell_of_the_demo_runs_each_line_as_a_command_in_the_node_until_exit(tmp_path: Path, last: str) -> None:
     for name, lines in _STUBS.items():
         stub = tmp_path / name
         stub.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def test_a_request_to_the_demo_fails_while_nothing_listens(tmp_path: Path) -> No
 def test_the_demo_fails_and_names_the_failed_check_if_an_answer_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The results come from the test instead of a node: the first answer is as expected, and the second answer lacks a pod."""
+    """The test provides the answers instead of a node: the first answer is correct, and the second answer lacks a pod."""
     good, bad = demo_node.QUESTIONS[0], demo_node.QUESTIONS[4]
     results = {good.probe: good.expected, bad.probe: bad.expected._replace(backends=bad.expected.backends[1:])}
     node = types.SimpleNamespace(probe_all=lambda probes: [results[probe] for probe in probes])

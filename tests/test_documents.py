@@ -1,6 +1,6 @@
 """README and docs/ agree with the repository: linked files and headings, named files, modules and flags exist.
 
-Clarity, and the outputs in README, which are copies, are not tested.
+These tests do not check clarity, and do not check the copied outputs in README.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""docs/compatibility.md names under "Kernels" everything that the drivers use of the kernel, and its two tables agree."""
+"""The section "Kernels" of docs/compatibility.md names every kernel feature that the drivers use, and its two tables agree."""
 
 import pathlib
 import re
@@ -26,7 +26,10 @@ NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b
 
 
 def parts(row: Sequence[str]) -> Iterator[str]:
-    """The names in the third cell of a row. ``_NAME`` abbreviates a name with the same beginning as the name before it."""
+    """The names in the third cell of a row of the table of kernel features.
+
+    ``_NAME`` abbreviates a name with the same beginning as the name before it.
+    """
     beginning = ""
     for name in re.findall(r"`([^`]+)`", row[2]):
         whole = beginning + name if name.startswith("_") else name

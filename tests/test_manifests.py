@@ -231,7 +231,7 @@ def test_every_mount_has_a_volume_and_every_volume_is_mounted() -> None:
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_replacing_kube_proxy_uses_only_labelled_nodes_and_kube_proxy_avoids_exactly_the_labelled_nodes() -> None:
+def test_ipvsproxy_runs_only_on_labelled_nodes_and_kube_proxy_only_on_all_other_nodes() -> None:
     overlay = _kustomization("overlays/replace-kube-proxy")
     assert (MANIFESTS / "overlays/replace-kube-proxy" / overlay["resources"][0]).resolve() == MANIFESTS / "base"
     patches = [yaml.safe_load(patch["patch"]) for patch in overlay["patches"]]

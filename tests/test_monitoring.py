@@ -59,7 +59,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 
 
 class OurNode:
-    """A node whose metrics page has every series of this program; on request, all events happen."""
+    """A node whose metrics page has every series of ipvsproxy. ``happen`` causes all kinds of events."""
 
     def __init__(self) -> None:
         self._scene = Scene(WEB, of_endpoints=True)

@@ -73,7 +73,7 @@ class Running:
                 await asyncio.sleep(BETWEEN_LINES_S)
 
     async def read_until_changed(self) -> None:
-        """Wait for the next sync with an operation; an API server's address that is found late causes a sync without any."""
+        """Wait for a sync with an operation. An API server's address that is found late causes a sync without an operation."""
         while " operations=0 " in await self.read_until("event=synced"):
             pass
 
@@ -288,7 +288,7 @@ async def test_a_start_removes_a_service_address_that_hides_the_api_server(
 
 
 def has_no_lock() -> bool:
-    """Whether the iptables variant of this kernel works without the lock, because transactions of the kernel replace the lock."""
+    """Whether the iptables variant of this kernel needs no lock, because it uses transactions of the kernel."""
     program = shutil.which("iptables")
     return (
         program is not None
@@ -319,7 +319,7 @@ async def test_a_new_service_is_served_while_the_iptables_lock_is_held_and_its_r
     folder: pathlib.Path,
 ) -> None:
     new = service("new", 9)
-    new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first external IP; one rule depends on it
+    new["spec"]["externalIPs"] = ["198.51.100.9"]  # one rule depends on the first external IP
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
         with locked_tables() as free:
@@ -332,7 +332,7 @@ async def test_a_new_service_is_served_while_the_iptables_lock_is_held_and_its_r
         await until(lambda: "KUBE-EXTERNAL-IP" in str(rules()["v4/nat/KUBE-SERVICES"]))
 
 
-async def test_node_ports_on_an_address_lost_during_a_restart_are_removed_and_virtual_servers_of_other_programs_stay(
+async def test_a_restart_removes_node_ports_on_a_lost_address_but_no_foreign_virtual_servers(
     folder: pathlib.Path,
 ) -> None:
     gone, kept = "203.0.113.9", "192.0.2.1"

@@ -83,7 +83,7 @@ conntrack: {maxPerCore: 0}
 
 
 class Started(Program):
-    """A program that was started, possibly by another command, and that is stopped by a signal."""
+    """A running ipvsproxy, started directly or through the command ``by``; leaving the block stops ipvsproxy by a signal."""
 
     def __init__(self, folder: pathlib.Path, *flags: str, by: Sequence[str] = (), starter: Sequence[str] = ()) -> None:
         super().__init__(folder / "manifests", folder / "log", *flags, starter=starter or (STARTER if by else ()))
@@ -156,7 +156,7 @@ def test_after_init_only_one_capability_is_enough_and_kernel_settings_are_not_wr
     assert warnings(folder) == []
 
 
-def test_without_init_only_an_unwritable_indispensable_setting_ends_the_program_and_other_settings_cause_one_warning(
+def test_an_unwritable_setting_ends_the_program_if_indispensable_and_otherwise_causes_one_warning(
     folder: pathlib.Path,
 ) -> None:
     with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
@@ -179,7 +179,7 @@ def test_without_init_only_an_unwritable_indispensable_setting_ends_the_program_
     assert "--init-only" in warning
 
 
-def test_a_second_instance_and_the_cleanup_job_are_refused_while_the_program_runs_and_the_job_works_afterwards(
+def test_a_second_instance_and_the_cleanup_job_are_refused_only_while_the_program_runs(
     folder: pathlib.Path,
 ) -> None:
     pod = yaml.safe_load(CLEANUP_JOB.read_text())["spec"]["template"]["spec"]
@@ -279,7 +279,7 @@ def test_the_program_stops_on_a_signal_without_waiting_for_a_hanging_modprobe(
     # If /sys/module is empty, the program runs modprobe.
     unseen = ("sh", "-c", 'mount -t tmpfs none /sys/module && exec "$@"', "sh")
     by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--mount", "--fork", "--kill-child=SIGTERM", *unseen)
-    # The program is like the first process of a container, which no signal ends by default.
+    # The program runs like the first process of a container: no signal ends such a process by default.
     with Started(folder, *FLAGS, flag, by=by) as program:
         program.wait_until((folder / "asked").exists, "at modprobe", SYNCED_WITHIN_S)
         (inner,) = run("pgrep", "--parent", str(program.process.pid)).split()

@@ -67,7 +67,7 @@ def phases_reversed(states: Sequence[State]) -> Iterator[Story]:
 
 
 def with_empty_phases_between(states: Sequence[State]) -> Iterator[Story]:
-    # The Node object stays, because a node without its Node object keeps the last known object.
+    # The Node object is not deleted, because ipvsproxy keeps the last known Node object after a deletion.
     pairs = [(state, {name: put for name, put in state.items() if put.kind is ObjectKind.NODE}) for state in states]
     yield list(itertools.chain.from_iterable(pairs)), False
 

@@ -1,4 +1,4 @@
-"""The track record names tests and commits that exist, and detects a fault that today's test no longer finds."""
+"""The track record names tests and commits that exist, and detects a former fault that today's tests no longer find."""
 
 import re
 import subprocess

@@ -55,7 +55,7 @@ def unpack(commit: str) -> pathlib.Path:
 
 
 def run(row: Row, *, mended: bool) -> str:
-    """Run the command of a row; returns what is wrong, or an empty text."""
+    """Run the command of a row; returns a description of the problem, or an empty text."""
     environment = os.environ | {"IPVSPROXY_TEST_THOROUGH": "1"}  # a test that is skipped finds no fault
     if not mended:
         folder = str(unpack(row.commit))

@@ -183,7 +183,7 @@ def _watch_questions(acts: Acts) -> None:
     library = sockets._libc
 
     class Library:
-        """The functions of the C library that are used."""
+        """The functions of the C library that ipvsproxy calls, with intercepted acts."""
 
         def getsockopt(self, descriptor: int, level: int, option: int, *rest: Any) -> int:
             if failure := acts.begin(f"getsockopt level {level} option {option}"):

@@ -80,7 +80,7 @@ class Ending(NamedTuple):
 
 
 class Node:
-    """A node on which Services have been programmed.
+    """A node whose kernel has all objects of its Services.
 
     As a context manager, this class programs the node, and removes everything at the end.
     """
@@ -174,7 +174,7 @@ class Node:
         return self._kept - _listed()
 
     def _lacking(self, *, hides_rules: bool, guards_tunnels: bool) -> list[str]:
-        """The objects that differ from the desired state.
+        """The names of objects that differ from the desired state.
 
         ``hides_rules`` says that rules cannot be listed, so a jump may exist twice, which does not change how packets are
         treated. ``guards_tunnels`` says that there may be additional chains and rules, which guard a tunnel device.
@@ -190,7 +190,7 @@ class Node:
 
 
 def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
-    """A sentence for each broken rule.
+    """A sentence for each of these rules that the start has broken.
 
     Rule 1: no object of an existing Service is removed, and nothing is removed from IPVS, whatever fails, however often.
     Rule 2: after acts that failed once, all objects are programmed, and the process continues.
@@ -221,7 +221,7 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
 
 
 def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - the arguments are the fields of ``Ending``
-    """The places that must report objects as not programmed, but do not report them."""
+    """The places (a metric, the log, /healthz) that fail to report objects that are not programmed."""
     signs = {"a metric": bool(shown), "the log": bool(warnings)}
     if any(item.startswith(SHARED) for item in lacking):  # a missing object of one Service does not make the node unhealthy
         signs["/healthz"] = not is_healthy

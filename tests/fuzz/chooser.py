@@ -59,7 +59,7 @@ class Chooser:
         return choices[self.integer(0, len(choices) - 1)]
 
     def chance(self, one_in: int) -> bool:
-        """Is true in one of this many cases, and false when all bytes are used up."""
+        """True in one of ``one_in`` cases, and False when all bytes are used up."""
         return self.integer(0, one_in - 1) == one_in - 1
 
     def text(self, usual: Sequence[str] = ()) -> str:

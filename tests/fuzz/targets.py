@@ -1,4 +1,4 @@
-"""The fuzz targets by name. Each target is a function of bytes that raises an exception if a property does not hold."""
+"""The fuzz targets, keyed by name. Each target is a function of bytes that raises an exception if a property does not hold."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""Words that have a meaning to the parsers under test, and that random mutation would take long to find."""
+"""Keywords of the parsers under test, which random mutation alone would take long to find."""
 
 from collections.abc import Iterator
 

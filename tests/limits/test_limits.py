@@ -63,7 +63,7 @@ def _nothing(_running: Cluster, _directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _descriptors(running: Cluster, _directory: Path) -> Iterator[None]:
-    """The program needs more listening sockets than it may have file descriptors.
+    """The Services need more listening sockets than the program's limit of file descriptors allows.
 
     Every page answers, and flushed rules and sets are restored.
     """

@@ -63,7 +63,7 @@ def test_the_name_of_every_kind_of_item_is_unique() -> None:
         (LocalRoutes((IP, OTHER)), [LocalRoutes.of(IP), LocalRoutes.of(OTHER)]),
     ],
 )
-def test_splitting_an_operation_on_several_objects_yields_one_operation_for_each_in_the_same_order(
+def test_an_operation_on_several_objects_splits_into_one_operation_per_object_in_order(
     several: Item, alone: Sequence[Item]
 ) -> None:
     others = [

@@ -6,7 +6,7 @@ from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skelet
 DROP, ONE, TWO = "-j DROP", "-s 192.0.2.1/32 -j DROP", "-s 192.0.2.2/32 -j DROP"
 
 
-def test_an_observed_skeleton_equals_the_desired_one_if_each_chain_has_the_same_rules_and_all_jumps_exist() -> None:
+def test_an_observed_skeleton_equals_a_desired_skeleton_with_the_same_chains_and_jumps() -> None:
     key, jump = ChainKey("filter", "KUBE-X"), Jump("filter", "INPUT", "KUBE-X", "x")
     rules = (Rule(target=Verdict.ACCEPT, mark=1), Rule(target=Verdict.DROP))
     skeleton = Skeleton(family=Family.IPV4, chains={key: rules}, jumps=(jump,))
@@ -27,7 +27,7 @@ def test_the_order_of_rules_matters_unless_all_rules_of_the_chain_drop_packets()
     assert observed(changed, DROP) != observed(DROP, changed)
 
 
-def test_a_skeleton_without_a_table_ignores_all_observed_objects_in_this_table() -> None:
+def test_a_skeleton_without_a_table_ignores_the_observed_chains_and_jumps_of_the_table() -> None:
     mangle, nat = (
         ObservedSkeleton(
             family=Family.IPV4,

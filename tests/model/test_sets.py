@@ -19,7 +19,7 @@ from ipvsproxy.model.virtual_servers import FirewallMark
 IP, IP_V6 = parse_address("10.0.0.1"), parse_address("fd00::10")
 
 
-def test_each_family_has_seventeen_sets_of_kube_proxy_and_the_sets_of_scopes_and_all_names_fit_the_kernel() -> None:
+def test_each_family_has_seventeen_sets_of_kube_proxy_and_all_names_of_sets_fit_the_kernel() -> None:
     assert len(IP_SETS) == 2 * (17 + len(SCOPE_KINDS))
     assert max(map(len, IP_SETS)) == SET_NAME_LIMIT == 31
     assert all(IP_SETS[ip_set.name] is ip_set for ip_set in IP_SETS.values())

@@ -4,7 +4,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 
 
-def test_a_virtual_server_by_mark_never_equals_a_virtual_server_by_address_and_port() -> None:
+def test_the_virtual_server_of_a_mark_never_equals_the_virtual_server_of_an_address() -> None:
     mark = FirewallMark.of(Family.IPV4, 80)
     assert mark != VirtualServerKey(mark.protocol, mark.address, mark.port)
     assert str(mark) == "mark 0x50 (IPv4)"

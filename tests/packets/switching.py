@@ -20,7 +20,7 @@ Client = tuple[str, str, str, Family]
 def configure(path: Path, **ours: object) -> None:
     """Replace a configuration file.
 
-    ``ours`` are fields of the section ``ipvsproxy`` of the file. The new file enables second scopes.
+    ``ours`` has the fields of the file's section ``ipvsproxy``. The new file enables second scopes.
     """
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -52,7 +52,7 @@ REFUSED_WITHIN_S = 0.25
 def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Family]]) -> Iterator[None]:
     """Fail at the end of the block if any of these clients has been answered.
 
-    A client is given as the name of an address outside, the TCP address and port that it connects to, and the family.
+    Each client is a tuple: the name of its outside address, the TCP address and port of the server, and the family.
     """
     with contextlib.ExitStack() as loads:
         load = [

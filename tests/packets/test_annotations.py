@@ -1,7 +1,7 @@
 """Annotations of Services, tested with packets: shares, limits, clients of one network, and changes under load.
 
-One run of the program for most tests. Each test starts with its own objects only. An outside client uses a separate address for
-each "client" of a hash.
+One run of the program for most tests. Each test starts with its own objects only. In tests of hash schedulers, each client has a
+separate outside address.
 """
 
 import collections
@@ -75,7 +75,7 @@ def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_connec
     connection.close()
 
 
-def test_an_endpoint_at_its_connection_limit_gets_no_new_connections_and_clients_are_refused_if_all_endpoints_are_full(
+def test_endpoints_at_their_connection_limit_get_no_new_connections_even_if_clients_are_refused(
     running: Cluster,
 ) -> None:
     running.have()
@@ -123,7 +123,7 @@ def _sources(running: Cluster, family: Family) -> list[str]:
 
 @mainly_ipv6
 def test_connections_survive_a_change_of_the_scheduler_under_load(running: Cluster, family: Family) -> None:
-    """With several processors, the kernel refuses new clients in the milliseconds without a scheduler."""
+    """While the scheduler changes, a kernel with several processors has no scheduler for milliseconds and refuses new clients."""
     running.have(_web(*PODS))
     to = cluster.address("cluster 1", family)
     kept = running.lab.open("p2", "TCP", to, 80)

@@ -1,4 +1,4 @@
-"""The commands print the same about a node with either backend, and cleanup finds leftovers of an unfinished switch."""
+"""The commands print the same output with either backend, and cleanup finds leftovers of an unfinished switch of backends."""
 
 import json
 from collections.abc import Iterator
@@ -44,14 +44,16 @@ def told(running: Cluster) -> dict[str, Any]:
 
 
 def _all(document: Any, key: str) -> Iterator[Any]:
-    """All values of a key, at any depth."""
+    """All values of a key in nested dictionaries and lists."""
     for one in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         yield from _all(one, key)
     if isinstance(document, dict) and key in document:
         yield document[key]
 
 
-def test_explain_verify_and_plan_print_the_same_with_both_backends(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_the_commands_explain_verify_and_plan_print_the_same_output_with_both_backends(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     before, after = {}, {}
     for backend, masquerading in MASQUERADING.items():
         (tmp_path / backend).mkdir()
@@ -86,7 +88,7 @@ def test_verify_reports_a_rule_of_another_program_but_does_not_report_our_jumps(
 
 
 @pytest.mark.parametrize(("former", "new"), [(Backend.IPTABLES, Backend.NFTABLES), (Backend.NFTABLES, Backend.IPTABLES)], ids=str)
-def test_cleanup_after_a_killed_switch_of_backends_removes_our_objects_from_both_backends(
+def test_after_a_kill_during_a_switch_of_backends_cleanup_removes_our_objects_from_both_backends(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, new: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:

@@ -66,7 +66,7 @@ def _has_logged(running: Cluster, pattern: str, count: int) -> bool:
     return len(running.logged(pattern)) == count
 
 
-def test_a_restart_switches_backends_without_lost_connections_failed_requests_or_admitted_excluded_clients(
+def test_a_switch_of_backends_disturbs_no_allowed_client_and_admits_no_excluded_client(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"
@@ -203,7 +203,7 @@ def listed() -> list[str]:
     return sorted(word for line in done.stdout.splitlines() for word in line.strip().split(", "))
 
 
-def test_a_ruleset_saved_before_a_boot_can_be_loaded_and_does_not_prove_that_any_virtual_server_belongs_to_ipvsproxy(
+def test_a_ruleset_loaded_after_a_boot_does_not_prove_that_virtual_servers_belong_to_ipvsproxy(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}

@@ -61,13 +61,11 @@ def test_a_reload_switches_bindings_in_both_directions_without_lost_connections_
         assert running.program.process_id == process
 
 
-def test_after_a_kill_during_a_switch_of_bindings_all_services_are_served_and_the_next_process_finishes_the_switch(
-    laboratory: lab.Lab, tmp_path: Path
-) -> None:
+def test_a_switch_of_bindings_survives_a_kill_and_all_services_stay_served(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, f"--ipvs-vip-binding={Binding.ADDRESSES}") as running:
         running.have(*SERVICES)
         for binding, last, pause_s in (
-            (Binding.ROUTES, Binding.ROUTES, 0.3),  # the next process continues the switch
+            (Binding.ROUTES, Binding.ROUTES, 0.3),  # the next process continues the switch to the new binding
             (Binding.ADDRESSES, Binding.ROUTES, 0.0),  # the next process switches back
         ):
             running.program.kill()

@@ -35,9 +35,7 @@ def _range_of(name: str, family: Family) -> str:
 
 
 @by_ipv4
-def test_a_change_of_source_ranges_never_drops_an_allowed_client_or_admits_another_client(
-    running: Cluster, family: Family
-) -> None:
+def test_a_change_of_source_ranges_drops_no_allowed_client_and_admits_no_other_client(running: Cluster, family: Family) -> None:
     def ranges(*texts: str) -> list[Manifest]:
         return service("web", 1, "p1", balancer=True, loadBalancerSourceRanges=texts)
 
@@ -189,7 +187,7 @@ def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> 
     assert len(first) == 1
     assert backends() == first
     after = []
-    for _ in range(2):  # the scheduler chooses again, possibly the same endpoint
+    for _ in range(2):  # the scheduler chooses an endpoint anew, and may choose the same endpoint
         running.wait_until(lambda: not is_remembered(), "forgotten")
         after.append(backends())
     assert len({first, *after}) == 2
@@ -238,7 +236,7 @@ def _answers(running: Cluster, family: Family) -> set[str]:
 
 
 @with_addresses
-def test_of_two_services_with_the_same_address_or_node_port_the_older_service_is_served_until_it_is_deleted(
+def test_the_older_of_two_services_with_the_same_address_or_node_port_is_served_until_its_deletion(
     running: Cluster,
 ) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}

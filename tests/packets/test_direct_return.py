@@ -149,12 +149,13 @@ _SAMPLE = 1000
     ],
     ids=["2", "3", "10", "50"],
 )
-def test_another_node_of_entry_chooses_the_same_nodes_for_most_clients_and_for_more_clients_if_there_are_more_nodes(
+def test_two_nodes_of_entry_choose_the_same_node_for_most_clients(
     three: Three, count: int, moved_at_most: float, ports: range
 ) -> None:
-    """The connections in two kernels show which nodes the kernels have chosen.
+    """The more nodes have endpoints, the fewer clients change their node.
 
-    Most nodes with endpoints exist only in the API, so datagrams to them get no answer.
+    The connections in two kernels show which nodes the kernels have chosen. Most nodes with endpoints exist only in the API, so
+    datagrams to them get no answer.
 
     ``count`` nodes have endpoints; at first the next node of entry is one of them, and then it is not. Finally, one of these
     nodes disappears at the moment at which the client changes its node of entry.

@@ -50,7 +50,7 @@ def test_with_session_affinity_a_client_keeps_its_endpoint_whichever_node_of_ent
 
 
 def test_source_ranges_are_enforced_at_the_node_of_entry(three: Three) -> None:
-    """The node with the endpoint gets no packets of a client outside the ranges; it would refuse such packets as well."""
+    """A packet of a client outside the ranges never arrives at the node with the endpoint, which would also refuse the packet."""
     three.have(nodes(*NODES), web("r1", loadBalancerSourceRanges=[f"{CLIENT}/32"]))
     three.enter_by("third")
     assert three.lab.probe("client", "TCP", BALANCER, 80, src=CLIENT, count=4, timeout_s=20.0).outcome == "ok"
@@ -90,7 +90,7 @@ def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_no
             held += [one for family in Family for one in three.open("TCP", family, 2)]
 
 
-def test_no_request_or_open_connection_fails_while_a_node_is_drained_by_its_weight_and_by_terminating_endpoints(
+def test_no_request_or_connection_fails_while_weights_and_terminating_endpoints_drain_a_node(
     three: Three,
 ) -> None:
     """The node of entry receives each change later than the node with the endpoint."""

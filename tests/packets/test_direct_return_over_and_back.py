@@ -47,9 +47,7 @@ WITHIN_S = patience.seconds(600.0)
 
 
 @pytest.mark.parametrize("way", ["cleanup", pytest.param("off", marks=patience.THOROUGH)])
-def test_a_node_takes_over_from_kube_proxy_with_direct_return_and_no_part_of_direct_return_is_left_on_the_way_back(
-    tmp_path: Path, way: str
-) -> None:
+def test_a_return_to_kube_proxy_leaves_no_part_of_direct_return_on_the_node(tmp_path: Path, way: str) -> None:
     """The way back is ``cleanup --only=own``, or a start with the flag off. All connections to other Services must continue.
 
     With rules in nftables, kube-proxy starts and writes its own rules before ``cleanup --only=own`` is run. Finally, the flag is

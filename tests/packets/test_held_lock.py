@@ -1,4 +1,4 @@
-"""A start while the other backend still has our rules, another program holds the iptables lock, and policies change.
+"""A start with another backend while a different program holds the iptables lock and policies of Services change.
 
 Because of the lock, old iptables rules cannot be removed, or new iptables rules cannot be written. No packet may be treated
 according to set entries of former policies.

@@ -1,8 +1,8 @@
 """UDP datagrams larger than the MTU, from each kind of client; the results are those that docs/running.md describes.
 
 IPVS does not fragment packets that routers must not fragment: all IPv6 packets, and IPv4 packets with DF set, which is the
-default. IPVS drops the packet, and reports the MTU to the sender. If the address of the Service is local to the sender's host,
-the sender's kernel has not fragmented the packet before.
+default. IPVS drops the packet, and reports the MTU to the sender. If the Service address is local to the sender's host, the
+sender's kernel does not fragment the packet before IPVS gets it.
 """
 
 import enum

@@ -85,7 +85,7 @@ def test_changed_flags_of_kube_proxy_for_mh_are_applied_without_removing_the_vir
         statistics = running.lab.run("node", "ipvsadm", "-Ln", "--stats", "--exact").splitlines()
         return next(int(line.split()[2]) for line in statistics if line.startswith(f"TCP  {_shown(family)} "))
 
-    # A virtual server that is added anew counts from 0, and never reaches this number.
+    # If the virtual server were removed and added again, its counter would start at 0 and never reach this number.
     running.wait_until(lambda: counted() > loads[0].outcomes["ok"], "the same virtual server as before")
     for one in opened:
         assert one.ask() == one.backend

@@ -62,7 +62,7 @@ CLIENTS = [
 
 @pytest.fixture(autouse=True)
 def _clean(laboratory: lab.Lab) -> Iterator[None]:
-    """No test sees the tables that another test created."""
+    """The tables of each test are removed before the next test begins."""
     laboratory.run("node", "nft", "flush", "ruleset")
     yield
     laboratory.run("node", "nft", "flush", "ruleset")
@@ -138,7 +138,7 @@ LATE = [service("web", 1, "r1", balancer=True), service("late", 5, "r1")]
 
 @pytest.mark.distribution
 @BACKENDS
-def test_a_table_of_kube_proxy_is_used_until_our_rules_exist_and_is_removed_without_a_lost_connection(
+def test_kube_proxys_table_is_used_until_our_rules_exist_and_then_removed_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}") as running:
@@ -281,7 +281,7 @@ def test_host_ports_before_our_rules_take_packets_of_services_and_are_reported(
 ) -> None:
     """The answers show that the findings of ``doctor`` are right: if ``doctor`` has no finding, the Service answers.
 
-    With ``is_first``, the host port rules exist before the program starts.
+    ``is_first``: whether the host port rules exist before the program starts.
     """
     backend = NFTABLES if ours == NFTABLES else "--rules-backend=iptables"
     running = Cluster(laboratory, tmp_path, backend, "--ipvs-sync-period=2s")

@@ -111,7 +111,7 @@ class Proxies:
                 running.wait_until(lambda: "event=dry_run_looked" in self.log.read_text(), "compared", WITHIN_S)
                 assert own_objects() == before, "a shadow changes nothing"
             else:
-                running.wait_until(lambda: _health() == 200, "healthy", WITHIN_S)  # reading the objects starts six programs
+                running.wait_until(lambda: _health() == 200, "healthy", WITHIN_S)  # each read of the objects starts six programs
                 running.wait_until(lambda: own_objects() == self.own and self._has_all_rules(), f"own: {self.own}", WITHIN_S)
                 self._check(pod.daemon_set, self.own)
             failing.pop_all()

@@ -161,9 +161,7 @@ def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
         running.wait_until(all_served, "everybody served")
 
 
-def test_connections_survive_a_restart_and_the_removal_of_second_scopes_which_leaves_no_objects(
-    laboratory: lab.Lab, tmp_path: Path
-) -> None:
+def test_connections_survive_a_restart_and_the_complete_removal_of_second_scopes(laboratory: lab.Lab, tmp_path: Path) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have(SERVICES)
         held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
@@ -217,7 +215,7 @@ def _third_node(laboratory: lab.Lab) -> Iterator[None]:
         yield
 
 
-def test_a_pod_of_a_third_node_gets_no_answer_at_a_node_port_if_the_node_has_no_local_endpoint(
+def test_a_node_without_a_local_endpoint_does_not_answer_pods_of_third_nodes_at_its_node_port(
     running: cluster.Cluster,
 ) -> None:
     """Packets of the third node's pod keep their source address, and the endpoint answers them without passing this node.
@@ -284,7 +282,7 @@ def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[clu
 
 
 def marks(running: cluster.Cluster) -> list[str]:
-    """Wait for set entries that assign marks, and return them."""
+    """Wait for set entries that assign marks, and return these entries."""
     entries: list[str] = []
 
     def are_there() -> bool:
@@ -324,7 +322,7 @@ def test_after_a_restart_two_services_with_one_address_answer_for_themselves(run
     assert sorted(marks(running)) == before
 
 
-def test_after_an_address_moved_while_no_process_ran_clients_of_other_addresses_reach_the_same_services_as_before(
+def test_an_address_that_moves_while_no_process_runs_does_not_affect_clients_of_other_addresses(
     running: cluster.Cluster,
 ) -> None:
     """tests/reconcile/tables/test_scopes.py covers both orders of the Services."""
@@ -339,7 +337,7 @@ def test_after_an_address_moved_while_no_process_ran_clients_of_other_addresses_
     assert [one for one in marks(running) if not one.startswith(moved)] == [one for one in before if not one.startswith(moved)]
 
 
-def test_a_service_whose_load_balancer_address_equals_its_cluster_ip_or_a_node_port_serves_all_its_clients(
+def test_a_load_balancer_address_that_is_also_a_cluster_ip_or_a_node_address_serves_all_clients(
     running: cluster.Cluster,
 ) -> None:
     running.have()

@@ -58,9 +58,7 @@ def _differences(verified: Ended) -> list[str]:
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_plan_and_verify_show_scopes_and_their_drift_and_cleanup_removes_only_our_marks(
-    laboratory: lab.Lab, tmp_path: Path
-) -> None:
+def test_plan_and_verify_show_drift_of_scopes_and_cleanup_removes_only_our_marks(laboratory: lab.Lab, tmp_path: Path) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have(SERVED)
         laboratory.run("node", *FOREIGN)
@@ -107,7 +105,7 @@ def test_drift_of_scopes_is_repaired(laboratory: lab.Lab, tmp_path: Path) -> Non
 
 
 def _is_repaired(running: cluster.Cluster, found: int, state: golden_state.State) -> bool:
-    """Whether more drift was found than before, and the state is the same as before."""
+    """Whether ipvsproxy has found additional drift, and the state of the kernel is again the same as before the drift."""
     return len(running.logged("event=drift_found")) > found and _all_scopes() == state
 
 

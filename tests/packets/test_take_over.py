@@ -40,7 +40,7 @@ MOVES = cluster.BACKEND is Backend.NFTABLES
 
 
 class Passage(NamedTuple):
-    """The results: operations by verb and kind, the final kernel state, the clients' loads, and the open connection."""
+    """The results of a take-over: operations by verb and kind, final kernel state, loads of clients, and the open connection."""
 
     operations: Mapping[tuple[str, str], int]
     state: golden_state.State

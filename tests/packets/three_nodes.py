@@ -51,7 +51,7 @@ def nodes(*taking_part: str) -> list[dict[str, Any]]:
 
 
 def program_at(laboratory: lab.Lab, place: str, manifests: Path, log: Path, *flags: str) -> program.Program:
-    """A program on another node than ``node``."""
+    """An ipvsproxy process on the node ``remote`` or ``third``."""
     path = laboratory.path(place)
     starter, main = ("-m", "tests.support.in_namespace", path), functools.partial(in_namespace.run, path)
     return program.Program(manifests, log, *flags, starter=starter, main=main)
@@ -171,7 +171,7 @@ class Three:
                 self.lab.run(place, name, *_MANGLE, "-D", *rule.split())
 
     def _syncs(self, place: str, of: str = "") -> list[str]:
-        """The log lines about syncs of a program, with this pattern."""
+        """The log lines of a program about syncs that match this pattern."""
         log = self.directory / ("log" if place == "node" else f"log-{place}")
         return re.findall(rf".*event=synced {of}.*", log.read_text()) if log.exists() else []
 
@@ -181,7 +181,7 @@ class Three:
     def _is_settled(self, place: str) -> bool:
         """Whether the program has nothing left to do. On a busy machine, rules may be written only by a later sync.
 
-        If the next read of the kernel shows that a late operation has succeeded after all, no further sync follows.
+        No sync follows if the next read of the kernel shows that an operation reported as late has succeeded.
         """
         return " failed=0 pending=0 " in self._syncs(place)[-1] or self._is_verified(place)
 

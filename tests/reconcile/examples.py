@@ -73,7 +73,7 @@ def tables_of(tables: NodeTables) -> list[Table[Any, Any, Any]]:
 
 
 def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:
-    """The entry that names a virtual server in a set, with the further fields that some sets need."""
+    """The set entry that names a virtual server, with the additional fields that the type of the set requires."""
     return SetEntry(
         IpSet(kind, key.address.family).name, key.address, key.protocol, key.port, parse_address(other) if other else None
     )

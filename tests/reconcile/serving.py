@@ -53,7 +53,7 @@ def kinds(operations: Iterable[Operation]) -> list[tuple[Verb, type]]:
 
 
 def draining(drain_deadline_s: float = 0) -> simulation.SimulatedNode:
-    """A node with a draining real server that has a connection."""
+    """A node with a real server that drains and still has a connection."""
     node = running("10.244.0.1", "10.244.0.2", drain_deadline_s=drain_deadline_s)
     node.kernel.connection_counts[KEY, ONE] = BUSY
     node.put(*web("10.244.0.2"))

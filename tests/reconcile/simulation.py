@@ -115,7 +115,7 @@ class SimulatedNode:
         at_once(self.reconciler.observer.observing(dataclasses.replace(self.kernel.observe(), **changes), self.now))  # type: ignore[arg-type]  # the keys are names of fields
 
     def plan(self) -> Sequence[Operation]:
-        """The operations that are possible now."""
+        """The operations that are possible at the present simulated time."""
         reconciler = self.reconciler
         for family in self._families:
             refused = reconciler.survey.refused()

@@ -81,9 +81,7 @@ def test_an_address_keeps_its_old_binding_while_adding_the_new_binding_fails(bin
 
 @BINDINGS
 @pytest.mark.parametrize("steps", range(8))
-def test_a_kill_during_a_switch_of_binding_leaves_every_address_local_and_the_next_process_completes_the_switch(
-    binding: Binding, steps: int
-) -> None:
+def test_a_switch_of_binding_survives_a_kill_and_every_address_stays_local(binding: Binding, steps: int) -> None:
     for last in Binding:
         node = running(binding)
         node.switch(OTHER[binding])
@@ -106,7 +104,7 @@ def _one_by_one(node: simulation.SimulatedNode) -> list[Operation]:
 
 
 @BINDINGS
-def test_an_address_without_a_virtual_server_becomes_local_with_neither_of_the_two_bindings(binding: Binding) -> None:
+def test_no_binding_makes_an_address_without_a_virtual_server_local(binding: Binding) -> None:
     node = simulation.SimulatedNode(binding=binding)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
     node.put(SHOP)

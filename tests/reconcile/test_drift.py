@@ -12,7 +12,7 @@ OTHER = DriftPlace("virtual_server", "TCP 10.96.0.11:80")
 
 
 def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
-    """The record of this many drifts of one object, and the time of the last drift."""
+    """The record of an object that has drifted the given number of times, and the time of the last drift."""
     drifts = Drifts()
     for number in range(times):
         drifts.note(PLACE, "wish", number * every_s)

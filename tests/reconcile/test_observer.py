@@ -35,7 +35,7 @@ def test_virtual_servers_of_other_programs_and_their_real_servers_are_not_touche
     assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
 
 
-def test_a_virtual_server_of_another_program_that_a_service_desires_is_served_and_then_belongs_to_ipvsproxy() -> None:
+def test_a_foreign_virtual_server_belongs_to_ipvsproxy_once_it_serves_a_service() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
     node = simulation.SimulatedNode(kernel)
@@ -120,7 +120,7 @@ def test_a_new_process_recognises_a_virtual_server_of_ipvsproxy_by_either_kind_o
 WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
 
 
-def test_a_virtual_server_of_another_program_equal_to_our_node_port_does_not_belong_to_ipvsproxy_after_a_first_read() -> None:
+def test_a_foreign_virtual_server_that_equals_our_node_port_stays_foreign_after_a_first_read() -> None:
     node = simulation.SimulatedNode()
     node.put(*WITH_NODE_PORT)
     node.sync()
@@ -131,7 +131,7 @@ def test_a_virtual_server_of_another_program_equal_to_our_node_port_does_not_bel
     assert set(node.reconciler._tables.virtual_servers.foreign) == {alike}
 
 
-def test_a_virtual_server_like_a_node_port_does_not_belong_to_ipvsproxy_while_the_hosts_addresses_are_unknown() -> None:
+def test_a_virtual_server_like_a_node_port_counts_as_foreign_while_host_addresses_are_unknown() -> None:
     former = simulation.SimulatedNode()
     former.put(*WITH_NODE_PORT)
     former.sync()
@@ -149,14 +149,14 @@ def test_a_virtual_server_like_a_node_port_does_not_belong_to_ipvsproxy_while_th
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "device", "sysctls", "interface_addresses"])
-def test_observed_objects_that_could_not_be_read_this_time_do_not_change(part: str) -> None:
+def test_observed_objects_stay_unchanged_if_a_read_of_the_kernel_fails(part: str) -> None:
     node = running("10.244.0.1")
     node.observe(**{part: None})
     assert not node.plan()
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
-def test_a_new_process_that_cannot_read_some_objects_still_removes_all_objects_of_its_predecessor_later(part: str) -> None:
+def test_objects_of_a_former_process_that_a_first_read_misses_are_removed_later(part: str) -> None:
     former = simulation.SimulatedNode()
     former.put(builders.service("web", builders.service_port(80, node_port=30080)))
     former.sync()
@@ -180,7 +180,7 @@ def test_a_poll_of_many_virtual_servers_lets_other_tasks_run_in_each_of_its_phas
     assert sum(1 for _ in node.reconciler.observer.observing(reading, node.now)) == pauses
 
 
-def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_servers_that_are_identical_python_objects_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     node = running("10.244.0.1", "10.244.0.2")
     reading = dict(node.kernel.observe().virtual_servers or {})
     node.observe(virtual_servers=reading)
@@ -202,11 +202,11 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
 
 
 def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
-    """A part of a poll with these virtual servers."""
+    """One part of a poll, with these virtual servers."""
     at_once(node.reconciler.observer.observing(Observation(some_virtual_servers=told), node.now))
 
 
-def test_a_virtual_server_that_is_missing_from_a_whole_audit_is_gone_unless_it_was_written_during_the_audit() -> None:
+def test_a_virtual_server_missing_from_an_audit_counts_as_gone_unless_written_during_the_audit() -> None:
     node = running("10.244.0.1")
     node.put(
         builders.service("other", cluster=["10.96.0.7"]),

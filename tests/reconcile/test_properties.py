@@ -77,7 +77,7 @@ def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, 
 
 
 def contents(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
-    """All our objects in a kernel. Draining TCP real servers (weight 0) do not count."""
+    """All our objects in a kernel. TCP real servers that drain (weight 0) are left out."""
     return {
         "virtual servers": {
             key: (server.settings, {one: weight for one, weight in server.real_servers.items() if weight or not _is_tcp(key)})
@@ -364,7 +364,7 @@ test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
 
 
 def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
-    """The desired state after these changes, and the owners that wait for keys."""
+    """The desired state that results from these changes, and the owners that wait for a key of another owner."""
     tables = NodeTables(Drains())
     node = simulation.SimulatedNode()
     for name, service, slices in changes:

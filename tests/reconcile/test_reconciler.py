@@ -220,7 +220,7 @@ def test_settings_are_written_before_every_service_has_a_desired_state() -> None
     assert [(one.verb, type(one.item)) for one in early] == [(Verb.SET, Sysctl), (Verb.SET, VirtualServer)]
 
 
-def test_desired_and_observed_side_share_equal_weights_and_a_change_does_not_modify_the_desired_weights() -> None:
+def test_desired_and_observed_state_share_equal_weights_without_affecting_each_other() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     table = node.reconciler._tables.virtual_servers
     desired_state = table.desired[KEY]

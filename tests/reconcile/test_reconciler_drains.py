@@ -128,7 +128,7 @@ def test_drains_of_a_virtual_server_that_another_program_removed_are_forgotten()
     assert len(node.reconciler._drains) == 0
 
 
-def test_drains_of_a_virtual_server_are_forgotten_as_soon_as_an_operation_shows_that_it_no_longer_exists() -> None:
+def test_drains_are_forgotten_as_soon_as_an_operation_shows_that_their_virtual_server_is_gone() -> None:
     node = draining()
     del node.kernel.virtual_servers[KEY]
     node.put(*web("10.244.0.2", "10.244.0.3"))

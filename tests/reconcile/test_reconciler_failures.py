@@ -100,7 +100,7 @@ def test_if_one_of_several_new_real_servers_fails_only_this_real_server_is_delay
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_if_the_answers_for_new_real_servers_are_lost_each_real_server_counts_as_failed_and_all_are_retried_together() -> None:
+def test_new_real_servers_whose_answers_are_lost_count_as_failed_and_are_retried_together() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan()
@@ -112,7 +112,7 @@ def test_if_the_answers_for_new_real_servers_are_lost_each_real_server_counts_as
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_failed_real_servers_are_tried_at_once_when_the_desired_value_of_their_failed_virtual_server_changes() -> None:
+def test_failed_real_servers_are_retried_at_once_when_their_virtual_server_gets_a_new_desired_value() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     numbers = {VirtualServer: errno.ENOMEM, RealServers: errno.ESRCH}
@@ -123,7 +123,7 @@ def test_failed_real_servers_are_tried_at_once_when_the_desired_value_of_their_f
     assert (Verb.ADD, RealServers) in kinds(node.plan())
 
 
-def test_a_failed_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
+def test_an_operation_that_succeeds_after_a_failure_does_not_wake_the_loop() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     failing = node.plan()[-1]

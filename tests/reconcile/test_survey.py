@@ -67,7 +67,7 @@ def test_an_observed_virtual_server_of_another_program_is_foreign_and_has_no_wit
     assert list(survey.foreign()) == [(ELSEWHERE, examples.observed())]
 
 
-def test_an_undesired_virtual_server_is_stale_if_it_belongs_to_ipvsproxy_and_not_if_it_belongs_to_another_program(
+def test_only_an_undesired_virtual_server_that_belongs_to_ipvsproxy_is_stale(
     node: simulation.SimulatedNode,
 ) -> None:
     node.kernel.virtual_servers[ELSEWHERE] = examples.observed()

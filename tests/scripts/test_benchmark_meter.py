@@ -1,4 +1,4 @@
-"""The benchmark's counts and times are tested in a separate process, because a meter patches the program permanently."""
+"""Counts and times of the benchmark, tested in a separate process, because the class Meter permanently patches the program."""
 
 import os
 import subprocess

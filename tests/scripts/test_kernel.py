@@ -152,7 +152,7 @@ def test_a_kernel_panic_is_reported_in_one_line_with_a_separate_exit_status(kind
 
 
 def test_a_working_directory_that_the_guest_would_hide_is_refused() -> None:
-    ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the test is about this directory
+    ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the test needs the directory /tmp itself
     assert ended.returncode == 125
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 

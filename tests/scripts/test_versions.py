@@ -1,4 +1,4 @@
-"""``scripts/versions`` with stand-ins for Python, pip and pytest."""
+"""The script ``scripts/versions``, run with stand-ins for Python, pip and pytest."""
 
 import pathlib
 import shutil

@@ -73,7 +73,7 @@ ENDPOINTS = st.builds(
 
 
 def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Each address occurs only once: according to the API, the meaning of two contradictory entries depends on their order."""
+    """Each address occurs only once, because the API lets the order of two contradictory entries decide their meaning."""
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 

@@ -1,4 +1,4 @@
-"""Masquerading by connection: the rules of a backend that can look up in a set the destination that a client has chosen.
+"""Masquerading by connection: rules that look up the client's original destination in a set, for backends with such lookups.
 
 Masquerading by mark has its tests in ``test_skeleton``. The tests in this module and the packets of ``tests/packets`` show that
 both methods masquerade the same clients.

@@ -95,7 +95,7 @@ def test_no_client_is_dropped_if_the_rules_cannot_recognise_pods() -> None:
     assert _chains(dataclasses.replace(API, cluster_networks=()))["KUBE-IPVSPROXY-ARRIVAL"] == []
 
 
-def test_if_no_range_shows_which_pods_are_local_no_pod_gets_a_mark_and_no_pod_is_dropped() -> None:
+def test_without_a_range_of_local_pods_no_pod_gets_a_mark_and_no_pod_is_dropped() -> None:
     """An address that may belong to a pod of another node is treated like a client outside the cluster.
 
     Packets from such an address are nevertheless not dropped, because the address may also belong to a local pod.
@@ -173,7 +173,7 @@ UNSURE = builders.node_view()
         (TracedClient.OTHER_POD, BRIDGED, False, (False, False, False)),
     ],
 )
-def test_clients_of_this_node_reach_the_second_scope_and_only_outside_clients_are_dropped_if_the_first_scope_is_empty(
+def test_an_empty_first_scope_drops_only_outside_clients_and_local_clients_use_the_second_scope(
     client: TracedClient, node: NodeView, expected: tuple[bool, ...], address: str, port: int, *, has_local: bool
 ) -> None:
     result = _trace(client, address, port, has_scopes=True, has_local=has_local, node=node)

@@ -63,7 +63,7 @@ def test_nine_jumps_lead_from_built_in_chains_to_our_chains() -> None:
 
 
 @pytest.mark.checklist(30)
-def test_a_node_with_cluster_ips_external_and_load_balancer_addresses_and_node_ports_has_exactly_these_rules() -> None:
+def test_a_node_with_every_kind_of_service_address_has_exactly_these_rules() -> None:
     view = builders.node_view()
     states = [
         reading.state_of(builders.service("clusterip", cluster=["10.96.0.1"], external=["50.60.70.81"]), view=view),

@@ -30,7 +30,7 @@ def _node_port_addresses(
 
 
 def _case(number: int, four: str, six: str, **interfaces: str) -> object:
-    """A case of kube-proxy's own tests: the addresses of interfaces, and the addresses where node ports answer, by family."""
+    """A test case of kube-proxy: the addresses of interfaces, and for each family the addresses where node ports answer."""
     return pytest.param(
         {DEVICE if name == "ours" else name: text.split() for name, text in interfaces.items()},
         four,
@@ -133,13 +133,13 @@ def test_the_value_primary_means_the_nodes_own_address_of_each_family() -> None:
     }
 
 
-def test_the_value_primary_means_all_addresses_in_a_family_where_the_nodes_own_address_is_unknown() -> None:
+def test_the_value_primary_means_all_addresses_of_a_family_without_a_known_node_address() -> None:
     view = builders.node_view(INTERFACES, node_object=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
 
 
 @pytest.mark.parametrize(("bind_address", "primary"), [("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("192.0.2.7", "192.0.2.7")])
-def test_the_primary_addresses_are_the_bind_address_or_the_first_address_of_each_family_of_the_node(
+def test_the_primary_addresses_are_the_bind_address_or_the_first_node_address_of_each_family(
     bind_address: str, primary: str
 ) -> None:
     node = builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2")
@@ -184,7 +184,7 @@ def test_the_masquerade_mark_is_the_bit_that_the_operator_chose() -> None:
         ("192.168.0.10", ("fd00:10::10",), Family.IPV4),
     ],
 )
-def test_the_primary_family_is_the_family_of_the_bind_address_or_of_the_first_address_of_the_node(
+def test_the_bind_address_or_else_the_first_address_of_the_node_determines_the_primary_family(
     bind_address: str | None, addresses: tuple[str, ...], expected: Family | None
 ) -> None:
     settings = Settings(bind_address=parse_address(bind_address) if bind_address else None)
@@ -299,7 +299,7 @@ def test_no_setting_of_direct_return_is_restored_without_a_record_or_if_another_
         assert without_direct_return(observed) == ()
 
 
-def test_an_observation_shows_what_direct_return_has_changed_unless_it_lacks_the_settings_or_a_recorded_tunnel_device() -> None:
+def test_changes_by_direct_return_are_unknown_without_the_settings_or_a_recorded_tunnel_device() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     assert knows_direct_return(Observation(sysctls={}))
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))

@@ -153,7 +153,7 @@ def test_virtual_servers_of_other_programs_are_reported_as_foreign_unless_a_serv
     assert list(reconciler.survey.foreign()) == [(foreign[1], examples.observed()), (foreign[0], examples.observed())]
 
 
-def test_timeouts_without_a_desired_value_count_as_equal(reconciler: Reconciler) -> None:
+def test_an_observed_timeout_without_a_desired_value_is_not_reported_as_a_difference(reconciler: Reconciler) -> None:
     reconciler.note_timeouts(Timeouts(600, 120, 300))
     assert list(reconciler._tables.timeouts.observed) == [], "none are wanted, none are looked at"
     reconciler.put_node((), (), Timeouts(600, 0, 0))
@@ -237,7 +237,7 @@ def rules(
     present: Iterable[Jump] = (),
     strange_rules: Mapping[ChainKey, tuple[str, ...]] = types.MappingProxyType({}),
 ) -> list[str]:
-    """The differences of rules; if ``found`` is None, the rules have not been observed."""
+    """The reported differences of rules, for the observed rules ``found``; None means that the rules have not been observed."""
     tables = reconciler._tables
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains=desired, jumps=jumps))
     image = None

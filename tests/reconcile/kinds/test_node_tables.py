@@ -65,7 +65,7 @@ def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_sets_of_scopes_stay_desired_in_served_families_when_the_desired_state_of_the_node_is_set_again() -> None:
+def test_setting_the_node_again_keeps_the_sets_of_scopes_desired_in_served_families() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
@@ -223,7 +223,7 @@ def test_a_refused_virtual_server_stays_refused_until_it_has_been_removed() -> N
 
 
 def put_flow(tables: NodeTables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
-    """``None`` means that no endpoint of the Service serves."""
+    """The value ``None`` in the parameters means that no endpoint of the Service serves."""
     put(tables, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
 
 
@@ -272,7 +272,7 @@ def test_contested_flows_belong_to_the_winning_service_and_are_cleaned_for_its_s
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_a_service_that_waits_for_a_virtual_server_does_not_refuse_the_virtual_server_of_its_owner() -> None:
+def test_only_the_owner_of_a_virtual_server_decides_whether_the_virtual_server_is_refused() -> None:
     tables = new_claims()
     at_once(tables.putting(OLD.service, examples.state(OLD, KEY)))
     at_once(tables.putting(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY])))
@@ -331,7 +331,7 @@ def health_checked(owner: Owner, local_endpoints: int) -> ServiceState:
     return ServiceState(owner=owner, rare=Rarities(local_endpoints={listener: local_endpoints}))
 
 
-def test_a_health_check_port_answers_for_the_oldest_service_and_after_its_deletion_for_the_next_oldest() -> None:
+def test_a_shared_health_check_port_answers_for_the_oldest_remaining_service() -> None:
     tables = new_claims()
     port = HealthCheckPort(Family.IPV4, 30001)
     put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))

@@ -1,7 +1,6 @@
 """Which operations wait for other operations, checked after each single operation, whichever operation fails.
 
-These tests do not cover what the rules mean to the kernel; ``simulation`` interprets the rules for source ranges as iptables
-would.
+No kernel takes part: ``simulation`` interprets the rules for source ranges in the way of iptables.
 """
 
 import itertools
@@ -117,7 +116,7 @@ def _assert_only(node: simulation.SimulatedNode, allowed: frozenset[str], operat
 
 @pytest.mark.parametrize("others", [(), ("10.1.0.0/16",), ("10.1.0.0/16", NODE_RANGE)])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(RANGES, 2)))
-def test_clients_that_are_admitted_before_and_after_a_change_of_ranges_are_never_shut_out_whatever_fails(
+def test_a_client_inside_the_old_and_the_new_source_ranges_is_never_shut_out_whatever_fails(
     before: tuple[str, ...], after: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     def change(failing: Nth) -> None:
@@ -253,7 +252,7 @@ def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_polic
     each_failure(change)
 
 
-def test_after_a_policy_change_during_a_restart_remote_endpoints_are_added_only_once_every_service_has_a_desired_state() -> None:
+def test_after_a_policy_change_while_down_remote_endpoints_wait_until_every_service_has_a_desired_state() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()
@@ -347,7 +346,7 @@ def test_flows_are_not_cleaned_before_their_virtual_server_has_been_added() -> N
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 
-def test_cleaning_flows_does_not_wait_for_a_desired_real_server_that_must_lose_its_flows() -> None:
+def test_flows_of_an_unserving_endpoint_are_cleaned_although_the_endpoint_stays_a_real_server() -> None:
     """The endpoint is ready but not serving, as with ``publishNotReadyAddresses``."""
     node = simulation.SimulatedNode()
     service, _ = dns()
@@ -380,7 +379,7 @@ def test_a_setting_for_tunnels_waits_for_the_rules_that_drop_tunnelled_packets_o
         assert settings(tables) == expected
 
 
-def test_settings_for_tunnels_that_were_refused_without_the_tunnel_device_are_tried_again_when_the_device_appears() -> None:
+def test_refused_settings_of_a_missing_tunnel_device_are_tried_again_when_the_device_appears() -> None:
     device, filtering = Sysctl("tunl0", "0x81", for_tunnels=True), Sysctl("rp_filter", "0", for_tunnels=True)
     other, tables = Sysctl("other", "1"), NodeTables(Drains())
     guard = {ChainKey("mangle", "KUBE-IPVSPROXY-ARRIVAL"): (Rule(tunnel=True, target=Verdict.DROP),)}
@@ -445,7 +444,7 @@ def test_cleaning_a_marked_flow_waits_only_for_the_virtual_server_of_its_mark(po
     assert list(tables.of_flows.additions(Circumstances(tables))) == cleaning
 
 
-def test_an_element_of_another_program_in_a_set_of_source_ranges_does_not_admit_clients_and_is_removed() -> None:
+def test_a_foreign_element_in_a_set_of_source_ranges_admits_no_clients_and_is_removed() -> None:
     tables = NodeTables(Drains())
     element = ForeignElement(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4).name)
     tables.entries[element.set].confirm(element, True)

@@ -1,6 +1,6 @@
 """The operations that bring one virtual server to its desired state.
 
-The owner of the virtual server, and the order of operations on several virtual servers, are tested elsewhere.
+Other modules test the owner of the virtual server, and the order of operations on several virtual servers.
 """
 
 import itertools
@@ -104,7 +104,7 @@ def test_a_real_server_gets_exactly_the_operation_that_it_needs(
     assert result == ([Operation(expected[0], RealServers.of(key, *expected[1:]))] if expected else [])
 
 
-def test_if_all_real_servers_are_replaced_new_real_servers_are_added_before_old_real_servers_are_removed() -> None:
+def test_new_real_servers_are_added_before_old_real_servers_are_removed() -> None:
     result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
     swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
     assert sorted(result, key=NodeTables(Drains()).stage) == swap
@@ -130,7 +130,7 @@ def limited(weights: dict[RealServerKey, int], thresholds: dict[RealServerKey, T
 LIMITS = Thresholds(10, 5)
 
 
-def test_new_real_servers_are_added_in_their_order_with_one_operation_for_each_run_of_equal_weights() -> None:
+def test_consecutive_new_real_servers_of_equal_weight_are_added_in_order_by_one_operation() -> None:
     wish = weighed({ONE: 5, TWO: 5, THREE: 0})
     assert operations(wish, None)[1:] == [
         Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 5)),
@@ -143,7 +143,7 @@ def test_new_real_servers_are_added_with_their_thresholds() -> None:
     assert operations(wish, None)[1:] == [Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 1, LIMITS))]
 
 
-def test_a_real_server_with_a_different_weight_is_set_and_no_other_operation_happens() -> None:
+def test_a_different_weight_of_a_real_server_is_corrected_by_exactly_one_operation() -> None:
     result = operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
     assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 5))]
     assert operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 5, TWO: 1})) == []

@@ -95,7 +95,7 @@ def test_jumps_of_the_iptables_mode_to_our_chain_are_removed_and_our_jumps_stay(
     assert leftovers.removal(rules, USED) == Removal(references=(foreign,))
 
 
-def test_in_the_unused_iptables_variant_the_jumps_of_both_proxy_modes_to_a_shared_chain_are_removed() -> None:
+def test_jumps_of_both_proxy_modes_to_a_shared_chain_are_removed_in_the_unused_iptables_variant() -> None:
     foreign = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))

@@ -125,7 +125,7 @@ def test_only_objects_that_hide_an_api_server_are_removed(*, routed: bool) -> No
     assert todo.witnesses == (*(remove(SetEntries.of(one)) for one in SETS_AT_API_SERVER), remove(kind.of(API_SERVER.address)))
 
 
-def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_if_an_entry_shows_an_external_address() -> None:
+def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_at_an_external_address() -> None:
     observed = hiding()
     server = ObservedVirtualServer(examples.ROUND_ROBIN, {builders.backend("10.244.0.9", 6443): 1})
     assert observed.virtual_servers is not None
@@ -151,7 +151,7 @@ CLUSTER_IP = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 644
         pytest.param(dataclasses.replace(hiding(), addresses=frozenset({KEY.address})), (), (), id="of another program"),
     ],
 )
-def test_objects_at_the_address_of_an_api_server_are_kept_if_they_may_lead_to_the_api_server_or_do_not_belong_to_ipvsproxy(
+def test_foreign_objects_and_objects_that_may_lead_to_the_api_server_are_kept(
     observed: Observation, former: Sequence[SetEntry], allowed: Sequence[str]
 ) -> None:
     assert own_objects.give_up(observed, former, [API_SERVER], builders.networks(*allowed)).operations == ()

@@ -73,7 +73,7 @@ def traces_of(node: SimulatedNode) -> list[str]:
     return [*sets, *(str(key) for key in node.kernel.virtual_servers if isinstance(key, FirewallMark))]
 
 
-def test_a_load_balancer_with_policy_local_leads_to_local_endpoints_by_address_and_to_all_endpoints_by_mark() -> None:
+def test_with_policy_local_the_address_leads_to_local_endpoints_and_the_mark_to_all_endpoints() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -123,7 +123,7 @@ def test_every_service_keeps_its_mark_after_a_restart() -> None:
     assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
 
 
-def test_if_no_mark_is_free_services_wait_and_the_service_that_waited_first_gets_the_next_free_mark() -> None:
+def test_if_no_mark_is_free_services_get_the_next_free_marks_in_the_order_of_their_waiting() -> None:
     node = node_with(0x3)
     for number in range(5):
         node.put(*shop(f"s{number}", number=20 + number, created_s=100.0 - number))
@@ -441,7 +441,7 @@ def test_a_udp_scope_that_is_no_longer_desired_keeps_no_flows() -> None:
     assert scopes_of(node) == {}
 
 
-def test_a_virtual_server_by_mark_is_kept_while_packets_still_get_its_mark() -> None:
+def test_the_virtual_server_of_a_mark_is_kept_while_packets_still_get_the_mark() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -494,7 +494,7 @@ def test_real_servers_of_an_undesired_scope_keep_their_weight_while_packets_stil
     assert traces_of(node) == []
 
 
-def test_a_port_that_has_lost_its_mark_in_one_family_keeps_its_mark_in_the_other_family() -> None:
+def test_a_port_that_loses_its_mark_in_one_family_keeps_its_mark_in_the_other_family() -> None:
     service, slices = shop()
     both = builders.service(
         "shop",
@@ -520,7 +520,7 @@ def test_a_port_that_has_lost_its_mark_in_one_family_keeps_its_mark_in_the_other
     assert marks_of(node) == {BALANCER: mark, "2001:db8::12": mark}
 
 
-def test_an_excluded_range_of_all_addresses_does_not_exclude_virtual_servers_by_mark() -> None:
+def test_an_excluded_range_of_all_addresses_does_not_exclude_the_virtual_servers_of_marks() -> None:
     node = node_with(excluded=["0.0.0.0/0"])
     node.put(*shop())
     node.sync()
@@ -550,7 +550,7 @@ def test_source_ranges_are_applied_even_if_the_kernel_refuses_rules_that_mark_pa
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4}
 
 
-def test_a_mark_that_another_program_has_taken_since_the_last_read_is_released_to_this_program() -> None:
+def test_ipvsproxy_releases_a_mark_that_another_program_has_taken_since_the_last_read() -> None:
     node = node_with()
     node.sync()
     node.kernel.schedulers |= {"wlc"}
@@ -579,7 +579,7 @@ def test_a_mark_that_another_program_has_taken_since_the_last_read_is_released_t
     assert not node.reconciler._tables.scopes.is_refused(key)
 
 
-def test_a_mark_that_was_in_use_by_another_program_is_given_once_it_is_free() -> None:
+def test_a_mark_is_given_to_a_service_once_another_program_no_longer_uses_the_mark() -> None:
     theirs = {3, 2}
     marks = Marks(lambda mark: mark in theirs)
     marks.adopt(0b11)
@@ -667,9 +667,7 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_if_two_ports_have_equally_many_entries_of_a_mark_the_port_that_has_another_mark_keeps_the_other_mark(
-    *, is_last: bool
-) -> None:
+def test_if_two_ports_tie_for_a_mark_the_port_that_also_has_another_mark_keeps_the_other_mark(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21"))

@@ -110,7 +110,7 @@ def test_keys_of_other_programs_are_not_removed() -> None:
     assert set(numbers.foreign) == {"theirs"}
 
 
-def test_a_key_of_another_program_does_not_belong_to_ipvsproxy_if_a_desired_value_is_withdrawn_before_programming() -> None:
+def test_a_foreign_key_stays_foreign_if_its_desired_value_is_withdrawn_before_programming() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -119,7 +119,7 @@ def test_a_key_of_another_program_does_not_belong_to_ipvsproxy_if_a_desired_valu
     assert pending(numbers) == []
 
 
-def test_a_key_of_another_program_does_not_belong_to_ipvsproxy_although_it_was_desired_when_it_was_observed() -> None:
+def test_a_foreign_key_stays_foreign_even_if_the_observed_value_equals_the_desired_value() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"theirs": (OLD, 1)})
     list(numbers.observing({"theirs": 1}, ours()))
@@ -127,7 +127,7 @@ def test_a_key_of_another_program_does_not_belong_to_ipvsproxy_although_it_was_d
     assert pending(numbers) == []
 
 
-def test_a_key_of_another_program_that_ipvsproxy_has_changed_then_belongs_to_ipvsproxy() -> None:
+def test_a_foreign_key_belongs_to_ipvsproxy_once_ipvsproxy_has_changed_the_key() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})

@@ -1,4 +1,4 @@
-"""Drains alone: when their connections must be read, and when a drain is over.
+"""The class Drains: when connections must be read, and when a drain is over.
 
 ``test_reconciler_drains`` tests how drains begin and end.
 """
@@ -60,7 +60,7 @@ def test_a_draining_real_server_with_active_or_inactive_connections_is_kept(coun
     assert [drain.connections for drain in drains.with_connections()] == [counts]
 
 
-def test_if_counts_cannot_be_read_no_drain_ends_and_the_reading_is_due_again_later() -> None:
+def test_if_connections_cannot_be_counted_no_drain_ends_and_the_count_is_repeated_later() -> None:
     drains = Judged(ONE, TWO)
     assert drains.see(None, 100) == []
     assert drains.may_remove(KEY, ONE) is False
@@ -68,7 +68,7 @@ def test_if_counts_cannot_be_read_no_drain_ends_and_the_reading_is_due_again_lat
     assert drains.due(100 + SHORTEST_INTERVAL_S) == [KEY]
 
 
-def test_if_no_answer_arrives_the_reading_of_a_virtual_server_is_due_again() -> None:
+def test_the_connections_of_a_virtual_server_are_read_again_if_no_answer_arrives() -> None:
     drains = Judged(ONE, TWO)
     drains.begin(OTHER, ONE, 100)
     assert drains.due(100) == [KEY, OTHER]
@@ -103,7 +103,7 @@ def test_after_the_deadline_a_drain_with_connections_is_over(counts: dict[RealSe
     assert drains.next_s() is None
 
 
-def test_the_earliest_deadline_of_a_virtual_server_determines_its_next_reading() -> None:
+def test_the_connections_of_a_virtual_server_are_read_again_at_its_earliest_deadline() -> None:
     drains = Judged(ONE)
     drains.begin(KEY, TWO, 150)
     drains.see({ONE: BUSY, TWO: BUSY}, 155, deadline_s=55.5)
@@ -125,7 +125,7 @@ def test_beginning_a_drain_again_does_not_change_its_deadline() -> None:
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]
 
 
-def test_a_reading_of_connections_that_is_scheduled_for_a_time_is_due_at_this_time_or_earlier() -> None:
+def test_connections_are_read_at_the_scheduled_time_or_earlier() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100)
     drains.ask(KEY, 1000)

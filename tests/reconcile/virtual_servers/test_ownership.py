@@ -46,7 +46,7 @@ def test_an_entry_that_only_restricts_traffic_is_not_a_witness_of_a_virtual_serv
 
 
 @pytest.mark.parametrize(("kind", "protocol"), [(SetKind.NODE_PORT_TCP, Protocol.TCP), (SetKind.NODE_PORT_UDP, Protocol.UDP)])
-def test_a_node_port_in_our_set_proves_that_the_virtual_servers_of_this_port_on_host_addresses_belong_to_ipvsproxy(
+def test_a_node_port_in_our_set_proves_that_its_virtual_servers_on_host_addresses_are_ours(
     kind: SetKind, protocol: Protocol
 ) -> None:
     entry = examples.port_entry(kind, 30080)
@@ -79,7 +79,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ],
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
-def test_a_node_port_on_a_lost_address_belongs_to_ipvsproxy_if_it_has_the_same_real_servers_as_its_cluster_ip(
+def test_a_node_port_on_a_lost_address_is_recognised_by_the_real_servers_of_its_cluster_ip(
     observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
@@ -90,7 +90,7 @@ def test_a_node_port_on_a_lost_address_belongs_to_ipvsproxy_if_it_has_the_same_r
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_equal_real_servers_prove_nothing_if_there_are_none_or_if_they_are_on_hosts() -> None:
+def test_virtual_servers_with_no_real_servers_or_equal_real_servers_on_hosts_prove_nothing() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}
@@ -170,7 +170,7 @@ def test_entries_that_are_no_witness_of_an_existing_virtual_server_may_be_remove
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
 
 
-def test_a_virtual_server_by_mark_keeps_entries_of_its_mark_and_not_a_node_port_of_the_same_number() -> None:
+def test_the_virtual_server_of_a_mark_keeps_entries_of_the_mark_but_no_node_port_of_the_same_number() -> None:
     witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
     entries = [mark_entry(FirewallMark.of(family, mark)) for family in Family for mark in (30080, 30081)]
     assert [witnesses.need(entry) for entry in entries] == [True, False, False, False]

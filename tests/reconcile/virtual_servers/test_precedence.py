@@ -34,7 +34,7 @@ OLDEST = Owner(0.5, ServiceName("default", "oldest"))
 
 
 def by(owner: Owner, kind: SetKind) -> ServiceState:
-    """A Service that desires the virtual server, in the role that has a set entry of this kind."""
+    """The state of a Service that desires the virtual server ``KEY``; ``kind`` determines role and set entry of ``KEY``."""
     entry = NODE_PORT if kind is SetKind.NODE_PORT_TCP else examples.entry(kind, KEY)
     state = examples.state(owner, KEY, real_servers=[builders.backend("10.244.0.1")], entries=[entry])
     (served,) = state.served

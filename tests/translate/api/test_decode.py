@@ -38,7 +38,7 @@ def _list(*items: Any, kind: ObjectKind = ObjectKind.SERVICE, version: str = "")
 
 
 def _page(body: str) -> decode.ListPage:
-    """A list of Services with one byte that is not valid UTF-8, at the place of a question mark in the text."""
+    """A list of Services; each question mark in the text is replaced by a byte that is not valid UTF-8."""
     return decode.decode_list(ObjectKind.SERVICE, body.encode().replace(b"?", b"\xff"))
 
 
@@ -262,7 +262,7 @@ def test_the_rejection_of_a_manifest_names_the_file_and_the_reason(
 
 
 @pytest.mark.parametrize("spec", [{"type": "ExternalName"}, {"clusterIP": "None"}, {"clusterIPs": ["10.96.0.10"]}])
-def test_a_manifest_needs_no_cluster_ip_if_the_api_server_would_allocate_none_or_if_cluster_ips_are_given(
+def test_a_manifest_without_cluster_ip_is_valid_if_it_needs_none_or_has_cluster_ips(
     spec: dict[str, Any],
 ) -> None:
     assert isinstance(decode.decode_document(MANIFEST | {"spec": spec}, "web.yaml"), Put)

@@ -64,7 +64,7 @@ def test_a_json_string_that_looks_like_the_end_of_an_item_does_not_end_the_item(
     assert (names(early), names(page.events), page.resource_version) == (["a", "b"], ["c"], text)
 
 
-def test_the_rest_of_a_list_is_read_as_a_whole_after_an_item_with_nested_objects_that_look_like_items(
+def test_after_an_item_with_nested_objects_like_items_the_rest_of_a_list_is_read_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[bytes] = []

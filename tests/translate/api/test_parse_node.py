@@ -46,9 +46,7 @@ def test_an_invalid_node_address_does_not_affect_the_other_addresses() -> None:
         (None, []),
     ],
 )
-def test_pod_ranges_of_a_node_come_from_the_list_or_from_the_single_field_if_the_list_is_absent(
-    spec: dict[str, Any] | None, networks: list[str]
-) -> None:
+def test_pod_ranges_of_a_node_come_from_pod_cidrs_or_else_from_pod_cidr(spec: dict[str, Any] | None, networks: list[str]) -> None:
     assert _node({"spec": spec}).pod_networks == builders.networks(*networks)
 
 

@@ -1,6 +1,6 @@
 """The effects of changes of a Service or its EndpointSlices: the states before and after the change.
 
-Which tracked flows must be cleaned also follows from the two states, which name the real servers that may continue to answer.
+The two states also determine which tracked flows must be cleaned, because they name the real servers that may continue to answer.
 """
 
 import pytest
@@ -58,7 +58,7 @@ def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
 
 
 @pytest.mark.checklist(49, 51)
-def test_a_service_that_becomes_a_load_balancer_keeps_its_ports_and_has_a_health_check_while_it_is_a_load_balancer() -> None:
+def test_a_service_has_a_health_check_only_while_it_is_a_load_balancer_and_keeps_its_ports() -> None:
     plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
     assert frontends(plain) < frontends(balancer)
@@ -81,7 +81,7 @@ def test_equal_objects_give_equal_states() -> None:
 
 
 @pytest.mark.checklist(77)
-def test_after_deletion_of_an_endpoint_slice_the_virtual_server_stays_without_its_real_servers_and_hairpin_entries() -> None:
+def test_deleting_an_endpoint_slice_removes_real_servers_and_hairpin_entries_but_no_virtual_server() -> None:
     slices = endpoint_slice(endpoint("10.0.1.1"), endpoint("10.0.1.2", OTHER_NODE))
     before, after = state_of(service(), slices), state_of(service())
     assert backends(before, CLUSTER_IP) == {"10.0.1.1:8080", "10.0.1.2:8080"}

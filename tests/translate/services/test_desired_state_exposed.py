@@ -105,7 +105,7 @@ def test_an_sctp_node_port_has_a_set_entry_for_each_node_address(cluster: str) -
 
 
 @pytest.mark.checklist(17)
-def test_an_sctp_node_port_with_policy_local_is_in_both_sets_of_sctp_node_ports_and_leads_to_local_endpoints() -> None:
+def test_an_sctp_node_port_with_policy_local_has_entries_in_two_sets_and_leads_to_local_endpoints() -> None:
     slices = endpoint_slice(endpoint("10.180.0.1"), endpoint("10.180.1.1", OTHER_NODE), ports=[endpoint_port(80, Protocol.SCTP)])
     state = state_of(_node_port(Protocol.SCTP, external_local=True), slices, view=builders.node_view(DUAL_NODE))
     assert backends(state, CLUSTER_IP, 80, Protocol.SCTP) == {"10.180.0.1:80", "10.180.1.1:80"}

@@ -72,7 +72,7 @@ def test_packets_from_a_tunnel_are_refused_if_this_node_has_no_endpoint() -> Non
     assert _weights(by_tunnel) == {}
 
 
-def test_packets_from_a_tunnel_reach_an_endpoint_that_this_node_does_not_know_as_ready_if_there_is_no_other_endpoint() -> None:
+def test_packets_from_a_tunnel_reach_an_unready_endpoint_if_this_node_has_no_other_endpoint() -> None:
     """Another node may have learnt earlier that the endpoint is ready."""
     starting, other = endpoint("10.244.0.5", ready=False), endpoint("10.244.1.5", OTHER_NODE)
     service, _ = _service("10.244.0.5")
@@ -186,7 +186,7 @@ def test_tunnelled_packets_of_unknown_senders_are_dropped_before_any_node_is_ann
 
 
 @pytest.mark.parametrize("device", ["tunl0", "eth0"])
-def test_without_direct_return_rules_guard_only_a_tunnel_device_that_an_earlier_process_may_have_left_up(device: str) -> None:
+def test_without_direct_return_rules_guard_only_tunnel_devices_left_up_by_an_earlier_process(device: str) -> None:
     left = Settings(guards_tunnels=True)
     view = view_node(left, builders.THIS_NODE, None, [InterfaceAddress(device, parse_address("10.0.0.1"), 32)], ())
     chains = build_skeleton(Family.IPV4, left, view, frozenset(), ()).chains
@@ -235,7 +235,7 @@ def test_direct_return_is_only_used_for_clients_outside_the_cluster(
 
 
 @pytest.mark.parametrize("balancer", [[], [builders.CLUSTER_IP]], ids=["no address", "its cluster IP"])
-def test_a_service_without_an_external_address_or_with_its_cluster_ip_as_external_address_has_no_scopes_of_direct_return(
+def test_direct_return_needs_an_external_address_other_than_the_cluster_ip(
     balancer: list[str],
 ) -> None:
     given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)

@@ -97,9 +97,7 @@ def test_multicast_and_other_special_addresses_are_refused_and_adjacent_addresse
 
 
 @pytest.mark.parametrize(("port", "refused"), [(80, ()), (refusal.KUBELET_PORT, ("is its own",))])
-def test_an_external_address_on_the_bridge_of_the_pods_counts_as_an_address_of_the_node_and_not_of_a_pod(
-    port: int, refused: Sequence[str]
-) -> None:
+def test_an_external_address_on_the_bridge_of_the_pods_counts_as_a_node_address(port: int, refused: Sequence[str]) -> None:
     bridge = parse_address("10.244.0.1")
     view = node_view(elsewhere=frozenset({bridge}), pod_networks=builders.networks("10.244.0.0/24"))
     _, why = refusal.admit(service("10.96.0.10", "10.244.0.1", port=port), view, SETTINGS)

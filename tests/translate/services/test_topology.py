@@ -20,7 +20,7 @@ HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10
 
 
 def _scopes(*endpoints: Endpoint, zone: str) -> tuple[topology.Scope, topology.Scope]:
-    """The scope for the whole cluster and the scope for this node."""
+    """The endpoints for traffic to the whole cluster, and the endpoints for traffic that must stay on this node."""
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = (
         topology.choose_routes(keyed, THIS_NODE, zone, internal_local=internal_local, external_local=False).internal.scope
