@@ -63,7 +63,7 @@ def test_every_endpoint_of_the_demo_is_a_listening_pod_of_the_lab() -> None:
 
 @contextlib.contextmanager
 def _mailbox(directory: Path) -> Iterator[str]:
-    """Runs the host's half of ``--stay`` while the block runs; yields the address that a user would open."""
+    """Until the ``with`` block ends, do what ``--stay`` does on the host; yield the address that a user would open."""
     command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # in this test, the node uses the default port
     with subprocess.Popen(command, cwd=ROOT) as relay:
         try:

@@ -134,7 +134,7 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 class SetCopy(NamedTuple):
     """The larger copy of a set, which exists under another name while the set is being enlarged.
 
-    No rule refers to the copy.
+    No rule refers to the copy of the set.
     """
 
     name: str

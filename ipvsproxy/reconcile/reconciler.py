@@ -314,7 +314,7 @@ class Reconciler:
     def next_s(self) -> float | None:
         """The time at which the next work becomes possible even if no event arrives.
 
-        The work is a retry, a delayed repair, a reading of draining connections, or a step of a slow start.
+        The work is a retry, a delayed repair, a check of the draining connections, or a step of a slow start.
         """
         room_due_s = self._pace.changes_s if self._drains.waiting else None
         climbing_due_s = self._tables.slow_starts.next_s()

@@ -98,7 +98,7 @@ def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
 def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
     """The removals that restore what direct return has changed (see ``TUNNEL_RECORD``), beginning with the tunnel devices.
 
-    The list is empty while another program has a tunnel device, or may have a tunnel device.
+    Returns no removals while another program uses a tunnel device, or while it is unknown whether another program uses one.
     """
     addresses, record = observed.interface_addresses, parse_record((observed.sysctls or {}).get(TUNNEL_RECORD, ""))
     if addresses is None or shared_tunnel(addresses):

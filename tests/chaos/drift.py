@@ -48,7 +48,7 @@ def _pick_real_server(state: State, dice: random.Random) -> tuple[str, ...]:
 
 
 def clear_ipvs(_state: State, _dice: random.Random) -> str:
-    """Clear the whole IPVS table; the other program then adds its virtual servers again."""
+    """Clear the whole IPVS table, then add the virtual servers of the simulated other program again."""
     done = run("ipvsadm", "-C")
     foreign.add(virtual_servers_only=True)
     return done

@@ -52,10 +52,10 @@ def held_lock() -> Iterator[None]:
 
 
 class NativeRules:
-    """A wrapper of ``iptables-save``, whose directory ``path`` must be prepended to PATH. ``path`` must be prepended to PATH.
+    """A wrapper of ``iptables-save``, whose directory ``path`` must be prepended to PATH.
 
-    The test kernel may have only legacy tables, which cannot have native nft rules. Therefore, while ``added`` is set, the
-    wrapper prints what the real program prints for a table with native rules: one sentence instead of the table, and status 0.
+    Some test kernels have only legacy tables, and legacy tables cannot hold native nft rules. Therefore, while ``added`` is set,
+    the wrapper prints what the real program prints for a table with native rules: a sentence instead of the table, and status 0.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """Covers shell completion, and the options of commands that are not settings.
 
-``tests/test_cli.py`` covers how these options are refused.
+``tests/test_cli.py`` covers the errors for invalid values of the options.
 
 Each shell accepts its completion script, and bash completes the words that an operator types.
 """

@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 class NftSetsDriver(SetsDriver):
     """Reads and writes the sets of our table; a ``SetsDriver``."""
 
-    most_at_once = 1 << 20  # the largest transaction in bytes; one ``send`` sends a transaction
+    most_at_once = 1 << 20  # the limit in bytes of a transaction, which one ``send`` sends
 
     def __init__(
         self,
@@ -216,8 +216,8 @@ class NftSetsDriver(SetsDriver):
 
         To produce each message of a dump, the kernel counts elements from the beginning to find the next element
         (``nft_rhash_walk`` in net/netfilter/nft_set_hash.c). The kernel enlarges a set's hash table shortly after additions;
-        meanwhile elements change their positions, and a dump misses some elements. If two dumps return the elements in the same
-        order, no element has changed its position.
+        meanwhile elements move within the table, and a dump misses some elements. If two successive dumps are equal, the kernel
+        moved no element meanwhile, so neither dump missed an element.
         """
         before = b""
         for pause_s in PAUSES_S:

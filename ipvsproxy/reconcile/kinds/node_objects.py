@@ -33,7 +33,7 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
         self._given_up: dict[str, tuple[Sysctl, Sequence[str | None], str]] = {}
 
     def differs(self, desired: Sysctl, observed: str) -> bool:
-        """Whether the observed value of a kernel setting does not meet the desired value."""
+        """Whether the observed value of a kernel setting must be replaced by the desired value."""
         return not desired.is_met_by(observed)
 
     @property

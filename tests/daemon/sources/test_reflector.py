@@ -446,7 +446,7 @@ async def test_cancelling_a_watch_leaves_no_connection_open() -> None:
 
 
 class SilentWorld(World):
-    """A scripted connection whose watches send nothing until their end."""
+    """A scripted connection whose watches end without having sent an event."""
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         self.next(path)

@@ -444,7 +444,7 @@ def test_cleaning_a_marked_flow_waits_only_for_the_virtual_server_of_its_mark(po
     assert list(tables.of_flows.additions(Circumstances(tables))) == cleaning
 
 
-def test_a_foreign_element_in_a_set_of_source_ranges_admits_no_clients_and_is_removed() -> None:
+def test_a_foreign_element_in_a_set_of_source_ranges_is_removed() -> None:
     tables = NodeTables(Drains())
     element = ForeignElement(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4).name)
     tables.entries[element.set].confirm(element, True)

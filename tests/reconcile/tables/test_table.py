@@ -286,7 +286,7 @@ def test_an_owner_that_falls_in_rank_gives_the_key_to_the_owner_that_has_waited_
     assert numbers.desired["key"] == (MIDDLE, 1)
 
 
-def test_repeated_changes_of_rank_keep_the_order_of_the_waiting_owners() -> None:
+def test_waiting_owners_stay_sorted_by_rank_after_repeated_changes_of_rank() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     for rank in (4, 3.5, 5, 3.5, 2.5, 3.5, 4, 6):
