@@ -16,7 +16,7 @@ from ipvsproxy.model.net import Family
 from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, nodes, web
 from tests.support import cluster, patience
 
-pytestmark = [pytest.mark.kernel]
+pytestmark = [pytest.mark.kernel, patience.THOROUGH]
 
 
 FLAGS = ("--mass-deletion-guard=0",)
