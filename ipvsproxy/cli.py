@@ -25,7 +25,7 @@ WRONG_USE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Execute a command line, which does not include the program's name; returns the exit status."""
+    """Execute the command in the given arguments, which do not include the program's name; returns the exit status."""
     _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "run"
@@ -61,8 +61,8 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
         return int(module.run(config, *_subject(command, module, parsed.words)))
     except ConfigError as error:
         return _refuse(*error.problems)
-    except BrokenPipeError:  # the reader has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would report it at exit
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps Python from reporting the closed pipe at exit
         return OK
 
 
@@ -84,7 +84,7 @@ def _as_running(
         os.chdir(f"/proc/{running.process}/cwd")  # the flags of the running ipvsproxy may name files relative to this directory
         first = 1 if running.arguments[:1] == ["run"] else 0
         config = read([*running.arguments[first:], *arguments])
-    except (ConfigError, OSError):  # the reason is not shown, because the running ipvsproxy has the same values
+    except (ConfigError, OSError):
         complain(f"the flags of the ipvsproxy that runs here ({which}) cannot be used: give them to this command")
         return None
     complain(f"with the flags of the ipvsproxy that runs here ({which})")
@@ -92,7 +92,7 @@ def _as_running(
 
 
 def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]) -> Sequence[object]:
-    """Raises ConfigError if the command takes a word as its subject and that word cannot be parsed."""
+    """The parsed arguments of the command; raises ConfigError if an argument cannot be parsed."""
     try:
         return [module.parse_subject(word) for word in words]
     except ValueError as error:
@@ -134,12 +134,12 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
 def load_module(name: str) -> ModuleType:
     """Import a module that most command lines do not need, faster than Python does by default.
 
-    An import creates no garbage, so running the garbage collector during the import would waste a tenth of the time. If rich is
+    The garbage collector is off during the import: it would find no garbage, and would take a tenth of the time. If rich is
     installed, structlog would import rich to colour tracebacks, which ipvsproxy never prints. The import of rich takes 0.2 s,
     more than any other import.
     """
-    # In ``sys.modules``, None means that a module cannot be imported. Modules that are imported later may need rich, for example
-    # Textual.
+    # In ``sys.modules``, None means that a module cannot be imported. A module that is imported later, such as Textual, may need
+    # rich.
     is_hidden = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
     gc.disable()
     try:
@@ -151,7 +151,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def _open_standard_streams() -> None:
-    """Redirect closed standard streams to /dev/null; otherwise a socket could get such a number and receive ipvsproxy's output.
+    """Redirect closed standard streams to /dev/null; otherwise a socket could get the number of a standard stream and its output.
 
     Characters that the locale's encoding lacks are written as escape sequences, as Python already does for standard error.
     """
@@ -191,7 +191,7 @@ def _write_config(config: Config) -> int:
         pathlib.Path(path).write_text(file.render(config), encoding="utf-8")
     except OSError as error:
         return _refuse(f"--write-config-to: {path!r} cannot be written: {error.strerror}")
-    sys.stderr.write(f"Wrote configuration to {path}\n")  # standard output may be the file to write
+    sys.stderr.write(f"Wrote configuration to {path}\n")  # the operator may have chosen /dev/stdout as the path
     return OK
 
 

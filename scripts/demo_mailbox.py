@@ -56,7 +56,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def serve(directory: pathlib.Path, port: int = PORT) -> None:
-    """Serve the page on this port of 127.0.0.1, or on another port if it is in use; never returns."""
+    """Serve the page on this port of 127.0.0.1, or on another port if this port is in use; never returns."""
     _Handler.directory = directory
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)

@@ -136,7 +136,7 @@ def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
 
 
 def _has_ipv6(facts: Facts) -> bool:
-    """Whether this host has IPv6 addresses, and whether ipvsproxy can serve them."""
+    """Whether this host has IPv6 addresses that ipvsproxy can serve."""
     addresses = facts.observation.interface_addresses or ()
     return Family.IPV6 not in facts.unserved and any(
         one.address.family is Family.IPV6 and not one.address.is_loopback and not one.address.is_link_local_v6
@@ -252,7 +252,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Whether local routes can be added and are kept, and whether an earlier process has left local routes behind."""
+    """Findings about local routes that an earlier process has left behind, that cannot be added, or that may be removed."""
     if config.translation.binding is not Binding.ROUTES:
         if left := facts.observation.routes or ():
             text = f"{counted(len(left), 'local route')} of an earlier run, but Service addresses are to be on kube-ipvs0"
@@ -271,7 +271,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Finds rules whose packet marks may keep packets to external addresses from the second scopes of Services."""
+    """Findings about rules of other programs that write packet marks, because second scopes need packet marks, too."""
     if config.translation.scopes is not TrafficScopes.API and not config.takes_direct_return:
         return
     bits = config.translation.scope_bits

@@ -153,7 +153,7 @@ def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[s
 
 
 def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer, comparison: Comparison) -> Document:
-    """Whether each port of a Service uses a pod; if no port uses the pod, ``reason`` says why."""
+    """The ports of a Service that use a pod; if no port uses the pod, ``reason`` says why."""
     if name not in comparison.store.services:
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
     document = steps.at_once(explainer.describing(name, set(_keys_of(comparison, name))))
@@ -170,7 +170,7 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
     """The reason why ipvsproxy uses no part of the object with this name.
 
-    For a known Service, the entry of the Service shows the unused parts instead.
+    The unused parts of a known Service are shown with the Service instead.
     """
     for complaint in complaints:
         is_shown = complaint.name in known and not complaint.where

@@ -2,10 +2,11 @@
 
 The command reads the health status through the pod proxy of the API server.
 
-Rule 1: the caller needs only two permissions in one namespace: to get pods/proxy, and to list pods. With ``--pods``, the caller
-need not have the permission to list pods.
-Rule 2: the server that answers a request may be broken or hostile. The command checks the time, size and types of an answer. The
-command follows no redirect, because the target of a redirect would get the caller's credentials.
+Rule 1: the caller needs only two permissions in one namespace: to get pods/proxy, and to list pods. With ``--pods``, the
+permission to list pods is not needed.
+Rule 2: the server that answers a request may be broken or hostile. The command limits the time and the size of an answer, and
+checks the types in the answer. The command follows no redirect, because the target of a redirect would get the caller's
+credentials.
 Rule 3: every node appears in the result. If a node does not answer, the reason is reported.
 """
 
@@ -44,7 +45,7 @@ _GONE = ("Succeeded", "Failed")
 
 
 class Fault(enum.StrEnum):
-    """The properties in which nodes can differ, in the words of the output."""
+    """A fault that a node can have; the value is the fault's name in the output."""
 
     NO_ANSWER = "no answer"
     NOT_IN_FORCE = "not in force"
@@ -232,7 +233,7 @@ def _silent(node: FleetNode, why: str) -> FleetNode:
 
 
 def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
-    """Each possible fault of a node, with sentences about it; an empty list means that the node does not have the fault."""
+    """Sentences that describe the faults of a node, by kind of fault; a fault without sentences is absent."""
     mine = health.ipvsproxy
     waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
     unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]

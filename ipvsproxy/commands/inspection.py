@@ -198,7 +198,7 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sour
 
 
 def expected_scheduler(configured: str) -> str:
-    """The scheduler that ``run`` would use for the configured scheduler, as far as the kernel's module files show it."""
+    """The scheduler that ``run`` would use: the fallback if the kernel has no module file for the configured scheduler."""
     if modules.module_state(f"ip_vs_{configured}") is not modules.ModuleState.MISSING:
         return configured
     hint = f"this kernel has no module ip_vs_{configured}"
@@ -298,4 +298,4 @@ def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     for line in lines:
-        sys.stdout.write(f"{logs.printable(line)}\n")  # a terminal obeys control characters in names, which come from users
+        sys.stdout.write(f"{logs.printable(line)}\n")  # users choose the names, and a terminal obeys control characters

@@ -62,7 +62,7 @@ MOST_COLLISIONS = 20
 
 
 class Collision(NamedTuple):
-    """A collision on this host: a program, rule or interface takes packets of a Service, or the Service takes its packets."""
+    """A collision on this host: a Service competes with a program, a rule or an interface for the same packets."""
 
     service: ServiceName
     text: str
@@ -84,7 +84,7 @@ def judge(
 
 
 def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
-    """Whether second scopes can recognise all pods of this node by the configured ranges of pod addresses."""
+    """A finding for each IP family whose configured pod ranges do not show second scopes which pods are on this node."""
     if settings.scopes is not TrafficScopes.API or settings.detect_local is not LocalMode.CLUSTER_CIDR:
         return
     for family in sorted(settings.families & {network.family for network in settings.cluster_networks}):
@@ -261,7 +261,7 @@ def is_of_kube_proxy(table: NftTable) -> bool:
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether a rule of ipvsproxy has already accepted the packets, as KUBE-FORWARD does in the used variant of iptables."""
+    """Whether a chain rejects no packets of Services, because KUBE-FORWARD in the chain's table accepts these packets first."""
     choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
     is_forward = hook == "forward" and table.name == "filter"
     return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft

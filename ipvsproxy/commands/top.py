@@ -133,7 +133,7 @@ class Daemon:
             return top_data.details(document)
 
     async def with_rates(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
-        """Reads the same documents as ``documents``, but waits for the second reading of the counters if it comes soon.
+        """Reads the same documents as ``documents``; if the documents have no rates yet, waits a short time for the rates.
 
         Raises:
             NoAnswerError: the daemon does not answer.

@@ -145,7 +145,10 @@ def _texts(columns: Sequence[Column], row: Any) -> list[str]:
 
 
 def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[list[Column], list[list[str]]]:
-    """The columns that fit the width of a terminal, and the texts of the rows, shortened so that all but the last column fit."""
+    """The columns that a terminal of this width shows, and the texts of the rows.
+
+    Texts are shortened until every column except the last column fits.
+    """
     columns = [one for one in all_columns if width >= one.from_width]
     table = [[text for text, one in zip(row.texts, all_columns, strict=True) if one in columns] for row in rows]
     widths = [max(map(len, texts)) for texts in zip([one.title for one in columns], *table, strict=True)]
@@ -288,7 +291,7 @@ def _pod(one: Document) -> str:
 
 
 def _figures(seen: Sequence[Document]) -> dict[str, Any]:
-    """The weight of a real server; all other figures are sums over the virtual servers that have this real server."""
+    """The weight of a real server, and the sums of its other figures over all virtual servers that have this real server."""
     sums = {name: _sum(each.get(name) for each in seen) for name in ("active", "inactive", "connectionsPerSecond")}
     return {"weight": next((each["weight"] for each in seen), None), **sums}
 

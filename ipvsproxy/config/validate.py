@@ -90,7 +90,7 @@ def resolve(values: Values, hostname: str) -> Config:
     """Apply defaults and rules.
 
     Raises:
-        ConfigError: this function or the earlier parser has found problems.
+        ConfigError: the values have problems, including problems that the parser has found.
     """
     _check_bounds(values)
     fields = _fields(values)

@@ -339,7 +339,10 @@ class NodeKernel:
         return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
 
     def why_missing(self, name: str) -> str:
-        """The same result as that of ``why_unusable``, but determined only from the files of kernel modules. Loads no module."""
+        """The same result as that of ``why_unusable``, but found in the files of kernel modules, without a request to the kernel.
+
+        Loads no module.
+        """
         if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
             return ""
         return f"{ipvs_operations.describe_missing(name)}{_there_are(modules.schedulers())}"
@@ -381,7 +384,7 @@ class NodeKernel:
         return outcomes
 
     def _keep_current(self, run: Iterable[Operation]) -> None:
-        """Also applies operations on set entries to the old sets, which the old rules in nftables use.
+        """Applies operations on set entries to the old sets, too, because the old rules in nftables use the old sets.
 
         The old sets are changed first, so that no entry is missing in the old sets if the process is killed.
         """

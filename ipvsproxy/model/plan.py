@@ -120,7 +120,7 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outco
 
 
 class WeightChange(NamedTuple):
-    """The weight of a real server before and after an operation; None means that there is no such real server at that time."""
+    """The weight of a real server before and after an operation; None means that the real server does not exist at that time."""
 
     virtual_server: VirtualServerKey
     key: RealServerKey

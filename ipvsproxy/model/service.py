@@ -175,8 +175,8 @@ class EndpointSliceName(ObjectKey, frozen=True, order=True, gc=False):
 class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An EndpointSlice.
 
-    ``service`` is None if no served Service owns the slice: the slice lacks the label ``kubernetes.io/service-name``, or has the
-    label ``service.kubernetes.io/headless``. ``family`` is None if the slice's address type has no IP addresses (FQDN).
+    ``service`` is None if the slice lacks the label ``kubernetes.io/service-name`` or has the label
+    ``service.kubernetes.io/headless``. ``family`` is None if the slice's address type has no IP addresses (FQDN).
 
     ``addresses`` holds the packed addresses of all endpoints, one after the other, and ``conditions`` holds their conditions in
     the same order. In a large cluster, one object per endpoint would take most of the memory, and the endpoints have only few
@@ -248,7 +248,7 @@ ApiObject = Service | EndpointSlice | Node
 
 
 class Put(NamedTuple):
-    """An event: an object is new, or has changed."""
+    """The event that an object is new or has changed."""
 
     kind: ObjectKind
     key: ObjectKey
@@ -256,14 +256,14 @@ class Put(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """An event: an object was deleted."""
+    """The event that an object was deleted."""
 
     kind: ObjectKind
     key: ObjectKey
 
 
 class ListStarted(NamedTuple):
-    """An event: the list of all objects of one kind begins.
+    """The event that the list of all objects of one kind begins.
 
     Until a ``Listed`` or another ``ListStarted`` follows, all events of the same kind come from the list.
     """
@@ -272,14 +272,17 @@ class ListStarted(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An event: the list of all objects of one kind is complete. Objects whose keys are not in ``keys`` do not exist any more."""
+    """The event that the list of all objects of one kind is complete.
+
+    Objects whose keys are not in ``keys`` do not exist any more.
+    """
 
     kind: ObjectKind
     keys: AbstractSet[ObjectKey]
 
 
 class Rejected(NamedTuple):
-    """An event: an object could not be parsed.
+    """The event that an object could not be parsed.
 
     The last valid version of the object remains in use, so that a typing error does not interrupt a Service. ``field`` is empty
     if the reason does not concern one particular field.
@@ -293,7 +296,7 @@ class Rejected(NamedTuple):
 
 
 class ApiServersFound(NamedTuple):
-    """An event: this process reaches its API servers, or tries to reach its API servers, at these addresses and ports.
+    """The event that this process has new addresses and ports at which it tries to reach its API servers.
 
     The addresses and ports from earlier events remain valid.
     """

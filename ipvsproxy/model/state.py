@@ -31,7 +31,7 @@ class Clients(enum.Enum):
 
 
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):
-    """For a Service port in one IP family: the endpoints that serve only some of the clients of its external addresses.
+    """The endpoints that serve only some of the clients of a Service port's external addresses, in one IP family.
 
     ``virtual_servers`` are the virtual servers of the port's external addresses, with the endpoints for all other clients.
     ``protocol`` and ``port`` are the protocol and port of the Service port. ``settings``, ``weights`` and ``thresholds`` belong

@@ -5,9 +5,8 @@ changed (drift).
 
 Rule 1: a witness of a virtual server stays until the virtual server has been removed, and until every kind of object has been
 read at least once. A witness that one part of a reading has found stays until the whole reading is complete.
-Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If drift of the object returns more
-often, another program keeps setting another value, and each repair is delayed for some time, because competing with that program
-helps nobody.
+Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If the drift returns more often,
+another program keeps setting another value, so each repair is delayed for some time.
 Rule 3: a repair is delayed only while the desired value of the object stays the same. A new desired value is programmed at once.
 """
 
@@ -58,7 +57,7 @@ class DriftPlace(NamedTuple):
 class News(NamedTuple):
     """The drift since the last call: the number of objects by kind, and the objects whose repair is delayed.
 
-    ``left_alone`` maps each delayed object to how often another program has undone its desired value.
+    ``left_alone`` maps each delayed object to the number of times that another program has undone its desired value.
     """
 
     drifted: Mapping[str, int]
@@ -154,7 +153,7 @@ class Observer:
         """The ranges in which the addresses of this host serve node ports."""
 
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
-        """Replaces the observed state by the results of a reading; a generator of steps.
+        """Replaces the observed state by the results of a reading; yields after each piece of work.
 
         The observed state of a kind that could not be read does not change. An observation without all virtual servers is one
         part of a reading; ``concluding`` must be called after the last part.
@@ -191,7 +190,7 @@ class Observer:
         yield from self._tables.virtual_servers.observing_some(some, self._is_ours({}))
 
     def concluding(self, now: float) -> Generator[None, None, None]:
-        """Completes a reading after its last part; a generator of steps, like ``observing``.
+        """Completes a reading after its last part; yields after each piece of work.
 
         Only a complete reading shows which virtual servers are foreign.
         """

@@ -109,7 +109,7 @@ class Reconciler:
         self._tables.put_tunnel_sources(addresses)
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """Replaces the desired state of a Service; a generator of steps.
+        """Replaces the desired state of a Service; yields after each piece of work.
 
         A state of None means that the Service no longer exists. Between two steps of any method, no other call may change the
         reconciler.
@@ -157,7 +157,7 @@ class Reconciler:
     def noting_connections(
         self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], now: float
     ) -> Generator[None, None, None]:
-        """Record the connection counts of virtual servers with a draining real server; a generator of steps.
+        """Records the connection counts of virtual servers with a draining real server; yields after each piece of work.
 
         Counts of None mean that the counts could not be read.
         """
@@ -181,7 +181,7 @@ class Reconciler:
         return max(FEW_WAITING, len(desired.weights))
 
     def room(self, now: float) -> int:
-        """How many more real servers without connections may be removed now, in addition to earlier removals."""
+        """The number of real servers without connections that may be removed now."""
         return max(0, self._pace.room(now) - self._drains.over)
 
     def take_without_scope(self) -> Sequence[MarkedPort]:
@@ -199,7 +199,7 @@ class Reconciler:
         at_once(self._tables.slow_starts.tending(now, afresh=True))
 
     def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Sequence[Operation]]:
-        """Plans the operations that are possible now, in their order; a generator of steps.
+        """Plans the operations that are possible now, in their order; yields after each piece of work.
 
         ``only_additions`` means that some Services still have no desired state, so an undesired object may become desired.
         """
@@ -232,7 +232,7 @@ class Reconciler:
         return self._retries.due(operations, self._identity, now) if self._retries else operations
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
-        """The key under which a failure is counted: the kind and identity of the objects, for every verb and value."""
+        """The key under which failures are counted: the kind and the identity of the objects, without the verb and the values."""
         return kind_of(operation.item), self._tables.by_class[type(operation.item)].identity(operation.item)
 
     def _takes_away(self, operation: Operation) -> bool:
@@ -247,7 +247,7 @@ class Reconciler:
         return any(not set(rules) <= set(desired.get(chain, ())) for chain, rules in observed.chains.items())
 
     def settling(self, outcomes: Sequence[Outcome], now: float) -> Generator[None, None, Report]:
-        """Records the outcomes of the operations of a plan; a generator of steps."""
+        """Records the outcomes of the operations of a plan; yields after each piece of work."""
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []

@@ -260,7 +260,7 @@ class Survey:
         return self._tables.skeletons.desired[family]
 
     def witness(self, key: VirtualServerKey) -> BoundAddresses | LocalRoutes | SetEntry | None:
-        """The observed address, local route or set entry which shows that a virtual server belongs to ipvsproxy; or None."""
+        """The observed address, local route or set entry which shows that a virtual server belongs to ipvsproxy, or None."""
         for object_class, table in self._tables.bindings.items():
             if key.address in table.observed:
                 return object_class.of(key.address)

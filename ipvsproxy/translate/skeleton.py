@@ -2,8 +2,7 @@
 
 The number of rules does not grow with the number of Services. A Service adds a rule only if it has a load balancer address that
 this node itself may not use. Names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes),
-except for the chains of traffic scopes. The reason: operators know kube-proxy's rules, and kube-proxy must be able to take over
-again.
+except for the chains of traffic scopes. Operators know kube-proxy's rules, and kube-proxy must be able to take over again.
 """
 
 import dataclasses
@@ -144,7 +143,7 @@ def build_skeleton(
             rules[ChainKey("nat", POSTROUTING)].insert(1, chosen)
         else:
             rules[ChainKey("nat", SERVICES)].insert(0, chosen)
-    if is_by_connection:  # a rule by connection needs no comment, because its text explains it
+    if is_by_connection:  # a rule that masquerades by connection needs no comment, because its text is clear
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
     chains, jumps = {key: tuple(value) for key, value in rules.items()}, KUBE_PROXY_JUMPS
     if occupied & SCOPE_KINDS - {SetKind.MARKS, SetKind.NOT_DIRECT} or _guards_tunnels(settings, view):

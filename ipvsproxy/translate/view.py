@@ -238,7 +238,7 @@ class Lingering:
 
     @property
     def next_s(self) -> float | None:
-        """The end of the grace period that ends first; None if there is no grace period."""
+        """The time at which the next grace period ends; None if there is no grace period."""
         return min(self.until_s.values(), default=None)
 
     def is_due(self, now: float) -> bool:
@@ -252,5 +252,5 @@ class Lingering:
         return Lingering(present, staying | dict.fromkeys(sorted(self.present - present), now + GRACE_S))
 
     def postponed(self, now: float) -> "Lingering":
-        """Returns the object to use after a failed reading, with each grace period begun again."""
+        """Returns the object to use after a failed reading; in this object, each grace period begins again."""
         return Lingering(self.present, dict.fromkeys(self.until_s, now + GRACE_S))

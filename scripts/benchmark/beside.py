@@ -130,7 +130,7 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
 
 
 class _Replaced(NamedTuple):
-    """Removed addresses and their replacements, in the kernel's notation."""
+    """The addresses of removed endpoints and of their replacements, in the notation of ``/proc/net/ip_vs``."""
 
     gone: set[str]
     come: set[str]
@@ -162,7 +162,7 @@ class Cluster:
         return parts
 
     def replace(self, number: int, part: int, count: int) -> _Replaced:
-        """Replace the ``count`` oldest pods of a slice by new ones."""
+        """Replace the ``count`` oldest pods of a slice by new pods."""
         pods = self._pods[number, part]
         gone, come = pods[:count], list(itertools.islice(self._new_pods, len(pods[:count])))
         pods[:] = [*pods[count:], *come]
@@ -262,7 +262,7 @@ class _Measured:
                 replaced = self._cluster.replace(service, part, count)
                 gone.update(replaced.gone)
                 for address in replaced.gone:
-                    made_s.pop(address, None)  # this endpoint was replaced before it was observed, so it is no longer awaited
+                    made_s.pop(address, None)  # this endpoint was replaced before the kernel showed the endpoint
                 made_s.update(dict.fromkeys(replaced.come, time.perf_counter()))
             return time.perf_counter()
 

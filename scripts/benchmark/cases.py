@@ -218,8 +218,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
             yield Row(name, "resident MB before the lists", first["imported_mb"])
 
     def rows_beside_main(found: Sequence[Found]) -> Iterator[Row]:
-        # These measurements alternate with pairs of the main size in one boot, because the speed of the machine changes by a
-        # third within minutes, and differently for each phase of a start.
+        # These measurements alternate with pairs of the main size in one boot, because the machine's speed changes by a third
+        # within minutes. The change is different for each phase of a start.
         firsts, rounds = found[:2], [found[at : at + 4] for at in range(2, len(found), 4)]
         yield from rows([firsts[1], *(one for of_round in rounds for one in of_round[2:])])
         sides = list(zip(*rounds, strict=True))
@@ -251,8 +251,7 @@ def _recording(size: Sequence[int | str]) -> str:
 def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
     """Combine repeated measurements by the median of each figure, or by another selection.
 
-    The result is not the median of ratios, because a slow second of the machine slows only one measurement of a pair, and a slow
-    replay makes the ratio look good.
+    The result is not the median of ratios, because a single slow replay would make the ratio of its pair look good.
     """
     return {name: pick([one[name] for one in found]) for name in found[0].keys() & {"wall_s", "addresses"}}
 
@@ -490,7 +489,7 @@ def _of_nodes(name: str, found: Found) -> Iterator[Row]:
 def _annotations(repeats: int) -> Case:
     """Measures starts with and without annotations alternately.
 
-    The Services have no annotations while the feature is off and while it is on, and then each Service has annotations.
+    The feature is off, or it is on and no Service has annotations, or it is on and each Service has annotations.
     """
     ignored, counted = ["--service-annotations=none"], ["--service-annotations=all"]
     sides = ((MAIN, ignored), (MAIN, counted), (ANNOTATED, counted))
@@ -541,8 +540,8 @@ def _backend_flags(backend: str) -> list[str]:
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
     """Measures the starts and replays of both sides alternately, because the speed of the machine changes from minute to minute.
 
-    With only one pair per side, the first side is measured last, because in ``binding`` the first side uses addresses, and the
-    kernel is busy with removed addresses afterwards.
+    With only one pair per side, the first side is measured last, because the first side of ``binding`` leaves the kernel busy
+    with removed addresses.
     """
     firsts, rounds = dict[str, list[Measurement]](), dict[str, list[Measurement]]()
     for side, chosen in sides.items():

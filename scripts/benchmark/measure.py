@@ -62,7 +62,7 @@ def cold(pages: str, recording: str = "", *, times: bool = True, flags: Sequence
 
 
 def restart(pages: str, flags: Sequence[str] = ()) -> Figures:
-    """The same as ``cold``, but on a kernel that already holds all objects."""
+    """Measures the same as ``cold``, on a kernel that already has all objects."""
     return cold(pages, flags=flags)
 
 

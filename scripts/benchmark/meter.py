@@ -42,8 +42,8 @@ class Meter:
     """All counts begin at the creation of the object, or at the last ``reset``. One per process.
 
     Without ``times``, only the kernel's part is timed: the system calls that send changes and receive answers. For single
-    changes, reading further clocks would add a tenth to the figure, and a quarter on the test kernel, on which reading a clock is
-    a system call of 17 µs. ``acknowledged_s`` contains, for each batch, the time at which the batch's last system call ended.
+    changes, reading further clocks would add a tenth to the figure, or a quarter on the test kernel, where each clock reading
+    takes 17 µs. ``acknowledged_s`` contains, for each batch, the time at which the batch's last system call ended.
     """
 
     def __init__(self) -> None:

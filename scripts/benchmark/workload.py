@@ -54,14 +54,14 @@ def ipv6_pod_address(number: int) -> str:
 
 
 def ipv6_service(number: int) -> dict[str, Any]:
-    """A Service like the one made by ``service``, for IPv6."""
+    """The IPv6 form of the Service that ``service`` makes."""
     item, address = service(number), ipv6_cluster_address(number)
     item["spec"] |= {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv6"]}
     return item
 
 
 def ipv6_slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
-    """EndpointSlices like the EndpointSlices that ``slices`` makes, but for IPv6."""
+    """The IPv6 form of the EndpointSlices that ``slices`` makes."""
     first = number * endpoints
     for part, item in enumerate(slices(number, endpoints, nodes)):
         item["addressType"] = "IPv6"

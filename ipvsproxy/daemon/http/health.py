@@ -85,8 +85,7 @@ class Status:
     def syncing(self, now: float) -> None:
         """Called when a sync begins; all waiting changes are part of the sync.
 
-        If the sync does not complete an IP family, the family has been waiting since its oldest change, or since an earlier
-        incomplete sync.
+        If the sync does not complete an IP family, the waiting time of the family still counts from its oldest change.
         """
         since_s = now if self._queued_s is None else self._queued_s
         self._queued_s = None

@@ -128,7 +128,7 @@ class HealthChecks:
         return min((max(0.0, failure.due_s - self.clock()) for failure in self._failures.values()), default=None)
 
     def _check_at(self, endpoint: ListenAddress) -> HealthCheck | None:
-        """The health check for an endpoint, taken from the other IP family if the endpoint's family has no health check.
+        """The health check that a listener answers; the other IP family's health check if the listener's family has none.
 
         None means that the port is not desired.
         """

@@ -186,7 +186,7 @@ _version = functools.cache(functools.partial(importlib.metadata.version, "ipvspr
 def _for_fleet(status: Status, digest: str) -> Mapping[str, object]:
     """Properties in which this process may differ from the ipvsproxy processes of other nodes.
 
-    The properties include only a digest of the configuration.
+    The configuration is included only as a digest.
     """
     return {
         "version": _version(),

@@ -237,7 +237,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port on which the server listens, also if ``listen`` was called with port 0."""
+        """The port on which the server listens; if ``listen`` was called with port 0, the kernel has chosen the port."""
         return int(self._bound.getsockname()[1])
 
     async def close(self) -> None:

@@ -83,7 +83,10 @@ class Engine:
     # Code outside of the event loop calls the following methods.
 
     def changed(self, now: float) -> None:
-        """Called when the store has changed. The caller passes ``now`` (of ``clock``): reading a clock is a system call."""
+        """Called when the store has changed.
+
+        The caller passes the time ``now`` of ``clock``, because reading a clock costs a system call.
+        """
         self.watcher.queued(now)
         self._is_sync_due = True
         self._wake.set()
@@ -153,7 +156,7 @@ class Engine:
             await self._wake.wait()
 
     async def start(self) -> None:
-        """Wait for the first lists, read the kernel, and make the first sync: the first Services, then all other Services."""
+        """Wait for the first lists, read the kernel, add ``FIRST_SERVICES``, and then make the first sync."""
         await self._wait_for_lists()
         began = self.clock()
         await self._adopt_choices()
@@ -232,7 +235,7 @@ class Engine:
     async def _sync(self, began: float, done_before: Report = NOTHING_DONE) -> None:
         """Apply all changes.
 
-        ``done_before`` is the report of earlier operations, which is merged into the report of this sync.
+        The report of this sync includes ``done_before``, the report of operations that were applied before the sync.
         """
         self._is_sync_due = False
         observed = began
@@ -257,7 +260,8 @@ class Engine:
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._in_slices(self._translator.putting(names))
-            # Each plan includes all changes that wait for the removals, so the more changes wait, the rarer the plans are.
+            # A plan takes longer if more changes wait for the removals, so plans become rarer as the number of waiting changes
+            # grows.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
                 waiting = self._reconciler.unequal
@@ -378,7 +382,10 @@ class Engine:
 def _apply(
     kernel: Kernel, operations: Sequence[Operation], room: int
 ) -> tuple[Sequence[Outcome], _Connections, Sequence[Outcome]]:
-    """The outcomes, the connections of newly draining real servers, and the outcomes of removing idle real servers."""
+    """Apply operations, and remove real servers that begin to drain and are idle.
+
+    Returns the outcomes of the operations, the connections of the draining real servers, and the outcomes of the removals.
+    """
     outcomes = kernel.apply(operations)
     begun = (item for verb, item in operations if isinstance(item, RealServers) and item.drains and verb is Verb.SET)
     draining = {item.virtual_server for item in begun}

@@ -2,8 +2,8 @@
 
 Objects that are not in a cycle are freed when their reference count becomes 0. The data about known API objects consists of about
 a million values without cycles. With Python's default settings, the garbage collector would traverse this data again and again
-during a start. After the start, one collection of the objects that some seconds of changes create would block the event loop for
-too long. ``docs/performance.md`` has the measurements.
+during a start. After the start, some seconds of changes create so many objects that a single collection would block the event
+loop for too long. ``docs/performance.md`` has the measurements.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
 def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
     """Inside the ``with`` block, small collections run often.
 
-    An object that has survived a collection of each generation is frozen until a thaw. Yields a function that must be called now
-    and then. This function thaws the frozen objects when a thaw is due by ``clock`` (in seconds).
+    An object that has survived a collection of each generation is frozen until a thaw. Yields a function that the caller must
+    call now and then. The yielded function thaws the frozen objects when a thaw is due by ``clock`` (in seconds).
     """
     thawed_s = clock()
 
@@ -45,7 +45,7 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
 
     def collect_nothing() -> None:
         # Python postpones the next full collection until the new objects are a quarter of the objects that survived the last full
-        # collection. Therefore no unfrozen object may survive a full collection.
+        # collection. Full collections would become rare if objects survived them, so surviving objects are frozen.
         gc.freeze()
         gc.collect()
 

@@ -103,7 +103,7 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
-    """Log that load balancers avoid this node, and why, although all changes have been applied; also log the end of this state.
+    """Log the reason why load balancers avoid this node although all changes have been applied, and log when the reason ends.
 
     ``before`` is the previous problem with this node's Node object, and ``trouble`` the current problem; an empty text means no
     problem.
@@ -169,7 +169,7 @@ class Journal:
                     log.debug("part_not_used", **about, **_keys_of(skipped))
 
     def logging_conflicts(self, conflicts: Iterable[Conflict]) -> Generator[None, None, Collection[Conflict]]:
-        """Log the conflicts that are new; a generator of steps. Returns all current conflicts."""
+        """Log the new conflicts; yields after each piece of work. Returns all current conflicts."""
         present: set[Conflict] = set()
         yield from each(present.add, conflicts)
         new = present - self._conflicts

@@ -173,7 +173,7 @@ class Leftovers:
 
     @property
     def present(self) -> Mapping[AnyPlace, bool]:
-        """Maps each place to True if leftover rules remain there, or may remain there because the rules cannot be read."""
+        """Maps each place to True if the place has leftover rules, or if its rules cannot be read."""
         return {place: bool(state.ongoing) for place, state in self._states.items() if place}
 
     @property

@@ -32,8 +32,8 @@ from ipvsproxy.translate.view import Lingering
 class Translator:
     """Passes the desired state to a reconciler. Before the first call of ``updating_view``, no Service has a desired state.
 
-    Call the methods in this order: ``put_node``, ``updating_view``, ``putting`` for the Services that have changed in the store,
-    and ``put_skeletons``, because rules depend on the desired state of the Services.
+    The caller calls ``put_node``, ``updating_view``, ``putting`` for the Services that have changed in the store, and finally
+    ``put_skeletons``, because rules depend on the desired state of the Services.
     """
 
     choices: Choices
@@ -97,10 +97,10 @@ class Translator:
         self.reconciler.put_node(self.settings.families, sysctls, self.choices.settings.timeouts)
 
     def updating_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> Generator[None, None, view.NodeView]:
-        """Create the view of the node from the addresses of its interfaces; a generator of steps. Returns the view.
+        """Create the view of the node from the addresses of its interfaces; yields after each piece of work. Returns the view.
 
-        If the view differs from the last view, all Services in the store are marked as changed at ``now``. Node ports keep lost
-        addresses for a while.
+        If the view differs from the last view, all Services in the store are marked as changed at ``now``. A lost address keeps
+        its node ports for a while.
         """
         node = self.store.node(self._node_name)
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
@@ -174,7 +174,7 @@ class Translator:
     def putting(self, names: Iterable[ServiceName]) -> Generator[None, None, None]:
         """Pass the desired state of Services to the reconciler.
 
-        The result is a generator with one step for each Service, or several steps for a large Service.
+        Yields after each Service, and several times within a large Service.
         """
         for name in names:
             service, desired = self.store.services.get(name), None

@@ -83,7 +83,7 @@ class Numbers(NamedTuple):
 
 
 def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
-    """Counts the virtual and real servers; a generator that pauses after each ``ITEMS_AT_ONCE`` objects."""
+    """Counts the virtual and real servers; yields after each ``ITEMS_AT_ONCE`` objects."""
     numbers = Numbers(collections.Counter(), collections.Counter(), collections.Counter())
     for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
         if number % steps.ITEMS_AT_ONCE == 0:
@@ -103,7 +103,7 @@ def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
 
 
 def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, None, None]:
-    """Remove each entry whose key is in none of the collections ``present``; a generator, whose pauses let other tasks run."""
+    """Remove each entry whose key is in none of the collections ``present``; yields so that other tasks can run."""
     gone = yield from steps.choosing(lambda key: not any(key in some for some in present), known)
     yield from steps.each(known.pop, gone)
 
@@ -112,7 +112,7 @@ def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, N
 class Sample:
     """The counters of one reading, and the time when the reading began.
 
-    The result may lack virtual servers whose counters are zero.
+    Virtual servers whose counters are zero may be missing.
     """
 
     began_s: float
@@ -135,7 +135,7 @@ class Sampler:
         self._last: Sample | None = None
 
     async def read(self) -> Sample:
-        """The counters; this method reads them, unless the last reading is fresh.
+        """The counters, read from the kernel unless the last reading is fresh.
 
         Raises:
             KernelError: the counters could not be read.

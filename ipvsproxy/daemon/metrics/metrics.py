@@ -2,8 +2,8 @@
 
 Rule 1: each series that kube-proxy has in IPVS mode exists here, with the same name, type, labels and buckets.
 Rule 2: a value that can be counted from the tables is counted at a scrape, never during a sync. Counting begins by copying
-references, so that all values belong to the same moment. The counting itself takes time for each object, so it pauses to let
-other tasks run.
+references, so that all values belong to the same moment. Counting takes time for each object, so the method pauses to let other
+tasks run.
 Rule 3: a series that an alert may use exists from the start of the process, with the value zero.
 """
 
@@ -276,7 +276,7 @@ class Metrics:
         self._value(series.REQUEST_DURATION, host, method).observe(duration_s)
 
     def announced(self, outcome: str) -> None:
-        """Count a Kubernetes event by its outcome: ``posted``, ``failed`` or ``dropped``."""
+        """Count a Kubernetes event by its outcome, which is ``posted``, ``failed`` or ``dropped``."""
         self._value(series.EVENTS, outcome).inc()
 
     def configured(self, is_in_force: bool) -> None:  # noqa: FBT001 - the method has no other argument
@@ -301,7 +301,7 @@ class Metrics:
 
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
-        await asyncio.sleep(0)  # Taking the snapshot of the tables is a separate step; the event loop runs before and after it.
+        await asyncio.sleep(0)  # The event loop runs before and after the snapshot of the tables is taken.
         counted = gauges(self._sources, self._families) if self._sources else ()
         self._counted.families = [one for one in await in_slices(_gathering(counted), self._clock) if one]
         families = (Families([_as_in_go(family)]) for family in self._registry.collect())

@@ -66,7 +66,7 @@ class Ledger:
         self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
-        """Add the counters of all existing objects to the totals; a generator, whose pauses let other tasks run.
+        """Add the counters of all existing objects to the totals; yields so that other tasks can run.
 
         Labels that no longer belong to an object are forgotten. A total grows by the difference between the current and the last
         counters of an object; after a counter reset, it grows by the current counters.
@@ -74,7 +74,8 @@ class Ledger:
         ``ownerless`` are existing objects without labels. If such an object gets labels later, its earlier traffic is not added
         to a total.
 
-        If the caller stops at a pause, each row has been counted completely or not at all, so no traffic is counted twice later.
+        If the caller stops at a ``yield``, the counters of each object have been added completely or not at all, so no traffic is
+        counted twice later.
         """
         present, labelled, unlisted = set(), set(), set()
         for number, (key, labels, _) in enumerate(rows, 1):
@@ -150,8 +151,8 @@ class Traffic:
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
         """The counters of the real servers of all virtual servers that have had traffic.
 
-        The virtual servers include virtual servers whose counters are not in the latest reading. A virtual server whose endpoints
-        are not read would count as removed, and its traffic would be counted from zero when it returns.
+        Virtual servers whose counters are not in the latest reading are included. A virtual server whose endpoints are not read
+        would count as removed, and its traffic would be counted from zero when it returns.
         """
         keys = itertools.chain(counters, (key for key in self._labels if key not in counters))
         chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self._clock))
@@ -258,7 +259,10 @@ class Traffic:
 
 
 def _split(totals: Mapping[str, Sequence[int]], label: str, values: Sequence[str], first: int = 0) -> Iterator[tuple[str, int]]:
-    """For each total, a row per label value; the row of the first value has the number at index ``first`` of the total."""
+    """The labels and the value of each series.
+
+    Each total has one series per value of ``label``, beginning with the number at index ``first``.
+    """
     for labels, total in totals.items():
         for index, value in enumerate(values, first):
             yield f'{labels},{label}="{value}"', total[index]

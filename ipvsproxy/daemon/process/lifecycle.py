@@ -134,11 +134,11 @@ def use_little_memory() -> None:
     """Make the C library return most of the freed memory to the system.
 
     After this call, the C library returns each block of ``LARGE_BYTES`` or more to the kernel when the block is freed. By
-    default, glibc raises the threshold for large blocks whenever it frees a large block. With that threshold, a dictionary that
-    has grown to a hundred thousand Services would leave 13 MB of unused memory: the blocks of its dozen earlier sizes.
+    default, glibc raises the threshold for large blocks whenever it frees a large block. With a raised threshold, a dictionary
+    that has grown to a hundred thousand Services would leave 13 MB of unused memory.
 
-    All threads share one heap. Python lets only one thread allocate at a time. If each thread had its own heap, no other thread
-    could use the memory that a thread has freed.
+    All threads share one heap. Python lets only one thread allocate at a time. If each thread had a separate heap, threads could
+    not use the memory that other threads have freed.
     """
     try:
         library = ctypes.CDLL(None)

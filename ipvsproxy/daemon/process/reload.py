@@ -108,7 +108,7 @@ class Reloader:
             self._log_failure("configuration_refused", str(error), None, hint=hint)
             return False
         before = self.config
-        # these keys of a log line are fields of the file
+        # the log shows the names of the changed fields
         changed = sorted(key for key, value in new.values.items() if value != before.values.get(key))
         if not changed:
             if was_asked or not self._is_accepted:

@@ -311,7 +311,7 @@ class DirectorySource(Source):
 
 
 def _stamp(path: pathlib.Path) -> tuple[int, ...]:
-    """Numbers that change whenever the file changes; empty if the file does not exist."""
+    """The file's times, size and inode, which show whether the file has changed; empty if the file does not exist."""
     try:
         status = path.stat()
     except OSError:  # a symbolic link to a missing file; ``read_file`` reports the link

@@ -5,9 +5,9 @@ Rule 2: a watch continues from the last resource version that was read. If the s
 everything is listed again. Everything is also listed again if a line of the watch could not be read, because the line may have
 contained a change.
 Rule 3: a server that was restored from a backup does not know the resource version that the reflector has read last. A restored
-server answers 504, or the watch stays silent until the server's version reaches the reflector's version again. The server never
-sends the changes made until then. Therefore the reflector first queries the server's version after a watch that broke, or that
-ended without a line (bookmarks come once a minute).
+server answers 504, or the watch stays silent until the server's version reaches the reflector's version again. A watch never
+receives the changes that the restored server makes until then. Therefore the reflector first queries the server's version after a
+watch that broke, or that ended without a line (bookmarks come once a minute).
 Rule 4: a watch that is silent for ``LONGEST_SILENCE_S`` after its first bookmark counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
 Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. After watches have
@@ -16,7 +16,7 @@ of all nodes.
 Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so the list may be old. Each later
 list requests the last version that the reflector has read, even in an incomplete list, so the list is not older than that
 version. A list of the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list
-from the reflector's version on, or while a list is in doubt, because a cache that lags cannot confirm its own list.
+from the reflector's version on, or while a list is in doubt. A cache that lags behind cannot confirm its own list.
 
 The protocol is described on the page "Kubernetes API Concepts". Where the reflector of client-go has an interval or a limit, this
 module uses the same value.
@@ -256,7 +256,7 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # reset before the delivery, which may request another list
+        self._list_again_at_s = math.inf  # the delivery may request another list, so the old request is deleted before
         deliver((Listed(self._kind, keys),))
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:

@@ -145,7 +145,7 @@ class Board:
         self._dirty.update(dict.fromkeys(names))
 
     def refreshing(self) -> Generator[None, None, None]:
-        """Update all rows; a generator, whose pauses let other tasks run."""
+        """Update all rows; yields so that other tasks can run."""
         yield from self._troubles.refreshing(self.changed)
         revision = self._revision + 1
         # Each name stays in ``_dirty`` until the step that builds its row, because the request may time out between two steps.
@@ -177,7 +177,7 @@ class Board:
         return True
 
     def finding(self, selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
-        """All Services that match the search, in the requested order; a generator, whose pauses let other tasks run."""
+        """Finds all Services that match the search, in the requested order; yields so that other tasks can run."""
         key = (selection.query, selection.sort, selection.descending)
         stamp = self._stamp(selection)
         known = self._sorted.pop(key, None)
@@ -289,7 +289,7 @@ class Troubles:
         return self._texts.get(name, ())
 
     def refreshing(self, changed: Callable[[Iterable[ServiceName]], None]) -> Iterator[None]:
-        """Query the survey for problems; a generator with a pause between queries.
+        """Query the survey for problems; yields between two queries.
 
         The Services whose problems have changed are added to ``changed``.
         """

@@ -8,12 +8,12 @@ Rule 2: while somebody looks at the page, the counters of all virtual servers ar
 are many virtual servers (``READ_PER_S``).
 Rule 3: the real servers of a Service are read only if a viewer has opened the Service, or sees a page of the table with the
 Service.
-Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
-Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
+Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero. Rule 5:
+the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
 interval may be zero or twice the true rate.
 Rule 6: a Service that had no traffic in all remembered readings takes no memory.
-Rule 7: while somebody looks at the page, each reading that looks for drift also adds up the open connections of the node, because
-the reading includes all real servers anyway.
+Rule 7: while somebody looks at the page, each reading that looks for drift also counts the node's open connections, because such
+a reading includes all real servers.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ class ServiceRates:
     def taking(
         self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
     ) -> Generator[None, None, None]:
-        """Add a reading to the histories of all Services; a generator, whose pauses let other tasks run.
+        """Add a reading to the histories of all Services; yields so that other tasks can run.
 
         Virtual servers that belong to no Service are ignored. The reading may lack virtual servers whose counters are zero.
 
@@ -256,7 +256,7 @@ Traffic = Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]
 
 
 class Opened:
-    """The last reading of the endpoints of one Service, and the rates since the reading before."""
+    """The last reading of the endpoints of one Service, and the rates between the last two readings."""
 
     def __init__(self) -> None:
         self.read_s: float | None = None

@@ -59,7 +59,7 @@ def _conditions(address: Address, service: ServiceName | None, store: Store) -> 
 
 
 def words(endpoint: Document) -> str:
-    """``10.244.1.12 (web-7d, node-b) weight 1 → 0, draining, 32 connections``."""
+    """A changed endpoint as text, such as ``10.244.1.12 (web-7d, node-b) weight 1 → 0, draining, 32 connections``."""
     pod = (endpoint["target"] or "").rpartition("/")[2]
     place = ", ".join(filter(None, (pod, endpoint["node"])))
     return f"{endpoint['address']}{f' ({place})' if place else ''} {_what(endpoint)}"

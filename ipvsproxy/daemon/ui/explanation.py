@@ -76,7 +76,7 @@ class Explainer:
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
         """Describes a known Service that has been translated, and its virtual servers with the given ``keys``.
 
-        A generator, whose pauses let other tasks run.
+        Yields so that other tasks can run.
         """
         service, slices = self.store.services[name], self.store.slices_of(name)
         explained = yield from explanations.explaining(service, slices, self.view, self.translation)
@@ -212,7 +212,7 @@ class Explainer:
         }
 
     def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Generator[None, None, Document | None]:
-        """Describes the observed virtual server; a generator, whose pauses let other tasks run.
+        """Describes the observed virtual server; yields so that other tasks can run.
 
         Returns None if the kernel does not have the virtual server.
         """

@@ -68,7 +68,7 @@ class IpsetDriver(SetsDriver):
         return self._dump(SET_COPY.name, header_only=True) is not None
 
     def _apply_entries(self, operations: Iterable[Operation]) -> dict[Operation, Outcome]:
-        """As in ``SetsDriver``. A set that is full is enlarged."""
+        """As in ``SetsDriver``. Add and remove entries; a full set is enlarged."""
         reported = super()._apply_entries(operations)
         full = {
             one: one.item.set

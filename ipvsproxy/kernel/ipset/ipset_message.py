@@ -228,7 +228,7 @@ def codec(name: str) -> EntryCodec:
     """The encoder and decoder for a set in ``IP_SETS``.
 
     Raises:
-        KeyError: ``IP_SETS`` does not contain a set with this name.
+        KeyError: no set in ``IP_SETS`` has this name.
     """
     return EntryCodec(IP_SETS[name])
 

@@ -156,7 +156,9 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
 
 
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
-    """The places where hostPort rules redirect packets that our rules have accepted; ``ACCEPT`` is final only in its table.
+    """The places where hostPort rules redirect packets that our rules have accepted.
+
+    An ``ACCEPT`` of our rules does not end the evaluation in other tables.
 
     ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, hostPort rules redirect no
     packets that our rules have accepted.

@@ -3,8 +3,8 @@
 Rule 1: a table that cannot be read is an error, and never counts as clean. A table that this kernel or host certainly does not
 have counts as clean.
 Rule 2: if the fingerprint is the same as before, no rule has changed, so no program of iptables is run.
-Rule 3: reading rules creates no table and loads no module; only if the files of this host's modules are not visible, nf_tables
-may be loaded once.
+Rule 3: reading rules creates no table, and loads no module except nf_tables, which is loaded at most once and only if this host's
+module files are not visible.
 Rule 4: to read rules in nf_tables, a program of iptables is started only if the kernel has a chain that may contain leftover
 rules, or if the chains cannot be read.
 Rule 5: if our rules are in nftables, each rule of iptables that has one of our names is a leftover.
@@ -75,8 +75,8 @@ class LeftoverRules:
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
         """The variants in which a proxy may have left rules of these families: the variant in use, and each installed variant.
 
-        If our rules are in nftables, the result has the installed variants, and the variant of the program in PATH, even if this
-        program has no other name than ``iptables``.
+        If our rules are in nftables, the result has each installed variant, and the variant of the program named ``iptables`` in
+        PATH.
 
         ``programs`` are the iptables programs of the given ``commands``.
         """

@@ -2,11 +2,11 @@
 
 Rule 1: a call waits at most ``patience_s`` for an iptables program; if the family's last program took longer, the call waits at
 most ``SHORT_PATIENCE_S``. The first call that reads rules always waits up to ``patience_s``. To read rules, iptables needs no
-lock. If the answer came late, the next attempt to write would discard the answer, so the rules would never be known while writes
-fail.
+lock. If the first answer came late, the next attempt to write would discard the answer, so the rules would stay unknown while
+writes fail.
 Rule 2: if a program takes longer than its call waits, the program continues to run, and the operation counts as failed
-(EINPROGRESS) until the program ends. The next attempt at the same operation returns the outcome of the earlier program.
-Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
+(EINPROGRESS) until the program ends. The next attempt at the same operation returns the outcome of the earlier program. Rule 3:
+only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
 """
 
 import concurrent.futures

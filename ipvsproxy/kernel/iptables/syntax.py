@@ -30,8 +30,8 @@ class Listing:
     ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump: two copies
     are as wrong as no copy. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if
     there is one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain.
-    ``hidden`` are tables that iptables does not show although our chains may be in these tables, because only nft understands
-    some of their rules. The content of hidden tables is unknown.
+    ``hidden`` are tables that iptables does not show because they have rules that only nft understands; our chains may be in
+    hidden tables. The content of hidden tables is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]

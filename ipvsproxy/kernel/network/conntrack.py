@@ -32,7 +32,7 @@ _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
 
 def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
-    """Whether the kernel filters listings of connections; None means that the kernel's answer leaves this unknown.
+    """Whether the kernel filters listings of connections; None means that the kernel's answer was not clear.
 
     The function sends one message with an unknown flag. A kernel that supports ``CTA_FILTER`` refuses the flag. An older kernel
     starts to list all flows, and only the first part of the listing is read.
@@ -126,7 +126,7 @@ class ConntrackDriver:
             raise
 
     def _delete(self, stale: Sequence[tuple[int, bytes]], outcomes: list[Outcome]) -> None:
-        """Send messages that delete flows; each item has the index of the flow's operation, and the message."""
+        """Send messages that delete flows; each message comes with the index of the flow's operation."""
         failed = self._deleting.run_all([deletion for _, deletion in stale], BATCH_SIZE)
         for index, (position, _) in enumerate(stale):
             number = failed.get(index, 0)
@@ -154,10 +154,10 @@ def _layout(family: Family) -> message.Layout:
 def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
     """The request for a listing of the flows of an IP family.
 
-    Since Linux 5.8, the kernel leaves out most flows that are not in ``flows``; older kernels list all flows. The filter
-    contains the protocol, the port and the address, each only if it is the same in all of ``flows``. The filter never contains
-    an IPv6 address, because the kernel would then leave out exactly the flows with the address
-    (``ctnetlink_filter_match_tuple`` in net/netfilter/nf_conntrack_netlink.c).
+    Since Linux 5.8, the kernel leaves out most flows that are not in ``flows``; older kernels list all flows. The filter contains
+    the protocol, port and address that all of ``flows`` have in common. The filter never contains an IPv6 address, because the
+    kernel would then leave out exactly the flows with the address (``ctnetlink_filter_match_tuple`` in
+    net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
     if len(protocols) > 1:

@@ -43,8 +43,8 @@ class Change(enum.Enum):
     """The kinds of objects that other programs have changed.
 
     OURS: our device, its addresses or our local routes have changed. OURS is also reported if ``lo`` went down or lost an
-    address, or if notifications were lost, because our objects may have changed. OTHER_ADDRESSES: addresses of another interface;
-    changes of the lifetime or state of IPv6 addresses count, too.
+    address, or if notifications were lost, because our objects may have changed. OTHER_ADDRESSES: addresses of another interface
+    have changed; a new lifetime or state of an IPv6 address counts, too.
     """
 
     OURS = enum.auto()

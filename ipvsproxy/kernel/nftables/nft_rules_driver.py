@@ -196,7 +196,7 @@ class NftRulesDriver:
         return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
 
     def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[str]]:
-        """Our jumps in a base chain, and all other rules in the chain, among them the second copy of a jump."""
+        """Our jumps in a base chain, and all other rules in the chain; the second copy of a jump is one of the other rules."""
         absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
         present: list[Jump] = []
         others: list[str] = []
@@ -398,7 +398,7 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 
 
 def _trial(family: Family) -> list[tuple[bytes, str]]:
-    """Messages that create a set, and base chains with rules of all kinds; for each message, the kernel feature that it needs."""
+    """Messages that create a set and base chains with all kinds of rules, each with the kernel feature that the message needs."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]

@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 class NftSetsDriver(SetsDriver):
     """Reads and writes the sets of our table; a ``SetsDriver``."""
 
-    most_at_once = 1 << 20  # the limit in bytes of a transaction, which one ``send`` sends
+    most_at_once = 1 << 20  # the largest size of a transaction in bytes; one ``send`` sends a transaction
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ def _shape(header: netlink.Reply) -> SetShape:
 
 
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """The index of each part that has a refused message, and the error number of the first refused message of the part."""
+    """Maps the index of each part with a refused message to the error number of the part's first refused message."""
     first = 0
     for at, part in enumerate(parts):
         numbers = [failed[index] for index in range(first, first + len(part.messages)) if index in failed]

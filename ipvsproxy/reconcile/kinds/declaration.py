@@ -196,7 +196,7 @@ class ReconciledKind(Generic[K, V, W]):
         return item.key
 
     def take_in(self, _observed: Observation) -> Iterator[None]:
-        """Records the objects of the kind that a reading has found; a generator of steps.
+        """Records the objects of the kind that a reading has found; yields after each piece of work.
 
         The tables keep the values of objects that were not read, or could not be read.
         """
@@ -215,7 +215,7 @@ class ReconciledKind(Generic[K, V, W]):
         return iter(())
 
     def settle(self, _verb: Verb, item: Any) -> Iterable[None]:
-        """Records an operation that the kernel has done; a generator of steps.
+        """Records an operation that the kernel has done; yields after each piece of work.
 
         By default, the new value of the object is recorded.
         """

@@ -49,7 +49,7 @@ class Flows(ReconciledKind[Flow, Keep, frozenset[RealServerKey]]):
     def desiring(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
     ) -> Iterator[None]:
-        """Replaces the flows of a Service; a generator of steps.
+        """Replaces the flows of a Service; yields after each piece of work.
 
         Only a flow that has lost a real server, or that has gained its first real servers, needs cleaning.
         """

@@ -3,8 +3,8 @@
 Rule 1: a Service's desired state replaces its former desired state as a whole.
 Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the set entry (see
 ``ownership``).
-Rule 3: a rule is desired while the set that it names has an entry, or while a virtual server needs the rule. The rule is added
-before the entry or virtual server, and removed after it.
+Rule 3: a rule is desired while the set that it names has an entry, or while a virtual server needs the rule. A rule is added
+before the entries and virtual servers that need the rule, and removed after them.
 """
 
 import collections
@@ -152,7 +152,7 @@ class NodeTables:
         self.skeletons.replace(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """Replaces the desired state of a Service; a generator of steps.
+        """Replaces the desired state of a Service; yields after each piece of work.
 
         A state of None means that the Service no longer exists.
         """

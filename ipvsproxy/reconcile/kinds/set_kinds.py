@@ -57,7 +57,7 @@ class Entries(PresenceKind[SetEntry]):
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation on entries; entries of some sets have a different stage from most entries."""
+        """The stage of an operation on entries, which depends on the set of the entries."""
         verb, item = operation
         assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind are ``SetEntries``
         return _STAGES.get((verb, item.set)) or self.stages[verb]

@@ -246,7 +246,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return False
 
     def ending_settling(self) -> Iterator[None]:
-        """Compares the virtual servers that the plan has changed; a generator of steps."""
+        """Compares the virtual servers that the plan has changed; yields after each piece of work."""
         return each(self._compare, self._changed)
 
     def _compare(self, key: VirtualServerKey) -> None:

@@ -64,7 +64,7 @@ The last chain is also one of ours. By these jumps, the iptables mode makes this
 
 
 def is_of_iptables_mode(key: ChainKey) -> bool:
-    """Whether only kube-proxy's iptables mode uses a chain of this name, and no kubelet, network plug-in or IPVS mode does."""
+    """Whether kube-proxy's iptables mode uses a chain of this name, and the kubelet, network plug-ins and IPVS mode do not."""
     return key in _CHAINS or (key.table == "nat" and _CHAIN_OF_SERVICE.fullmatch(key.chain) is not None)
 
 
@@ -99,7 +99,7 @@ def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: boo
 
 def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
     """The removal of all observed leftover rules. The removal leaves out empty chains that must stay."""
-    # jumps of both modes lead to some chains, each jump with the comment of its mode
+    # both modes have jumps to some chains, but with different comments
     known: dict[tuple[ChainKey, ChainKey], list[str]] = {}
     for jump in (*JUMPS, *scope.own_jumps):
         ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)

@@ -30,7 +30,7 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 class Cleanup(NamedTuple):
     """The operations of a cleanup. ``witnesses`` must not be removed before all virtual servers of ipvsproxy have been removed.
 
-    ``additions`` come first: each addition puts on ``kube-ipvs0`` an address that stays in use but that only a route makes local.
+    ``additions`` come first; they put addresses that stay in use, but that only a route makes local, on ``kube-ipvs0``.
     ``witnesses`` must not be removed before ``additions`` have been made. ``rules`` and ``witnesses`` must not be removed before
     ``settings`` have been restored.
     """
@@ -99,7 +99,8 @@ def give_up(
     the API server's port are removed, too. ``allowed`` addresses stay. If one kind of object could not be read, all objects stay.
     A cluster IP stays, because the cluster IP may lead to the API servers. The set entries of this backend, or the ``former`` set
     entries of the other backend, show which address is a cluster IP. A virtual server with real servers also stays, unless a set
-    entry shows that its address is an external address. The reason: the set entry of a cluster IP may have been lost.
+    entry shows that its address is an external address. Without such a set entry, the address may be a cluster IP whose set entry
+    was lost.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):

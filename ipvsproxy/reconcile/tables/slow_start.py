@@ -33,7 +33,7 @@ def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
 
 
 def next_step_s(elapsed_s: float, own: int, duration_s: float) -> float:
-    """The time of the next step, in seconds since the beginning of the slow start, like ``elapsed_s``."""
+    """The time of the next step, in seconds since the beginning of the slow start."""
     steps = _steps(own)
     return (int(elapsed_s * steps / duration_s) + 1) * duration_s / steps
 
@@ -81,7 +81,7 @@ class SlowStarts:
                 table.pop(name, None)
 
     def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
-        """Give the next weight to each endpoint whose next step is due; a generator, which can pause.
+        """Gives the next weight to each endpoint whose next step is due; yields so that other tasks can run.
 
         With ``afresh``, forget when endpoints began their slow start. The weights are then the same as after a restart, because a
         new process cannot read these times from the kernel.

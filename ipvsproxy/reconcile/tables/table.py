@@ -179,7 +179,7 @@ class Table(Generic[K, V, W]):
         return tuple(map(self._owner_of, self.desires(key)))
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replace the observed side; a generator of steps, with ``ITEMS_AT_ONCE`` keys each.
+        """Replaces the observed side; yields after each ``ITEMS_AT_ONCE`` keys.
 
         No other method may change the table between two steps. An observed key that belongs to ipvsproxy, and is still present,
         continues to belong to ipvsproxy. If the observed value is equal to the stored value, the table keeps the object that it
@@ -211,7 +211,7 @@ class Table(Generic[K, V, W]):
             self._shown.add(key)
 
     def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replaces the observed values of some keys; a generator of steps.
+        """Replaces the observed values of some keys; yields after each piece of work.
 
         A value of None means that the key is absent. All other keys stay as they are.
         """
@@ -296,8 +296,7 @@ class Table(Generic[K, V, W]):
 def discard(keys: dict[K, None], key: K) -> None:
     """Remove a key if it is in the dictionary.
 
-    A dictionary that becomes empty is cleared, because Python would otherwise continue to walk the dictionary at its largest
-    size, which takes 60 µs after 100,000 keys.
+    A dictionary that becomes empty is cleared, because walking an empty dictionary that once had 100,000 keys takes 60 µs.
     """
     keys.pop(key, None)
     if not keys:
@@ -367,7 +366,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return self._present
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
-        """Like ``Table.replace``, but for presence alone: an observed key stays observed, and an absent key stays absent."""
+        """Does the same as ``Table.desire``; the key stays observed if it is observed, and absent if it is absent."""
         if key in self.desired or key in self._present.undesired:
             discard(self._present.undesired, key)
             return super().desire(key, owner, value)
@@ -376,7 +375,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return None
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """Like ``Table.release``, but an observed key stays observed."""
+        """Does the same as ``Table.release``; the key stays observed if it is observed."""
         if key in self._present:
             self._present.undesired[key] = None
         heir = super().release(key, owner)
@@ -388,7 +387,7 @@ class PresenceTable(Table[K, Owner, bool]):
 def replacing(
     owner: Owner, parts: Iterable[tuple[Table[Any, Any, Any], Mapping[Any, Any], Mapping[Any, Any]]]
 ) -> Generator[None, None, set[Owner]]:
-    """Does the work of ``Table.replace`` for several tables, each with former and new desired values; a generator of steps."""
+    """Calls ``Table.replace`` for several tables, each with former and new desired values; yields after each piece of work."""
     affected: set[Owner] = set()
     for table, before, after in parts:
         gone = itertools.filterfalse(after.__contains__, before)

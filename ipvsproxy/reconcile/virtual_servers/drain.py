@@ -38,8 +38,8 @@ class Drain:
 class Drains:
     """All draining real servers.
 
-    A drain has one of three states: the real server still has connections; the real server has no connections and waits for
-    capacity; or the drain is over, and the real server may be removed.
+    A drain has one of three states: its real server has connections, or waits for capacity without connections, or may be
+    removed.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Drains:
     def release(self, room: int) -> Collection[VirtualServerKey]:
         """End a number of waiting drains, so that their real servers may be removed.
 
-        The drains that began to wait first end first.         Returns the virtual servers of the drains that are over now.
+        The drains that have waited longest end first. Returns the virtual servers of the drains that are over now.
         """
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]
         self._over.update(released)

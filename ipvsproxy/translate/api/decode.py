@@ -90,7 +90,7 @@ class _Reader:
         return Put(self.kind, key, self.read(raw, key))
 
     def loose_event(self, raw: msgspec.Raw) -> tuple[Put | Rejected, schema.Metadata | None]:
-        """Like ``event``, but the object may break the schema of its kind.
+        """Does the same as ``event`` for an object that may break the schema of its kind.
 
         The object's metadata are also returned, as far as they can be read.
         """

@@ -42,7 +42,7 @@ def addresses(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple
 
 
 def networks(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Network, ...]:
-    """Like ``addresses``, but for CIDR ranges."""
+    """The CIDR ranges in their order, without duplicates."""
     return _parsed(field, texts, parse_network, skipped)
 
 

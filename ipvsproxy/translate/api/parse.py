@@ -203,7 +203,7 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
-    """The source ranges, and whether they shut out every client: a typing error must not open a Service to all clients."""
+    """The source ranges, and whether all of them are invalid; a typing error must not open a Service to all clients."""
     field = "spec.loadBalancerSourceRanges"
     ranges = fields.networks(field, texts, skipped)
     admits_nobody = not ranges and any(text.strip() for text in texts)
@@ -349,7 +349,7 @@ def _shared_conditions(
     hints: schema.EndpointHints | None,
     zone: str | None,
 ) -> Conditions:
-    """All equal endpoints of one node share one object.
+    """The conditions of an endpoint; equal endpoints of one node share one object.
 
     Absent conditions count as ready, serving and not terminating (discovery/v1).
     """

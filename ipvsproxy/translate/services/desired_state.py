@@ -116,7 +116,7 @@ class Translation:
         )
 
     def adding(self, slices: Sequence[EndpointSlice]) -> Iterator[None]:
-        """Add the ports of the Service in each family, and the health check of the Service; a generator of steps.
+        """Adds the ports of the Service in each family, and the Service's health check; yields after each piece of work.
 
         The EndpointSlices are processed in the order of their names.
         """

@@ -30,8 +30,7 @@ class EndpointUse(NamedTuple):
 
     ``internal`` is the reason why the endpoint gets no traffic to the cluster IP, and ``external`` is the reason for traffic to
     all other addresses. None means that the endpoint gets the traffic. ``cluster`` is the reason for traffic from clients of this
-    node to all other addresses, if the addresses have a second scope. ``port`` is 0 if the endpoint's EndpointSlice has no port
-    for the service port.
+    node to addresses with a second scope. ``port`` is 0 if the endpoint's EndpointSlice has no port for the service port.
     """
 
     slice: EndpointSliceName
@@ -64,7 +63,7 @@ class Explanation(NamedTuple):
 def explaining(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings
 ) -> Generator[None, None, Explanation]:
-    """Explains a Service; a generator of steps, because the Service may have thousands of endpoints.
+    """Explains a Service; yields after each piece of work, because the Service may have thousands of endpoints.
 
     ``slices`` are the EndpointSlices that are labelled with the name of the Service.
     """

@@ -103,8 +103,9 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
     """The routes of one service port: one for traffic to the cluster IP, and one for traffic to all other addresses.
 
-    ``cluster`` is the route that ignores the traffic policy; it is for clients of this node to all other addresses.
-    ``lacks_local`` means that a traffic policy requires endpoints on this node, but only other nodes have usable endpoints.
+    ``cluster`` is the route for clients of this node to addresses other than the cluster IP; ``cluster`` ignores the traffic
+    policy. ``lacks_local`` means that a traffic policy requires endpoints on this node, but only other nodes have usable
+    endpoints.
     """
 
     internal: Route
@@ -117,8 +118,8 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     """The routes of one service port, as determined by its traffic policies.
 
     With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no endpoint
-    on this node, all endpoints serve. The reason: clients in the cluster may use each endpoint, the load balancer's health check
-    directs clients outside to other nodes, and a virtual server cannot distinguish these two groups.
+    on this node, all endpoints serve. Clients in the cluster may use each endpoint, and the load balancer's health check directs
+    all other clients to other nodes; a virtual server cannot distinguish these two groups.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)

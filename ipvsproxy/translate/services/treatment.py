@@ -50,8 +50,8 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         """The settings of virtual servers that belong to second scopes.
 
         With ``by_hash``, the scheduler is a hash scheduler, unless the Service has chosen a scheduler. In place of session
-        affinity, a virtual server by firewall mark gets a scheduler by the client's address. The reason: with session affinity,
-        the kernel would ignore the port of a real server (``ip_vs_sched_persist`` in net/netfilter/ipvs/ip_vs_core.c).
+        affinity, a virtual server by firewall mark gets a scheduler by the client's address. With session affinity, the kernel
+        would ignore the port of a real server (``ip_vs_sched_persist`` in net/netfilter/ipvs/ip_vs_core.c).
         """
         if affinity_timeout_s:
             if self.scheduler in HASH_SCHEDULERS:
