@@ -151,9 +151,9 @@ def load_module(name: str) -> ModuleType:
 
 
 def _open_standard_streams() -> None:
-    """Redirect closed standard streams to /dev/null; otherwise a socket could get the number of a standard stream and its output.
+    """Redirect closed standard streams to /dev/null; otherwise a socket could get a stream's number, and receive the output.
 
-    Characters that the locale's encoding lacks are written as escape sequences, as Python already does for standard error.
+    Characters that the locale's encoding lacks are written as escape sequences.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -54,7 +54,7 @@ class Extent(NamedTuple):
     def plan(
         self, observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
     ) -> own_objects.Cleanup:
-        """The operations that clean a kernel in the ``observed`` state; the docstring of ``clean`` describes the arguments."""
+        """The operations that clean a kernel whose state is ``observed``."""
         rules = dict.fromkeys(self.chains, ())
         skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
         todo = own_objects.plan(observed, skeletons, excluded, node_port_ranges)
@@ -96,9 +96,9 @@ class Result:
 
     ``outcomes`` maps each operation to its outcome. An operation that the cleanups of both backends apply, such as the removal of
     a virtual server, appears only once. ``left`` has an item for each place and IP family in which a proxy has left rules. The
-    value of the item is the reason why some of the rules are not removed; an empty reason means that all rules are removed.
-    ``problems`` has a line for each reason why objects of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a
-    line for each omitted part of the cleanup.
+    value of the item is the reason why some rules are not removed; empty if all rules are removed. ``problems`` has a line for
+    each reason why objects of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a line for each omitted part of
+    the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -109,8 +109,7 @@ class Result:
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add outcomes.
 
-        Both backends may have an object of the same name. If the removal fails in either backend, the object counts as not
-        removed.
+        If both backends have an object of the same name, the object counts as removed only if both removals succeed.
         """
         for outcome in outcomes:
             if outcome.error or str(outcome.operation) not in self.outcomes:

@@ -64,7 +64,7 @@ class DryRun:
     async def compare(self) -> None:
         """Compare once.
 
-        If the kernel cannot be read, or if a first list is in doubt, log the problem and keep the previous figures.
+        If the kernel cannot be read, or the first list of a kind is in doubt, log the problem and keep the previous figures.
         """
         self._changed.clear()
         if self.comparison.store.may_lack_all:

@@ -72,7 +72,7 @@ async def describe(
 ) -> Document:
     """The explanation as a JSON document. ``targets`` are the pods behind all endpoints.
 
-    ``read_rivals`` finds the other programs and rules on this host that take packets to the given ports.
+    ``read_rivals`` finds the programs and rules on this host that intercept packets to the given ports.
 
     Raises:
         UnknownStateError: the kernel could not be read.

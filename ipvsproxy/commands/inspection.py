@@ -88,7 +88,7 @@ class Comparison:
         """Read the kernel, and take the pending changes out of the store; returns the pending changes.
 
         Raises:
-            UnknownStateError: a part of the kernel could not be read, or a first list is in doubt.
+            UnknownStateError: a part of the kernel could not be read, or the first list of a kind is in doubt.
             KernelError: the kernel did not answer a query.
         """
         if self.store.may_lack_all:
@@ -215,8 +215,8 @@ async def following(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Fill the store with the first lists, and keep the store up to date while the ``with`` block runs.
 
-    ``changed`` is called after each change; ``silent`` is called if a first list does not arrive. The ``with`` statement yields
-    the task that receives changes; the task ends only if it fails.
+    ``changed`` is called after each change; ``silent`` is called if the first list of a kind does not arrive. The ``with``
+    statement yields the task that receives changes; the task ends only if it fails.
 
     Raises:
         CannotStartError: the first lists did not arrive.

@@ -143,8 +143,8 @@ def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, m
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:
     """Whether cluster IPs lie in the range of pods; packets from that range are not masqueraded.
 
-    Packets from the host itself to a cluster IP also have the cluster IP as their source address, so the host would count as a
-    pod (kubernetes#65158).
+    Packets from the host to a cluster IP have the cluster IP as their source address, so the host would count as a pod
+    (kubernetes#65158).
     """
     if settings.detect_local is not LocalMode.CLUSTER_CIDR or settings.masquerade_all or not services:
         return

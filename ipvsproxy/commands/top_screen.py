@@ -76,7 +76,7 @@ class FollowingScreen(Screen[None]):
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
 
     def __init__(self, interval_s: float, columns: Sequence[Column], read: Callable[[], Awaitable[Picture | None]]) -> None:
-        """``read`` returns None if the object that the screen shows no longer exists."""
+        """``read`` returns None if the shown object no longer exists."""
         super().__init__()
         self.shown: Picture | None = None
         self.interval_s = interval_s

@@ -5,8 +5,7 @@ rules of Go's pflag, so that every kube-proxy command line has the same meaning 
 
 The accepted forms are ``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4`` and ``-v4``.
 Dashes and underscores in a flag's name are equivalent. If a flag is repeated, its last value counts; the values of a repeated
-list flag are joined. Arguments after ``--`` are not flags. Python's argparse cannot be used, because its rules differ. With
-argparse, a switch takes the next word as its value, a value must not begin with a dash, and parsing ends at the first error.
+list flag are joined. Arguments after ``--`` are not flags. Python's argparse cannot be used, because its rules differ.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

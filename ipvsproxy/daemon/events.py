@@ -4,8 +4,8 @@ Rule 1: no other work waits for an event to be written, or fails if an event can
 dropped.
 Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each object, and another rate
 limit for the whole process.
-Rule 3: an event that all nodes record has a name that is derived from its content, and each node writes the event after a random
-delay. The first node creates the event, and the API server rejects the same name from all other nodes.
+Rule 3: if all nodes record the same event, its name is derived from its content, and each node waits for a random delay. The
+first node creates the event, and the API server rejects the same name from all other nodes.
 """
 
 import asyncio

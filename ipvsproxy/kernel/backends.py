@@ -255,8 +255,8 @@ class BackendDrivers(NamedTuple):
 
     ``writes_sets`` and ``writes_rules`` are the same object if one transaction writes both sets and rules.
 
-    ``changes`` reports changes that other programs make in our table; None means that no caller watches for changes of other
-    programs, or that the backend has no notifications.
+    ``changes`` reports changes that other programs make in our table; None means that no caller watches for changes, or that the
+    backend has no notifications.
     """
 
     backend: Backend

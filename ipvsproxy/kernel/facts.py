@@ -73,11 +73,11 @@ class Facts:
     ``listeners`` are the programs that listen on the TCP ports that ipvsproxy needs. If IPVS cannot be read, ``observation`` is
     empty, ``timeouts`` is None, and ``unreadable`` has the reason. ``bridges`` are the names of the Linux bridges. ``mark_rules``
     are rules of other programs that write a packet's mark before IPVS sees the packet. ``backend`` is the backend that holds
-    rules and sets; None means that the kernel did not answer. ``other_backend`` describes our objects in the backend that is not
-    in use; it is empty if that backend has none, or could not be read. ``unread_tables`` has a reason for each part of ``chains``
-    and ``tables`` that could not be read. ``unread_backend`` says why the other backend could not be read; it is empty if the
-    other backend could be read. ``lacks`` are the optional features that this kernel does not have. ``host_ports`` says where
-    hostPort rules have precedence over our rules.
+    rules and sets; None means that the kernel did not answer. ``other_backend`` describes our objects in the unused backend;
+    empty if there are none, or if the unused backend could not be read. ``unread_tables`` has a reason for each part of
+    ``chains`` and ``tables`` that could not be read. ``unread_backend`` says why the other backend could not be read; it is empty
+    if the other backend could be read. ``lacks`` are the optional features that this kernel does not have. ``host_ports`` says
+    where hostPort rules have precedence over our rules.
     """
 
     release: str

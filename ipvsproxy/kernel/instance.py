@@ -27,8 +27,8 @@ _CREDENTIALS = struct.Struct("3i")  # the fields of struct ucred: process ID, us
 class Instance:
     """The right to program this network namespace, from the creation of this object until ``close`` or the end of the process.
 
-    ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; it is empty if no other program has
-    bound the name. The squatter must not stop ipvsproxy, because any process can bind the socket's name.
+    ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; empty if there is no such process. The
+    squatter must not stop ipvsproxy, because any process can bind the socket's name.
 
     Raises:
         KernelError: another ipvsproxy has the right to program this network namespace.
@@ -71,8 +71,8 @@ class Running(NamedTuple):
     """The ipvsproxy that runs in this network namespace.
 
     ``process`` is the process ID, or 0 if the process is not visible, for example because it runs in another container.
-    ``arguments`` are the command-line arguments after the program's name. A value of None means that the running process has
-    another mount namespace, in which the file names in its arguments may refer to other files.
+    ``arguments`` are the command-line arguments after the program's name. None means that the running process has another mount
+    namespace, in which the file names in its arguments may mean other files.
     """
 
     process: int

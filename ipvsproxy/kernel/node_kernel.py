@@ -240,14 +240,12 @@ class NodeKernel:
         """Copy the set entries that a former process left behind in the other backend, and return the number of copied entries.
 
         If neither our device nor any of our local routes exists, no process has served Services since the host was booted. All
-        existing entries then come from a saved ruleset and mean nothing for the present virtual servers, so all entries are
-        removed, and no entry is copied.
+        existing entries then come from a saved ruleset, so all entries are removed, and no entry is copied.
 
-        Entries in the chosen backend are not changed. If nftables is chosen, its rules are programmed shortly after its sets,
-        so only entries that may show which virtual servers belong to ipvsproxy are copied. If iptables is chosen, programming
-        its rules may have to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in
-        nftables apply to packets. Therefore all entries of the old sets are copied to the new sets, and from then on ``apply``
-        changes both the old and the new sets.
+        Entries in the chosen backend are not changed. If nftables is chosen, only entries that may show which virtual servers
+        belong to ipvsproxy are copied, because the new rules follow soon. If iptables is chosen, programming its rules may have
+        to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables apply to packets.
+        Therefore all entries of the old sets are copied to the new sets, and then ``apply`` changes the old and the new sets.
 
         Raises:
             KernelError: the old sets could not be read.

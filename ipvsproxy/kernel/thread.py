@@ -32,8 +32,8 @@ class KernelThread(Generic[T_co]):
         self._executor = executor
         self._target = target
         self._on_slow = on_slow
-        # The thread itself writes these counters, because only the thread knows which calls run: a call that has begun continues
-        # even if its caller gives up. A call that was cancelled while it waited never begins.
+        # The thread itself writes these counters, because a call that has begun continues even if its caller gives up. A call
+        # that was cancelled while it waited never begins.
         self._begun = 0
         self._ended = 0
         self._awaited = 0

@@ -39,11 +39,11 @@ class _ServiceAddresses(NamedTuple):
 
     @classmethod
     def of(cls, *addresses: Address) -> Self:
-        """Makes one item that contains the objects with all these addresses."""
+        """Makes one object of this class for all these addresses."""
         return cls(addresses)
 
     def only(self, key: Address) -> Self:
-        """Makes an item that contains only the object with this address."""
+        """Makes an object of this class for this address alone."""
         return type(self)((key,))
 
     @property
@@ -51,7 +51,7 @@ class _ServiceAddresses(NamedTuple):
         """The key that identifies this object among the objects of its kind.
 
         Raises:
-            ValueError: the item contains several objects, and so has no single key.
+            ValueError: this object stands for several kernel objects, which have different keys.
         """
         (key,) = self.keys
         return key

@@ -43,8 +43,7 @@ class RealServerKey(bytes):
     """The key of a real server within its virtual server: the packed address, then the port in network byte order.
 
     Messages to the kernel contain the same bytes. A node of a large cluster has hundreds of thousands of keys. A key has 6 bytes
-    for IPv4 and 18 for IPv6, so keys of different IP families are never equal, and a key never equals an address. Keys are
-    ordered by address, then by port.
+    for IPv4 and 18 bytes for IPv6, so keys of different IP families are never equal. Keys are ordered by address, then by port.
     """
 
     __slots__ = ()

@@ -295,8 +295,8 @@ class Skeleton:
 class ObservedSkeleton:
     """The observed rules of one IP family: our existing chains with their rules, and the existing jumps.
 
-    Chains and jumps of other programs are not included. If all rules of a chain drop packets, the rules are sorted, because their
-    order has no effect, and kube-proxy writes the rules in random order.
+    Chains and jumps of other programs are not included. If all rules of a chain drop packets, the rules are sorted, because
+    kube-proxy writes such rules in random order.
 
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those that ipvsproxy last wrote.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
@@ -380,7 +380,7 @@ class Removal:
 
 
 class BaseChain(NamedTuple):
-    """The place where a base chain is attached to a hook, at which packets enter the chain without a jump.
+    """The hook to which a base chain is attached; packets enter the chain at the hook, without a jump.
 
     ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``. An empty ``hook`` means
     that ipvsproxy does not know the hook. If two chains are attached to a hook, packets first pass through the chain with the

@@ -29,7 +29,7 @@ class SetKind(enum.StrEnum):
     and ports that have no endpoint on this node. ``MARKS`` holds the marks of our virtual servers, each encoded in the last four
     bytes of an address.
 
-    With direct return, the entries of ``DIRECT`` give marks to packets from clients outside of the cluster, and the entries of
+    With direct return, the entries of ``DIRECT`` give marks to packets from clients outside of the cluster. The entries of
     ``TUNNEL`` give marks to packets that another node has sent by tunnel. ``NOT_DIRECT`` holds the endpoints on nodes without
     direct return, and ``NODES`` holds the addresses of nodes with direct return.
     """
@@ -241,11 +241,11 @@ class SetEntries(NamedTuple):
 
     @classmethod
     def of(cls, *entries: SetEntry) -> "SetEntries":
-        """Makes an item of these entries, which all belong to one set."""
+        """Makes one ``SetEntries`` object with these entries, which all belong to one set."""
         return cls(entries[0].set, entries)
 
     def only(self, key: SetEntry) -> "SetEntries":
-        """Makes an item that contains only this entry."""
+        """Makes a ``SetEntries`` object with only this entry."""
         return SetEntries(self.set, (key,))
 
     @property
@@ -253,7 +253,7 @@ class SetEntries(NamedTuple):
         """The key that identifies this object among the objects of its kind.
 
         Raises:
-            ValueError: the item contains several objects, and so has no single key.
+            ValueError: this object has several entries, which have different keys.
         """
         (key,) = self.keys
         return key

@@ -175,11 +175,11 @@ class RealServers(NamedTuple):
 
     @classmethod
     def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
-        """Makes an item that contains one real server."""
+        """Makes a ``RealServers`` object with one real server."""
         return cls(virtual_server, (key,), weight)
 
     def only(self, key: RealServerKey) -> "RealServers":
-        """Makes an item that contains only this real server."""
+        """Makes a ``RealServers`` object with only this real server."""
         return self._replace(keys=(key,))
 
     @property
@@ -192,7 +192,7 @@ class RealServers(NamedTuple):
         """The key that identifies this object among the objects of its kind.
 
         Raises:
-            ValueError: the item contains several objects, and so has no single key.
+            ValueError: this object has several real servers, which have different keys.
         """
         (key,) = self.keys
         return key

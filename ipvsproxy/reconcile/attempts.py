@@ -4,8 +4,8 @@ The kernel keeps a removed real server on a list for two to three minutes. Each 
 which takes 0.05 to 0.1 µs for each entry, and packets wait meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``,
 net/netfilter/ipvs/ip_vs_ctl.c). After a minute in which a thousand endpoints a second are replaced, each addition takes 4 ms.
 
-A limit on the number of removals helps in a short burst of changes. In a long burst, the limit soon has no effect: all removals
-that may be postponed have been postponed, and the list grows as fast as without a limit.
+A limit on the number of removals helps in a short burst of changes. In a long burst, the limit soon has no effect, because no
+more removals can be postponed.
 """
 
 import itertools
@@ -90,7 +90,7 @@ class Retries:
         return failure is None or failure.desired != desired or failure.due_s <= now
 
     def next_s(self) -> float | None:
-        """The time at which the first failed operation may be tried again."""
+        """The earliest time at which a failed operation may be tried again."""
         return min((failure.due_s for failure in self._failures.values()), default=None)
 
     def due(

@@ -3,8 +3,8 @@
 A reading shows which objects exist, which objects belong to ipvsproxy, which drains continue, and what other programs have
 changed (drift).
 
-Rule 1: a witness of a virtual server stays until the virtual server has been removed, and until every kind of object has been
-read at least once. A witness that one part of a reading has found stays until the whole reading is complete.
+Rule 1: a witness of a virtual server stays until the virtual server is removed and every kind of object has been read at least
+once. A witness that one part of a reading has found stays until the whole reading is complete.
 Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If the drift returns more often,
 another program keeps setting another value, so each repair is delayed for some time.
 Rule 3: a repair is delayed only while the desired value of the object stays the same. A new desired value is programmed at once.

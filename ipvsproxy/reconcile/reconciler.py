@@ -5,8 +5,8 @@ The reconciler does no I/O and reads no clock; callers pass the time as ``now``,
 Rule 1: a key whose desired and observed values differ stays pending until its desired value is observed or confirmed. A failure
 only delays the next attempt.
 Rule 2: an operation that needs another object waits until the other object exists in the kernel (see ``kinds/declaration.py``).
-Rule 3: a kernel setting that cannot be written is given up until its desired or observed value changes, and does not count as
-pending in the meantime.
+Rule 3: a kernel setting that cannot be written is given up, and does not count as pending, until its desired or observed value
+changes.
 """
 
 import dataclasses
@@ -189,7 +189,7 @@ class Reconciler:
         return self._tables.scopes.marks.take_news()
 
     def tend(self, now: float) -> None:
-        """Update the desired state that also depends on the kernel's state.
+        """Update the parts of the desired state that depend on the kernel's state.
 
         A new process makes this update right after it has first read the kernel. The update gives the free marks to second scopes
         of external addresses, and sets the weights of endpoints in slow start. Undesired scopes drain. The caller must have set
@@ -312,7 +312,7 @@ class Reconciler:
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
-        """The time at which the next work becomes possible even if no event arrives.
+        """The time of the next work that does not need an event.
 
         The work is a retry, a delayed repair, a check of the draining connections, or a step of a slow start.
         """

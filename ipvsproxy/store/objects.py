@@ -6,14 +6,14 @@ Rule 3: if an object cannot be parsed, the last valid version of the object stay
 
 A list that lacks many known objects is doubted, because an API server that has just started may return an empty list (``Guard``).
 
-Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed.
-Rule 5: a second complete list confirms a doubted list if the second list arrives at least ``CONFIRMED_AFTER_S`` later and also
-lacks more than the given share.
+Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed. Rule 5:
+a doubted list is confirmed by a second complete list, at least ``CONFIRMED_AFTER_S`` later, that also lacks more than the given
+share.
 Rule 6: an empty first list is doubted, because every API server has at least the Service ``kubernetes``. Until a doubted list is
 confirmed, the kernel objects of missing API objects stay.
 Rule 7: a deletion that a watch reports for a single object is always accepted.
 Rule 8: lists of Nodes are doubted only if all Nodes are watched. If only the Node of this process is watched, an empty list means
-that this Node has not been registered yet, or has been deleted.
+that this Node does not exist.
 """
 
 import dataclasses
@@ -188,7 +188,7 @@ class Store:
     def may_lack_all(self) -> bool:
         """Whether the first list of a kind is doubted now.
 
-        While a first list is doubted, an observed kernel object may still be needed although no known Service desires the object.
+        While the first list is doubted, a kernel object may be needed although no known Service desires the object.
         """
         return any(doubt.is_first for doubt in self.doubts.values())
 

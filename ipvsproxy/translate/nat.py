@@ -3,11 +3,11 @@
 There are two methods of masquerading, which have the same outcome:
 
 *By mark*, as in kube-proxy: a rule before IPVS sets one bit of the packet's mark, and a rule after IPVS masquerades packets with
-this bit. Iptables needs the method by mark, because iptables cannot look up in a set which destination a client has chosen.
+this bit. Iptables needs the method by mark, because iptables cannot look up the client's chosen destination in a set.
 
-*By connection*, for a backend that can match connection tracking with a set: after IPVS, one rule reads from connection tracking
-which destination the client has chosen. Masquerading by connection shares no bit of the packet mark with other programs, and
-marks no packets. The rules exist whether or not their sets have entries, so the rules change only when the node changes.
+*By connection*: after IPVS, one rule reads the client's chosen destination from connection tracking, and looks up the destination
+in a set. Masquerading by connection shares no bit of the packet mark with other programs, and marks no packets. The rules exist
+whether or not their sets have entries, so the rules change only when the node changes.
 """
 
 import dataclasses

@@ -115,7 +115,7 @@ def build_skeleton(
     makes local, or will soon make local.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # the rules exist even for empty sets, except rules of scopes, which would see every packet
+    if is_by_connection:  # rules of empty sets exist, too, except rules of scopes, which every packet passes
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:

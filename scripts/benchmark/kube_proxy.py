@@ -82,7 +82,7 @@ def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path]
 
 
 def compared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Figures by name: ipvsproxy's, kube-proxy's, and the ratio of the latter to the former."""
+    """The figures of ipvsproxy and of kube-proxy, and the ratio of kube-proxy's to ipvsproxy's figure, by name."""
     for key, figure in FIGURES:
         yield f"ipvsproxy: {figure}", ours[key]
         yield f"kube-proxy: {figure}", theirs[key]

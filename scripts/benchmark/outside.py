@@ -44,7 +44,7 @@ class Spent(NamedTuple):
     """The resources used up to a certain moment; only differences between two moments are meaningful.
 
     ``processor_s`` is the processor time of the process and of its finished children. ``started`` counts processes and threads of
-    the whole machine, including the kernel's own, because the parent of a finished process or thread is not known.
+    the whole machine, because the parent of a finished process is not known.
     """
 
     at_s: float

@@ -170,8 +170,7 @@ def node_of(pod: int, nodes: int) -> str:
 class Replacements:
     """Watch lines of a cluster of this size, each of which replaces one endpoint by another.
 
-    Neither endpoint is on the node under test: a local endpoint also has a set entry, so the work of a change would depend on the
-    number of endpoints.
+    Neither endpoint is on the node under test, because local endpoints also have set entries, so changes would take more work.
     """
 
     def __init__(self, services: int, endpoints: int) -> None:

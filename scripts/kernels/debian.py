@@ -2,8 +2,8 @@
 
 QEMU translates every instruction, so everything takes 10 to 25 times as long. The virtual machine uses the host's files through
 9p: the root file system is read-only, with an overlay in memory. The working directory and the control directory are mounted on
-the root file system, and are writable. Changes that the host makes in the working directory meanwhile may not be visible in the
-guest, because the guest caches the files that it has read.
+the root file system, and are writable. The guest may not see changes that the host makes in the working directory, because the
+guest caches files.
 """
 
 import contextlib

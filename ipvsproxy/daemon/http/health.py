@@ -3,8 +3,8 @@
 Rule 1: an IP family is late if one of its changes has waited for two sync periods. An IP family is also late if an object that
 all of its Services need (device, sets and rules) has been missing for two sync periods. An IP family is not late if only a single
 Service cannot be programmed.
-Rule 2: after its first complete sync, a node is eligible for traffic from load balancers while its Node object is known and is
-not about to be removed.
+Rule 2: load balancers may use a node after its first complete sync, while its Node object is known and is not about to be
+removed.
 Rule 3: ``/healthz`` reports a stale watch. A stale watch turns load balancers away only with ``--stale-watch-unhealthy``.
 ``/livez`` ignores a stale watch, because a restart does not help. Unreadable manifests always turn load balancers away, because
 the manifests belong to this node alone.

@@ -1,7 +1,7 @@
 """HTTP servers built on aiohttp, with limits that prevent a client from blocking the answers to other clients.
 
-Rule 1: each server limits the number of connections, the time in which a client must send its request and read the answer, and
-the size of headers. The server does not wait for request bodies, except for the first bytes of a PUT.
+Rule 1: each server limits the number of connections, the size of headers, and the time for sending a request and reading the
+answer. The server does not wait for request bodies, except for the first bytes of a PUT.
 Rule 2: when the maximum number of connections is reached, a new connection replaces the connection that has been idle for the
 longest time. A client with many connections therefore cannot keep other clients out. A new connection is accepted only if the
 limit on connections allows another connection. Connections that have no file descriptor yet wait in the kernel's queue.

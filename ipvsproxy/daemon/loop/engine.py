@@ -335,7 +335,7 @@ class Engine:
         """
         while True:
             self._translator.put_skeletons()
-            # Additions come first, and while a first list is in doubt, all other operations wait.
+            # Additions come first; while the first list of a kind is in doubt, all other operations wait.
             planning = self._reconciler.planning(now, only_additions=self.store.may_lack_all)
             if operations := await self._in_slices(planning):
                 total = _sum(total, await self._apply(operations, now))
@@ -352,7 +352,7 @@ class Engine:
     async def _apply(self, operations: Sequence[Operation], now: float) -> Report:
         """Apply planned operations.
 
-        A real server that begins to drain because of these operations is removed in the same call if it has no connections.
+        A real server that begins to drain because of the given operations is removed in the same call if it has no connections.
         """
         room = self._reconciler.room(now)
         outcomes, connections, removed = await self.kernel.call(lambda kernel: _apply(kernel, operations, room))

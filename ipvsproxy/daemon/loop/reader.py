@@ -115,15 +115,15 @@ class Kernel(ReadableKernel, Protocol):
         """Apply operations in the given order, and continue after a failed operation.
 
         No object may be in more than one operation. Returns the outcomes in the order of the operations. An operation on several
-        objects has several outcomes if the results for its objects differ; each object is then in exactly one of these outcomes.
+        objects has several outcomes if the results for its objects differ; each object is in exactly one outcome.
         """
 
 
 class Depth(enum.IntEnum):
     """The depth of a reading; a deeper reading includes everything that a less deep reading includes.
 
-    A ``POLL`` reads the parts that show most changes at little cost, a ``WHOLE_POLL`` also reads all virtual servers, and an
-    ``AUDIT`` reads everything.
+    A ``POLL`` is cheap and finds most changes, a ``WHOLE_POLL`` also reads all virtual servers, and an ``AUDIT`` reads
+    everything.
     """
 
     POLL = 0
@@ -244,8 +244,8 @@ class KernelReader:
                 await self.observe()
                 self.has_audited = True
                 return
-            # The time of the next reading is set when this reading ends and its cost is known, unless a change during this
-            # reading requests the next reading.
+            # The end of this reading sets the time of the next reading, because only then the cost of this reading is known. A
+            # change during this reading requests the next reading earlier.
             self._due_s[: depth + 1] = [math.inf] * (depth + 1)
             if is_audit:
                 self.reconciler.observer.begin_audit()

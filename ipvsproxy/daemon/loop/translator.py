@@ -32,8 +32,8 @@ from ipvsproxy.translate.view import Lingering
 class Translator:
     """Passes the desired state to a reconciler. Before the first call of ``updating_view``, no Service has a desired state.
 
-    The caller calls ``put_node``, ``updating_view``, ``putting`` for the Services that have changed in the store, and finally
-    ``put_skeletons``, because rules depend on the desired state of the Services.
+    The caller calls ``put_node``, ``updating_view``, ``putting`` for each changed Service, and finally ``put_skeletons``, because
+    rules depend on the desired state of the Services.
     """
 
     choices: Choices

@@ -49,8 +49,8 @@ class Watch(NamedTuple):
 class Sources:
     """The sources of the values that the metrics and the web page show.
 
-    The age of drains and of watches is measured with the clock of ``status``. ``leftovers`` maps each place to whether rules of
-    another proxy may remain there. ``other_backend`` says whether objects of ipvsproxy may remain in the other backend.
+    The age of drains and of watches is measured with the clock of ``status``. ``leftovers`` says for each place whether rules of
+    another proxy may remain. ``other_backend`` says whether objects of ipvsproxy may remain in the other backend.
     ``unopened_ports`` counts the health-check node ports that could not be opened.
     """
 

@@ -69,13 +69,12 @@ class Ledger:
         """Add the counters of all existing objects to the totals; yields so that other tasks can run.
 
         Labels that no longer belong to an object are forgotten. A total grows by the difference between the current and the last
-        counters of an object; after a counter reset, it grows by the current counters.
+        counters of an object, or, after a counter reset, by the current counters.
 
-        ``ownerless`` are existing objects without labels. If such an object gets labels later, its earlier traffic is not added
+        ``ownerless`` are existing objects without labels. The traffic of an object from before the object had labels is not added
         to a total.
 
-        If the caller stops at a ``yield``, the counters of each object have been added completely or not at all, so no traffic is
-        counted twice later.
+        The caller may stop at any ``yield``: the counters of each object have then been added completely or not at all.
         """
         present, labelled, unlisted = set(), set(), set()
         for number, (key, labels, _) in enumerate(rows, 1):

@@ -75,11 +75,10 @@ class Signals:
 
 
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
-    """Threads for which the end of the process does not wait.
+    """Threads that need not end before the process ends.
 
-    The work of such a thread may hang, for example because an iptables program hangs for a minute. If a thread cannot be started
-    because the limit of processes is reached, ``submit`` raises an ``OSError``: the caller's work fails, but the caller can try
-    again.
+    The work of such a thread may hang, for example because an iptables program hangs for a minute. If the limit of processes is
+    reached, no thread can be started, and ``submit`` raises an ``OSError``, so that the caller can try again.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":

@@ -304,9 +304,8 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
 def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     """The programs that write the rules, for each IP family that this host can serve. A host may serve only one family.
 
-    A family is left out only if its rules certainly cannot be written on this host, or if IPVS certainly does not support the
-    family. In case of doubt, for example while another process holds the iptables lock, the family is served, and its rules are
-    written as soon as possible.
+    A family is left out only if it is certain that its rules cannot be written, or that IPVS does not support the family. In case
+    of doubt, for example while another process holds the iptables lock, the family is served.
 
     Raises:
         CannotStartError: no IP family can be served, or a set type is missing.

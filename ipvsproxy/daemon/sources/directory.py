@@ -1,14 +1,14 @@
 """The source that reads Services, EndpointSlices and Nodes from the manifest files in a directory, without an API server.
 
 The best method to replace a file is to rename a complete new file to the old name, as ConfigMaps and careful editors do. The
-directory is read only when it has not changed for a moment, so that a file that is overwritten in place is usually complete.
+directory is read only when it has not changed for a moment; by then, a file that is overwritten in place is usually complete.
 
 Rule 1: while a part of a file cannot be read, all known objects from the file are kept. A file with an unreadable part is read
 again, after growing pauses.
 Rule 2: if two files contain the same object, the object is taken from the file whose name sorts first.
-Rule 3: the first complete list removes all objects that the list does not contain, so the list is delivered only when every part
-of every file can be read. ``problem`` describes the part that cannot be read. An unreadable part does not delay the list if the
-object in the part can be identified; the list then includes the object's key.
+Rule 3: the first complete list is delivered only when every part of every file can be read, because the list removes all objects
+that it lacks. ``problem`` describes the part that cannot be read. An unreadable part does not delay the list if the object in the
+part can be identified; the list then includes the object's key.
 """
 
 import asyncio

@@ -10,13 +10,12 @@ receives the changes that the restored server makes until then. Therefore the re
 watch that broke, or that ended without a line (bookmarks come once a minute).
 Rule 4: a watch that is silent for ``LONGEST_SILENCE_S`` after its first bookmark counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
-Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. After watches have
-broken, they begin again at random times within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks the watches
-of all nodes.
+Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. A broken watch begins
+again at a random time within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks the watches of all nodes.
 Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so the list may be old. Each later
-list requests the last version that the reflector has read, even in an incomplete list, so the list is not older than that
-version. A list of the latest state would need a quorum read of etcd. The latest state is requested only if the server cannot list
-from the reflector's version on, or while a list is in doubt. A cache that lags behind cannot confirm its own list.
+list requests the last version that the reflector has read (even in an incomplete list) or a newer version. A list of the latest
+state would need a quorum read of etcd. The latest state is requested only if the server cannot list from the reflector's version
+on, or while a list is in doubt. A cache that lags behind cannot confirm its own list.
 
 The protocol is described on the page "Kubernetes API Concepts". Where the reflector of client-go has an interval or a limit, this
 module uses the same value.
@@ -122,8 +121,7 @@ class WatchPace:
     """The clock, the sleep function and the random numbers of a reflector, and the duration of its watches.
 
     The server is requested to end each watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. A watch
-    that stays silent for ``grace_s`` longer counts as dead, because the server should have ended the watch even if there were no
-    changes.
+    that is still silent ``grace_s`` after this time counts as dead.
     """
 
     shortest_watch_s: float = 300
@@ -187,8 +185,7 @@ class Reflector:
     async def list_and_watch(self, deliver: Deliver) -> None:
         """Make one attempt: read a list if a list is needed, watch until the watch ends or fails, and pause.
 
-        Events are delivered as soon as they are read: each page of a list as one batch, and all lines that arrived together as
-        one batch.
+        Each page of a list is delivered as one batch of events, and so are all lines that arrived together.
         """
         try:
             if self._must_list:
@@ -242,8 +239,8 @@ class Reflector:
                 query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
                 async with contextlib.aclosing(self._parts(connection, query)) as parts:
                     async for part in parts:
-                        # The version is set before the list is complete, because if the list breaks off, the next list must not
-                        # be older than the delivered events.
+                        # The version is set before the list is complete: if the list breaks off, the next list must not be older
+                        # than the delivered events.
                         self._version, token = part.resource_version, part.continue_token
                         self.status.contact_s = self._pace.now()
                         keys.update(event.key for event in part.events if event.key)

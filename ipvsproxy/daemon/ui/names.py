@@ -1,13 +1,11 @@
 """The names of the pods behind the endpoints of the Services that viewers have opened.
 
-Rule 1: the daemon stores no pod names permanently, because proxying does not need them, and the names for 100,000 endpoints would
-take some ten megabytes. The names of a Service's pods are read from the source while a viewer looks at the Service, and are
-discarded when the Service no longer has a viewer.
-Rule 2: anybody who can open the page can cause requests from this process to the API server, so all readings together have a rate
-limit.
-Rule 3: a response waits for the names at most ``WAIT_S``, and only if the request has started the reading of the names. If the
-names are not known, the page shows addresses. A response waits for the names before it takes the lock that all responses share,
-so that a slow API server delays no other response.
+Rule 1: the daemon stores no pod names permanently, because the names for 100,000 endpoints would take some ten megabytes. The
+names of a Service's pods are read from the source, and stored, only while a viewer looks at the Service.
+Rule 2: all readings together have a rate limit, because anybody who can open the page can cause requests to the API server. Rule
+3: only the response to the request that has started the reading waits for the names, and for at most ``WAIT_S``. If the names are
+not known, the page shows addresses. A response waits for the names before it takes the lock that all responses share, so that a
+slow API server delays no other response.
 """
 
 import asyncio

@@ -7,11 +7,9 @@ Rule 2: the kernel answers a failed message with the sequence number of the mess
 acknowledgement. After a failed message, the kernel continues with the next message. Therefore only the last message of a chunk
 requests an acknowledgement, which proves that all messages of the chunk were handled.
 
-Rule 3: a socket that has lost an answer is closed, because a late answer in the socket's queue could be mistaken for the answer
-to a later request.
+Rule 3: a socket that has lost an answer is closed, because a late answer could be mistaken for the answer to another request.
 
-This module uses Python's sockets instead of pyroute2's: each socket of pyroute2 starts an event loop, and does not work any more
-after an overrun.
+This module uses Python's sockets, because each socket of pyroute2 starts an event loop, and fails after an overrun.
 """
 
 import contextlib

@@ -234,7 +234,7 @@ def codec(name: str) -> EntryCodec:
 
 
 def _family(set_type: SetType, family: Family) -> int:
-    """The family field of a message about the set: a set of ports has no family, so rules of both families can use the set."""
+    """The family field of a message about the set. A set of ports has no family, so rules of both families can use the set."""
     return _ANY_FAMILY if set_type is SetType.PORT else int(family)
 
 

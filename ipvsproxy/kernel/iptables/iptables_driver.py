@@ -205,7 +205,7 @@ class IptablesDriver:
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
-        """The jumps that are now below a rule of another program, although the rule was below the jump at the last read.
+        """The jumps that have moved below a rule of another program since the last read.
 
         A rule that was already above the jump at the last read may stay above the jump.
         """

@@ -123,7 +123,7 @@ def take_rules(family: Family, variant: str) -> bool:
     """Whether the kernel certainly accepts rules of an IP family in this variant. The check does not change any rule.
 
     ``variant`` has the same values as ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at
-    its end; a mere read would show empty tables even if the kernel does not have the tables. If the legacy table ``nat`` does not
+    its end. Reading is not enough, because missing tables would look like empty tables. If the legacy table ``nat`` does not
     exist yet, the kernel creates the table during the check.
     """
     try:

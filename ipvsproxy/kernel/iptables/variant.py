@@ -1,9 +1,8 @@
 """Finds out which variant of iptables, nf_tables or legacy, holds this node's rules on a node with both variants.
 
-The kernel applies the rules of both variants, but neither variant shows the other variant's rules. A node with rules in both
-variants is hard to understand, and the rules of two programs may no longer be applied in the intended order. Therefore our rules
-are written to the variant that the kubelet and the CNI plugin use. This module considers the same evidence as
-kubernetes-sigs/iptables-wrappers, in the same order.
+The kernel applies the rules of both variants, but neither variant shows the other variant's rules. If a node has rules in both
+variants, the rules of two programs may be applied in the wrong order. Therefore our rules are written to the variant that the
+kubelet and the CNI plugin use. This module considers the same evidence as kubernetes-sigs/iptables-wrappers, in the same order.
 """
 
 import enum

@@ -197,10 +197,10 @@ class IpvsDriver:
 
         No two operations may be about the same object.
 
-        Operations take effect in their order, except operations that are repeated. If an object to add is present, or an object
-        to set is absent, the operation is repeated at the end with the other verb. The addition of a virtual server by firewall
-        mark that is already present fails (EEXIST). The outcomes have the same order as the operations. If some real servers of
-        an operation could not be added, or were already present, each of these real servers has a separate outcome.
+        Operations take effect in their order, except operations that are repeated. If an object to add is present, the operation
+        is repeated at the end as a change; if an object to change is absent, as an addition. The addition of a virtual server by
+        firewall mark that is already present fails (EEXIST). The outcomes have the same order as the operations. If some real
+        servers of an operation could not be added, or were already present, each of these real servers has a separate outcome.
         """
         for _, item in operations:
             # The virtual server is read again next time, even if the operation has failed. A virtual server counts as removed

@@ -1,9 +1,9 @@
 """Reads the IPVS table in parts: one query for all virtual servers of a family, then one query for each virtual server.
 
-IPv4 is read by ``getsockopt``: each query takes one system call, and the answers contain scheduler flags and thresholds.
-``getsockopt`` supports only IPv4, so IPv6 is read by netlink; if the kernel has no ``getsockopt`` interface for IPVS, IPv4 is
-read by netlink, too. Each family keeps the same reader until the process ends. The layouts of answers are from
-include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services`` and ``ip_vs_get_dests``).
+IPv4 is read by ``getsockopt``: each query takes one system call, and the answers contain scheduler flags and thresholds. IPv6 is
+read by netlink, and so is IPv4 if the kernel has no ``getsockopt`` interface for IPVS. Each family keeps the same reader until
+the process ends. The layouts of answers are from include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services`` and
+``ip_vs_get_dests``).
 
 The kernel does not report changes of the IPVS table, because IPVS neither sends notifications nor counts generations. The list of
 all virtual servers shows each change of a virtual server and, for IPv4, the number of its real servers. Only the query for a

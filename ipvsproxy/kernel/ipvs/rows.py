@@ -229,9 +229,9 @@ class TrafficReader:
     Each read of counters opens a separate socket, so that other requests may be sent between two parts of the read. ``connect``
     is the function that opens a socket.
 
-    ``open_connections`` returns the number of connections that all real servers in the network namespace had when they were
-    last read; None if no total was computed. With ``is_wanted``, each later read of real servers computes the total. The total
-    needs no additional system call, because the kernel's answers about real servers contain their connections.
+    ``open_connections`` returns the number of connections of all real servers at the last read; None if no total was computed.
+    With ``is_wanted``, each later read of real servers computes the total. The total needs no additional system call, because the
+    kernel's answers about real servers contain their connections.
     """
 
     connect: Callable[[int], netlink.Socket]

@@ -69,9 +69,8 @@ class ConntrackDriver:
         """Delete the flows of each ``FlowCleaning``, except flows whose replies come from a real server in ``keep``.
 
         All operations on an IP family share one listing of flows. The outcomes have the same order as the operations, and contain
-        the number of deleted flows. A flow that ends before it is deleted is not counted, and causes no error. A listing that is
-        interrupted or inconsistent is started again; flows that were deleted before the new start are counted, too, because these
-        flows were stale.
+        the number of deleted flows. A flow that ends before it is deleted is not counted, and causes no error. An interrupted or
+        inconsistent listing is started again; flows that were deleted before the new start are counted, too.
         """
         outcomes = list(map(Outcome, operations))
         for family in Family:

@@ -1,10 +1,9 @@
 """Notifications about other programs' changes of this host's interfaces, addresses, or local routes to service addresses.
 
 The kernel notifies only about addresses, interfaces and routes; polls find changes of IPVS, ipsets and iptables. If the kernel
-removes routes because an address or an interface was removed, it notifies about the address or the interface, but not about the
-routes. The listener has a separate socket, because a notification carries the sequence number of the request that caused the
-change, and could be mistaken for a reply. The layouts of messages are from
-include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
+removes routes together with an address or an interface, there is no notification about the routes. The listener has a separate
+socket, because a notification has the sequence number of a request, and could be mistaken for the reply. The layouts of messages
+are from include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
 """The route driver: manages local routes on ``lo`` to service addresses.
 
 A route belongs to ipvsproxy if it is in the table ``local``, has the type ``local``, is on ``lo``, and has ipvsproxy's protocol
-number and metric. The kernel's own route to an address has the protocol number 2 and the metric 0, so our route and the
-kernel's route can exist at the same time. A removal names the protocol number and the metric, because a removal without these
-two numbers would remove the kernel's route.
+number and metric. The kernel's own route to an address has the protocol number 2 and the metric 0, so both routes can exist at
+the same time. A removal names the protocol number and the metric, because a removal without these two numbers would remove the
+kernel's route.
 
-The routes are on ``lo``, because any other device loses its routes, without a notification, when the device goes down or loses
-its last IPv4 address. ``lo`` loses its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
+The routes are on ``lo``, because any other device loses its routes when it goes down or loses its last IPv4 address. ``lo`` loses
+its routes only if 127.0.0.1 is deleted (IPv4) or if ``lo`` goes down (IPv6).
 
 The layouts of messages are from include/uapi/linux/rtnetlink.h. The kernel's code for routes is in net/ipv4/fib_trie.c and
 net/ipv6/route.c.

@@ -73,8 +73,7 @@ class _Printed(NamedTuple):
 class TableListing(NamedTuple):
     """Our table as read from the kernel.
 
-    ``hooks`` maps the name of every chain to the place where the chain is attached, or to None for a chain that is not a base
-    chain.
+    ``hooks`` maps the name of each base chain to the place where the chain is attached, and the name of each other chain to None.
 
     ``generation`` is None if other programs kept changing tables; the listing may then be a mixture of several generations.
     """
@@ -196,7 +195,7 @@ class NftRulesDriver:
         return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
 
     def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[str]]:
-        """Our jumps in a base chain, and all other rules in the chain; the second copy of a jump is one of the other rules."""
+        """Our jumps in a base chain, and all other rules in the chain, including second copies of our jumps."""
         absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
         present: list[Jump] = []
         others: list[str] = []

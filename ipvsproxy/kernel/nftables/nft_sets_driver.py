@@ -3,8 +3,8 @@
 A set of nftables has no maximum size, so the set is never full. The address, protocol and port of an entry are fields of one
 key. A set that gives marks maps each key to a mark.
 
-Consecutive entries of one set share a message, and several messages share a transaction. If the kernel refuses a message, the
-kernel refuses the whole transaction; the transaction is then repeated with only the acceptable entries of the message.
+Consecutive entries of one set share a message, and several messages share a transaction. If the kernel refuses a message, it
+refuses the whole transaction, which is then repeated with only the acceptable entries of the message.
 """
 
 import contextlib
@@ -154,8 +154,7 @@ class NftSetsDriver(SetsDriver):
         """As in ``SetsDriver``.
 
         Later messages may depend on a refused message. Therefore a message that the kernel accepts takes the place of the refused
-        message. Entries are not tried one by one, because the answer to a refused transaction takes about 10 ms: the kernel first
-        waits for all its processors.
+        message. Entries are not tried one by one, because the kernel takes about 10 ms to refuse a transaction.
         """
         parts = [_Part(verb, [one.entry for one in part], [message_of(verb, part)]) for verb, part in pending]
         while parts:

@@ -2,9 +2,9 @@
 
 Starts no process.
 
-For ``doctor``, this module also finds chains of other programs that refuse every packet of a Service unless a rule of the chain
-accepts the packet. Tables of nf_tables are read by netlink, which shows the rules of iptables-nft as well. The tables of
-iptables-legacy are read from the output of ``iptables-legacy-save``. A chain is included even if packets never reach the chain.
+For ``doctor``, this module also finds chains of other programs that refuse packets of Services by default. Tables of nf_tables
+are read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy are read from the output of
+``iptables-legacy-save``. A chain is included even if packets never reach the chain.
 
 Rule 1: a table that cannot be read is an error, and never counts as absent.
 Rule 2: a table is removed only in the same generation of nf_tables in which the table was recognised as a leftover. If the

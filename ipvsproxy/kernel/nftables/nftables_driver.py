@@ -1,9 +1,9 @@
 """The nftables driver for rules and sets: consecutive operations of a plan become one transaction.
 
-Because of the transaction, no packet meets a rule whose sets are missing, or a set to which only half of a change has been
-applied. Operations on IPVS cannot be part of a transaction, and are applied between the additions and the removals. Therefore a
-sync with both additions and removals takes two transactions. A Service with source ranges or a second scope takes one or two more
-transactions, because some set entries are written before and some after a virtual server.
+Because of the transaction, no packet meets a rule whose sets are missing, or a half-changed set. Operations on IPVS cannot be
+part of a transaction, and are applied between the additions and the removals. Therefore a sync with both additions and removals
+takes two transactions. A Service with source ranges or a second scope takes one or two more transactions, because its virtual
+server is added between its set entries.
 """
 
 import itertools
@@ -73,9 +73,8 @@ class NftDriver:
         """Replace each existing set that has the same name as a set to be created, but different parameters.
 
         Another version of ipvsproxy, or a file that nft loaded, created these sets. A set cannot be removed while a rule uses the
-        set. Therefore the rules of the set's family are written again in the same transaction: the desired rules if the
-        operations contain rules, otherwise the present rules. If the transaction fails, the later attempt to create the set
-        reports the reason.
+        set. Therefore the same transaction also writes the rules of the set's family: the desired rules if the operations contain
+        rules, otherwise the present rules. If the transaction fails, the later attempt to create the set reports the reason.
         """
         created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
         if not created:

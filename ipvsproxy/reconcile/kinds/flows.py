@@ -2,7 +2,7 @@
 
 Flows are cleaned when a Service changes. Flows are never compared, because the absence of a flow proves nothing. Rule: flows are
 cleaned after the kernel has stopped using the real servers that the flows must leave. Otherwise a flow that begins after the
-cleaning could still get an undesired real server, and would keep it.
+cleaning could get an undesired real server, and would keep that real server.
 """
 
 import dataclasses

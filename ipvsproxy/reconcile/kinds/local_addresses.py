@@ -47,8 +47,8 @@ class Addresses(PresenceKind[Address]):
     def may_be_removed(self, table: Table[Address, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
         """The surplus addresses that may be removed (rule 2).
 
-        An address may be removed if it is no witness of a virtual server, and is already local by the desired method (device or
-        route) or need not be local.
+        A removable address is no witness of a virtual server, and, if it must stay local, is already local by the desired method
+        (device or route).
         """
         if not circumstances.has_observed_all:
             return ()

@@ -3,11 +3,10 @@
 Rule 1: a virtual server with source ranges is added only after the ranges are in the kernel.
 Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
 ``set_kinds.py``).
-Rule 3: a virtual server by firewall mark is added only when the kernel has the set entry which shows that the virtual server
-belongs to ipvsproxy. A virtual server by firewall mark gets its real servers in a later plan, after the kernel has added the
-virtual server. If another program has meanwhile made a virtual server by the same firewall mark, ipvsproxy does not change the
-virtual server of the other program. The virtual server of a mark does not change while an undesired entry still gives the mark to
-packets, because these packets may be for an address of another Service.
+Rule 3: a virtual server by firewall mark is added only when the kernel has its witness, which is a set entry. A virtual server by
+firewall mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program makes a
+virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. The virtual server of a
+mark does not change while an undesired entry gives the mark to packets, which may be for another Service.
 """
 
 import errno
@@ -250,7 +249,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return each(self._compare, self._changed)
 
     def _compare(self, key: VirtualServerKey) -> None:
-        """Compares both sides of a virtual server; if the weights are equal, both sides then share one object for the weights."""
+        """Compares a virtual server with its desired state; equal weights are then stored as one shared object."""
         desired, observed = self.objects.desired.get(key), self.objects.observed.get(key)
         if desired and observed and observed.real_servers is not desired.weights and observed.real_servers == desired.weights:
             observed = observed.has(desired.weights)

@@ -5,20 +5,20 @@ pkg/proxy/iptables/proxier.go, cleanup.go, and pkg/proxy/nftables/proxier.go in 
 from 1.29 on has at least the chains and maps of the nftables mode that this module lists. ``kube-proxy --cleanup`` itself
 identifies its table only by the name of the table.
 
-Rule 1: a chain is removed if only kube-proxy's iptables mode has a chain of that name, or if it is a chain of ipvsproxy in the
-unused variant.
+Rule 1: a chain is removed if its name is used only by kube-proxy's iptables mode, or if it is ipvsproxy's chain in the unused
+variant.
 Rule 2: a rule of a built-in chain is removed if kube-proxy or ipvsproxy writes rules with the same target and comment into the
 chain.
 Rule 3: a chain to which a rule of another program refers is emptied but not deleted. The chain that marks packets for
 masquerading even keeps its rules, because port mappings of network plug-ins lead to the chain. In either variant of iptables,
 ipvsproxy masquerades the marked packets.
-Rule 4: nothing is removed while a chain of ipvsproxy that is in use leads to a leftover chain, because the desired rules have
-then not been applied.
+Rule 4: no chain is removed while a used chain of ipvsproxy leads to a leftover chain, because the desired rules are then not in
+the kernel.
 Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, the rules are removed
 only once every ``PATIENCE_S`` seconds.
-Rule 6: a table is kube-proxy's if it has the family and the name of kube-proxy's table, and all chains and maps of kube-proxy,
-with each base chain at its hook. If the table has a comment, the comment must be kube-proxy's; versions of nft before 0.9.7 write
-no comment. A table that only has the name of kube-proxy's table is not touched.
+Rule 6: a table is kube-proxy's if it has the family, the name, the base chains with their hooks, and all other chains and maps of
+kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions of nft before 0.9.7 write no comment. A
+table that only has the name of kube-proxy's table is not touched.
 """
 
 import dataclasses

@@ -20,8 +20,8 @@ Rule 6: marks are given in the order in which Service ports request marks. If th
 Service ports wait. A waiting Service port has only one scope, as with kube-proxy. Marks that were never in use are given before
 marks that were given back.
 Rule 7: a mark that an object of any program in the kernel still uses is not given to another Service port.
-Rule 8: the largest marks are given first. Other programs usually number their marks from 1, and a packet with such a mark must
-not reach the virtual server of a mark of ipvsproxy.
+Rule 8: the largest marks are given first. Other programs usually number their marks from 1, and a packet with another program's
+mark must not reach a virtual server of ipvsproxy.
 """
 
 import dataclasses

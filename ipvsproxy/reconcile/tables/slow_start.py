@@ -1,9 +1,8 @@
 """Slow start: the weight of a new endpoint rises from 1 to its full weight, like ``slowstart`` of HAProxy.
 
-Rule 1: an endpoint counts as new if the kernel's virtual server does not have the endpoint, but has another real server that gets
-connections. If no other real server could take the endpoint's share, the endpoint gets its full weight at once.
-Rule 2: the weight rises in a few steps of equal length (``STEPS`` at most), so an endpoint needs one edit per step, and no work
-between the steps.
+Rule 1: an endpoint counts as new if the kernel's virtual server lacks the endpoint, and has a real server that gets connections.
+If no other real server could take the endpoint's share, the endpoint gets its full weight at once.
+Rule 2: the weight rises in at most ``STEPS`` steps of equal length, so an endpoint needs one edit per step.
 Rule 3: a new process continues from the weights that it finds in the kernel. The new process assumes that an endpoint with less
 than its full weight is in slow start. The slow start of an endpoint that the kernel already has never begins again.
 """
@@ -83,8 +82,8 @@ class SlowStarts:
     def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
         """Gives the next weight to each endpoint whose next step is due; yields so that other tasks can run.
 
-        With ``afresh``, forget when endpoints began their slow start. The weights are then the same as after a restart, because a
-        new process cannot read these times from the kernel.
+        With ``afresh``, forget when endpoints began their slow start. The weights are then the same as after a restart of the
+        process.
         """
         if afresh:
             self._began_s.clear()

@@ -1,7 +1,7 @@
 """A table: the desired and the observed side of one kind of kernel object.
 
-Rule 1: a key whose desired and observed values differ is pending or surplus, no matter whether a change, drift or a failure is
-the cause. No other data structure records the remaining work.
+Rule 1: a key whose desired and observed values differ is pending or surplus, whatever the cause. No other data structure records
+the remaining work.
 Rule 2: if several owners desire one key, the owner with the lowest rank has the key and the other owners wait. When an owner
 releases the key, the next owner gets the key. The rank is the owner itself, unless the table has a function that computes ranks.
 Rule 3: an observed key that has no owner is removed only if it belongs to ipvsproxy and is not protected.
@@ -198,8 +198,8 @@ class Table(Generic[K, V, W]):
     def ending_reading(self) -> Generator[None, None, Mapping[K, None]]:
         """Ends a complete reading. Returns the observed keys that no longer exist, in a form that ``observing_some`` accepts.
 
-        A key no longer exists if no part of the reading has contained it, and if no change of the key was tried since the reading
-        began. If no reading has begun, no keys are returned.
+        A key no longer exists if no part of the reading has the key, and no change of the key was tried since the reading began.
+        If no reading has begun, no keys are returned.
         """
         shown, self._shown = self._shown, None
         gone = yield from choosing(lambda key: shown is not None and key not in shown, self.observed)

@@ -193,7 +193,7 @@ class Drains:
 def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
-    """The removals of real servers that have no connections, and whose drain has begun with the given outcomes.
+    """The removals of real servers that have begun to drain with the given outcomes, and that have no connections.
 
     ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
     number of removals to return.

@@ -6,22 +6,20 @@ set of ipvsproxy is added before its virtual server and removed after the virtua
 local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Therefore every virtual server
 of an earlier process has a witness.
 
-The set entry of a node port names no address, so the entry is a witness only on the addresses of this host where node ports are
-served. On any other address, the virtual server on the same port may belong to keepalived, whether or not this host has the
-address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or on an
-address that this host lost while no process ran. If such a virtual server belongs to ipvsproxy, it has a twin with the same
-settings and real servers, and the twin has a witness. The twin is on the same port of an address where node ports are served, or
-on the Service's cluster IP. The virtual server of another program has other real servers than a virtual server of ipvsproxy,
-unless the real servers have addresses of hosts. Therefore a virtual server that has a real server on an address of this host has
-no twin.
+The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On any
+other address, the virtual server on the same port may belong to keepalived, whether or not this host has the address now. The
+virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or on an address that the
+host has lost. If such a virtual server belongs to ipvsproxy, a twin (a virtual server with the same settings and real servers)
+has a witness. The twin is on the same port of an address where node ports are served, or on the Service's cluster IP. The virtual
+server of another program has other real servers than a virtual server of ipvsproxy, unless the real servers have addresses of
+hosts. Therefore a virtual server that has a real server on an address of this host has no twin.
 
 A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 
 Three rules decide which of several Services gets a virtual server:
 
-Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. The author of a Service
-chooses the Service's external and load-balancer addresses, so such an address never wins against an allocated address, even if
-its Service is older.
+Rule 1: addresses that the API server allocates take precedence: cluster IPs first, then node ports. An external or load-balancer
+address, which the author of a Service chooses, never wins against an allocated address, even if its Service is older.
 Rule 2: a Service in the newest list of Services takes precedence over a Service that is missing in this list (see ``Owner``).
 Rule 3: the older Service takes precedence.
 """

@@ -205,8 +205,8 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
     """One manifest that has already been read from YAML or JSON; None if ipvsproxy does not watch its kind.
 
     ``where`` names the file and the YAML document in it, so that people can find the Kubernetes object of a ``Rejected``. Absent
-    fields get the default values of the API server: the namespace ``default``, the protocol TCP, the empty name of a single
-    endpoint port, the session affinity timeout.
+    fields (namespace, protocol, name of a single endpoint port, session affinity timeout) get the default values of the API
+    server.
     """
     try:
         head = msgspec.convert(document, schema.AnyObject)
@@ -250,9 +250,9 @@ class ListReader:
 
     An API server writes a list without spaces, and all items begin with the same bytes (``{"metadata":`` in k8s.io/api). The
     bytes between two items, ``},{"metadata":``, cannot occur inside a JSON string, because quotation marks are escaped in
-    strings. The same bytes may also occur between objects nested in an item, but then the bytes from the beginning of the item
-    are not a complete JSON value. A list that cannot be split at these bytes is stored, and parsed as a whole at the end, with
-    the same result.
+    strings. The same bytes may occur between nested objects, but then the bytes since the beginning of the item are not a
+    complete JSON value. A list that cannot be split at these bytes is stored, and parsed as a whole at the end, with the same
+    result.
     """
 
     def __init__(self, kind: ObjectKind) -> None:
@@ -309,8 +309,7 @@ class ListReader:
         before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode_list(self._kind, before + b"]}").resource_version
-        # Either more brackets are open, so that the found items are not the items of the list, or the list has more fields after
-        # its items.
+        # The found items belong to a nested list, or the list has more fields after its items.
         except UndecodableError:
             self._is_in_one_piece = True
             return False

@@ -1,6 +1,6 @@
 """Parses the texts of fields and annotations to values. The module ``treatment`` decides how annotations affect a Service.
 
-A parser of a list appends a ``Skipped`` with the name of the field for each invalid value, and uses all valid values of the list.
+A parser of a list uses all valid values, and appends a ``Skipped`` with the field's name for each invalid value.
 
 Rule 1: an invalid annotation affects only one setting, which keeps the node's default. A ``Skipped`` contains the reason.
 Rule 2: every number has a lower and an upper bound, because anybody who may write a Service chooses the number.
@@ -92,7 +92,7 @@ _FLAGS: Mapping[str, int] = {
 
 
 class _Given(NamedTuple):
-    """An annotation of a Service, with the name that the Service uses for the annotation."""
+    """The value of a Service's annotation, and the annotation's name in the Service."""
 
     annotation: Annotation
     text: str

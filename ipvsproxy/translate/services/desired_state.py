@@ -5,13 +5,12 @@ Rule 2: a family is served if the Service has a cluster IP of the family. In a s
 served.
 Rule 3: every virtual server exists, with or without real servers. If a virtual server has no real servers, IPVS itself refuses
 the client.
-Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. The virtual server of
-the address is the same with and without a second scope, so kube-proxy and ipvsproxy treat a packet without the scope's mark in
-the same way.
-Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port (see ``_is_taken``).
-Rule 6: an external address with direct return has two further scopes. Clients outside the cluster reach the endpoints of this
-node and, by tunnel, the endpoints of other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no
-packet is forwarded a second time.
+Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. A second scope does not
+change the virtual server of the address, so packets without the scope's mark are treated as by kube-proxy.
+Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port (see ``_is_taken``). Rule 6:
+an external address with direct return has two further scopes. Clients outside the cluster reach the endpoints of this node and,
+by tunnel, the endpoints of other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is
+forwarded a second time.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -327,8 +326,8 @@ class Translation:
         serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:
             return
-        # Node ports are cleaned only on the addresses of this node, because flows to the same node port of other nodes belong to
-        # the other nodes.
+        # Node ports are cleaned only on this node's addresses, because the flows to node ports of another node belong to that
+        # node.
         for key in (VirtualServerKey(port.protocol, self.cluster_address, port.port), *self._external_keys(port)):
             self.flows[Flow(self.family, key.protocol, key.address, key.port)] = serving
 

@@ -119,7 +119,7 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
 
     With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no endpoint
     on this node, all endpoints serve. Clients in the cluster may use each endpoint, and the load balancer's health check directs
-    all other clients to other nodes; a virtual server cannot distinguish these two groups.
+    all other clients to other nodes.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)

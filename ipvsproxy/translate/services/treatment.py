@@ -92,8 +92,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     def weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
         """The real servers of a route with their weights; None means that each weight is 1.
 
-        If the order of the real servers decides which real server a client gets, the real servers are ordered by address, so that
-        all nodes have the same order.
+        If the order of real servers decides which real server a client gets, all nodes order the real servers by address.
         """
         if self.scheduler in ORDERED_SCHEDULERS:
             weights = EvenWeights.of(sorted(weights.plain()))
