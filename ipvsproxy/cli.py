@@ -132,7 +132,7 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module that most command lines do not need, faster than Python does by default.
+    """Import a module that most command lines do not need; this function is faster than a plain import.
 
     The garbage collector is off during the import: it would find no garbage, and would take a tenth of the time. If rich is
     installed, structlog would import rich to colour tracebacks, which ipvsproxy never prints. The import of rich takes 0.2 s,

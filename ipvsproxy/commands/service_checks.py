@@ -84,7 +84,7 @@ def judge(
 
 
 def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
-    """A finding for each IP family whose configured pod ranges do not show second scopes which pods are on this node."""
+    """A finding for each IP family in which second scopes cannot recognise the pods of this node."""
     if settings.scopes is not TrafficScopes.API or settings.detect_local is not LocalMode.CLUSTER_CIDR:
         return
     for family in sorted(settings.families & {network.family for network in settings.cluster_networks}):

@@ -287,7 +287,7 @@ class Option(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """The allowed values, for an error message or ``--help``; empty if the kind of the option already says these values."""
+        """The allowed values, for an error message or ``--help``; empty if the kind of the option describes the values."""
         if self.choices:
             return f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0]
         if math.isfinite(self.above):

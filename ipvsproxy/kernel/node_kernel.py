@@ -142,7 +142,7 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Reads all objects except sets, rules and virtual servers; unless ``thorough``, only kinds that may have changed."""
+        """Reads all objects except sets, rules and virtual servers; if ``thorough`` is false, only changed kinds of objects."""
         yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
         yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
         yield lambda: {"sysctls": self._sysctls.observe(sysctls)}

@@ -89,8 +89,7 @@ class SysctlDriver:
         if device := _FLAGS_OF_DEVICE.fullmatch(path):
             _set_flags(device[1], int(value, 16))
             return
-        # ``write_text`` is not used, because ``write_text`` would create a file in an ordinary directory if the kernel does not
-        # have the setting.
+        # ``write_text`` would create a file in an ordinary directory if the setting does not exist.
         descriptor = os.open(self._root / path, os.O_WRONLY)
         try:
             os.write(descriptor, f"{value}\n".encode())

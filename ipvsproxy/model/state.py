@@ -107,12 +107,12 @@ class Observation:
 
     ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
     some objects, and do not say anything about other objects; a value of None means that an object is absent.
-    ``has_shown_virtual_servers`` means that, with this part, an audit has read all virtual servers. ``set_copy`` says
-    whether a ``SetCopy`` exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls``
-    does not include paths that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the
-    addresses of our local routes, and ``interface_addresses`` are the addresses on all other interfaces.
-    ``foreign_virtual_servers`` is the number of virtual servers whose protocol a Service cannot have. ``errors`` has one line for
-    each field that could not be read. ``is_of_rules`` means that this part of the result contains only rules.
+    ``has_shown_virtual_servers`` means that, with this part, an audit has read all virtual servers. ``set_copy`` says whether a
+    ``SetCopy`` exists in the kernel. ``skeletons`` has only IP families in use, and ``sysctls`` has only paths that exist in this
+    kernel. ``addresses`` are the addresses on the dummy device, ``routes`` are the addresses of our local routes, and
+    ``interface_addresses`` are the addresses on all other interfaces. ``foreign_virtual_servers`` is the number of virtual
+    servers whose protocol a Service cannot have. ``errors`` has one line for each field that could not be read. ``is_of_rules``
+    means that this part of the result contains only rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None

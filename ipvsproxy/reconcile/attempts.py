@@ -110,7 +110,7 @@ class Retries:
         for key, operation in zip(identities, operations, strict=True):
             item = operation.item
             if isinstance(item, RealServers) and item.virtual_server in missing:
-                self.forget(key)  # otherwise the loop would wake for real servers without a virtual server
+                self.forget(key)  # real servers without a virtual server must not wake the loop
             elif self.may_try(key, operation, now):
                 due.append(operation)
             elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:

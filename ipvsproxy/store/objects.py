@@ -6,9 +6,9 @@ Rule 3: if an object cannot be parsed, the last valid version of the object stay
 
 A list that lacks many known objects is doubted, because an API server that has just started may return an empty list (``Guard``).
 
-Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed. Rule 5:
-a doubted list is confirmed by a second complete list, at least ``CONFIRMED_AFTER_S`` later, that also lacks more than the given
-share.
+Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed.
+Rule 5: a doubted list is confirmed by a second complete list, at least ``CONFIRMED_AFTER_S`` later, that also lacks more than the
+given share.
 Rule 6: an empty first list is doubted, because every API server has at least the Service ``kubernetes``. Until a doubted list is
 confirmed, the kernel objects of missing API objects stay.
 Rule 7: a deletion that a watch reports for a single object is always accepted.
@@ -194,7 +194,7 @@ class Store:
 
     def _take_list(self, event: Listed, now: float) -> None:
         kind = event.kind
-        # This is not a set operation, because the result of a set operation reserves memory for all keys: 4 MB for 100,000 keys.
+        # No set operation is used, because its result would reserve memory for all keys: 4 MB for 100,000 keys.
         missing = {key for key in itertools.chain(self._known[kind], self._rejected[kind]) if key not in event.keys}
         shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
         if kind is ObjectKind.ENDPOINT_SLICE:

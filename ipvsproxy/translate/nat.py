@@ -144,7 +144,7 @@ def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRu
 
 
 def _marking(family: Family, settings: Settings, view: NodeView, occupied: Collection[SetKind]) -> Iterable[Rule]:
-    """The rules of KUBE-SERVICES after its first rule, which send traffic to the chains for masquerading and for node ports."""
+    """The rules after the first rule of KUBE-SERVICES; they send traffic to the chains for masquerading and for node ports."""
     marking = JumpTo(MARK_MASQUERADE)
     if SetKind.LOAD_BALANCER in occupied:
         yield on_set(SetKind.LOAD_BALANCER, family, TO_PORT, JumpTo(LOAD_BALANCER))

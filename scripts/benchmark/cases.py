@@ -489,7 +489,7 @@ def _of_nodes(name: str, found: Found) -> Iterator[Row]:
 def _annotations(repeats: int) -> Case:
     """Measures starts with and without annotations alternately.
 
-    The feature is off, or it is on and no Service has annotations, or it is on and each Service has annotations.
+    The starts are with the feature off, with the feature on but no annotations, and with annotations on each Service.
     """
     ignored, counted = ["--service-annotations=none"], ["--service-annotations=all"]
     sides = ((MAIN, ignored), (MAIN, counted), (ANNOTATED, counted))

@@ -6,11 +6,11 @@ not use.
 Rule 1: the module examines an IP family when the rules and sets of the family have been programmed, and after each audit. An
 external program is run only if a rule has changed since the last examination. No family is examined while most virtual servers of
 an IP family, or a set entry, are missing, because the old rules still serve traffic.
-Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present. Rule 3:
-rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``). Rule 4:
-one log line says that the rules in a place cannot be removed, and one says that no leftover rules remain in the place. Rule 5:
-the rules and sets of the other backend are removed last, and for all IP families at once, because rules of iptables use these
-sets. The function that cleans the other backend logs the removals itself.
+Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
+Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
+Rule 4: one log line says that the rules in a place cannot be removed, and one says that no leftover rules remain in the place.
+Rule 5: the rules and sets of the other backend are removed last, and for all IP families at once, because rules of iptables use
+these sets. The function that cleans the other backend logs the removals itself.
 """
 
 import asyncio

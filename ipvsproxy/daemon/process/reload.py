@@ -4,8 +4,8 @@ Rule 1: a file is applied completely or not at all. If a file is refused, the pr
 Rule 2: if a configuration cannot be applied now, the previous configuration remains in use, and the new configuration is tried
 again. A refused file is also tried again, because the file may have been unreadable for a moment, or only half written.
 Rule 3: a setting that cannot change while the process runs keeps its value, and the log names the setting.
-Rule 4: whether the file has changed is decided by its content alone. A write, a rename, or the swapped link of a ConfigMap volume
-can change the file. Polling finds changes that inotify does not report, such as changes of a file that is itself a mount point.
+Rule 4: only the content decides whether the file has changed. A write, a rename, or the swapped link of a ConfigMap volume can
+change the file. Polling finds changes that inotify does not report, such as changes of a file that is itself a mount point.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The requirements for programming the kernel.
 
 The requirements are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are
-missing, the process ends with a sentence for each missing requirement. With ``--init-only``, the process sets up the requirements
-that a process can set up, and ends.
+missing, the process ends with a sentence for each missing requirement. With ``--init-only``, the process sets up as many
+requirements as possible, and ends.
 """
 
 import asyncio
@@ -79,8 +79,8 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
 def end_direct_return(kernel: Kernel) -> bool:
     """Restore what an earlier process has changed for direct return.
 
-    If the changes cannot be read, the start continues, and restores nothing. Returns false if a tunnel device may still be up;
-    rules must then guard the device.
+    If the changes cannot be read, the start continues, and restores nothing. Returns false if a tunnel device may be up, so that
+    rules must guard the device.
     """
     try:
         if not parse_record(SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, "")):
@@ -263,8 +263,8 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: Local
     """Continue only if addresses can be read, the name ``kube-ipvs0`` is available, and at least one IP family can be served.
 
     The name is not available if an interface of another kind has the name. Returns the iptables program of each IP family that
-    can be served. Logs which features the kernel does not have, including features that only some methods of recognising this
-    node's pods need (``local_mode``).
+    can be served. Logs which features the kernel lacks; ``local_mode`` decides which features are needed to recognise this node's
+    pods.
 
     Raises:
         CannotStartError: a condition for the start is not met, and waiting would not help.

@@ -286,5 +286,5 @@ def _load_service_account(directory: pathlib.Path, configuration: Configuration)
 
 
 def one_line(text: str) -> str:
-    """The text of another program, made fit for log lines: without control characters, and limited in length."""
+    """The text of another program in a form for log lines: without control characters, and limited in length."""
     return "".join(character if character.isprintable() else " " for character in text)[:LONGEST_MESSAGE]

@@ -6,10 +6,10 @@ Rule 2: ``run`` waits for the API server without a time limit, and logs that it 
 before their API server. If a process ended itself, its supervisor might delay the restart beyond the time when the API server
 becomes available. ``run`` also waits after the statuses 401 and 403, because a token or a role may be created later than the
 node. If a configuration cannot work, ``make`` ends the process before the wait.
-Rule 3: a command gives up if it has no contact for ``PATIENCE_S``, because a person or a script waits for its answer. Rule 4: a
-stale watch is no reason for a restart. A new process could not start without the API server, whereas this process continues to
-serve the Services that it knows. A stale watch turns load balancers away only with ``--stale-watch-unhealthy``. Otherwise, if the
-API server fails, all nodes would turn load balancers away at the same time, and no more traffic would arrive.
+Rule 3: a command gives up if it has no contact for ``PATIENCE_S``, because a person or a script waits for its answer.
+Rule 4: a stale watch is no reason for a restart. A new process could not start without the API server, whereas this process
+continues to serve the Services that it knows. A stale watch turns load balancers away only with ``--stale-watch-unhealthy``.
+Otherwise, if the API server fails, all nodes would turn load balancers away at the same time, and no more traffic would arrive.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """The table of all Services, which follows each change, can be searched and sorted, and is divided into pages.
 
-Rule 1: the table exists only while the web page has a viewer, and is built in steps. Rule 2: after a change, only the rows of the
-changed Services are built again. The result of a search is kept until a change may affect the result.
+Rule 1: the table exists only while the web page has a viewer, and is built in steps.
+Rule 2: after a change, only the rows of the changed Services are built again. The result of a search is kept until a change may
+affect the result.
 
 A search finds Services by a part of the name, a port or node port, or the beginning of an address (``10.244.1.`` finds the pods
 of a node). A search can also have the form ``address:port``, as in the output of ``ipvsadm -Ln``.

@@ -2,10 +2,10 @@
 
 Rule 1: a call waits at most ``patience_s`` for an iptables program, or ``SHORT_PATIENCE_S`` if the family's last program took
 longer. The first call that reads rules always waits up to ``patience_s``. To read rules, iptables needs no lock. If the first
-answer came late, the next attempt to write would discard the answer, so the rules would stay unknown while writes fail. Rule 2:
-if a program takes longer, it continues to run, and its operation counts as failed (EINPROGRESS) until the program ends. The next
-attempt at the same operation returns the outcome of the earlier program. Rule 3: only one program of each IP family runs at a
-time. The programs of different IP families do not wait for each other.
+answer came late, the next attempt to write would discard the answer, so the rules would stay unknown while writes fail.
+Rule 2: if a program takes longer, it continues to run, and its operation counts as failed (EINPROGRESS) until the program ends.
+The next attempt at the same operation returns the outcome of the earlier program.
+Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.
 """
 
 import concurrent.futures

@@ -51,7 +51,7 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
-    """The verb for repeating an operation if this error means that the object is unexpectedly present or absent; otherwise None.
+    """The other verb with which an operation must be repeated after this error; None if the other verb would not help.
 
     An unexpectedly present virtual server with a firewall mark belongs to another program, because no firewall mark is reserved
     for ipvsproxy.

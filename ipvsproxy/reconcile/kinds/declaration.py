@@ -229,7 +229,7 @@ class ReconciledKind(Generic[K, V, W]):
     def differences(self) -> Iterator[Difference]:
         """The differences between the desired and the observed side, in words.
 
-        The same comparison of the tables decides about differences and about operations.
+        Differences and operations come from the same comparison of the tables.
         """
         return iter(())
 

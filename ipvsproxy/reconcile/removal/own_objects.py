@@ -30,7 +30,7 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 class Cleanup(NamedTuple):
     """The operations of a cleanup. ``witnesses`` must not be removed before all virtual servers of ipvsproxy have been removed.
 
-    ``additions`` come first; they put addresses that stay in use, but that only a route makes local, on ``kube-ipvs0``.
+    ``additions`` come first: they add addresses to ``kube-ipvs0`` that stay in use and that only a route makes local.
     ``witnesses`` must not be removed before ``additions`` have been made. ``rules`` and ``witnesses`` must not be removed before
     ``settings`` have been restored.
     """

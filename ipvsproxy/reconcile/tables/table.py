@@ -253,7 +253,7 @@ class Table(Generic[K, V, W]):
     def take_drifted(self) -> Collection[K]:
         """The keys that have drifted since the last call.
 
-        The result leaves out keys whose desired and observed values already differed before.
+        Keys whose desired and observed values differed before are left out.
         """
         keys, self._drifted_keys = self._drifted_keys, []
         return keys

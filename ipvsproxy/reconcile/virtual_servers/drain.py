@@ -4,8 +4,8 @@ When a drain begins, the weight of the real server becomes 0 at once. A draining
 connection counts are 0 and the kernel's list of removed real servers has room (see ``attempts.py``). A draining real server is
 also removed when its deadline has passed. UDP and SCTP real servers are removed at once, as kube-proxy does.
 
-A reading of connection counts is about one virtual server, and the kernel's answer has the counts of all its real servers.
-Therefore each virtual server with draining connections has one time at which its counts are read next.
+One reading of connection counts returns the counts of all real servers of one virtual server. Therefore the time of the next
+reading is stored once for each virtual server.
 """
 
 import collections
