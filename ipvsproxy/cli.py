@@ -171,7 +171,8 @@ def _open_standard_streams() -> None:
 def _end(status: int) -> int:
     """End the process at once, even if a thread hangs in a kernel call or waits for another program.
 
-    A pipe whose reader has closed it early is no error; Python would report a BrokenPipeError when the process exits.
+    It is no error if the reader of a pipe has closed the pipe early; Python would report a BrokenPipeError when the process
+    exits.
     """
     is_read = True
     for stream in (sys.stdout, sys.stderr):

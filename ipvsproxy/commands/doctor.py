@@ -288,7 +288,7 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _some(texts: Sequence[str], separator: str = "; ") -> str:
-    """A text with the first few of the given texts, and with the number of the remaining texts."""
+    """The first few texts, joined to one text, and the number of the remaining texts."""
     return separator.join([*texts[:FEW], *([f"{len(texts) - FEW} more"] if texts[FEW:] else [])])
 
 

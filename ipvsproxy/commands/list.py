@@ -194,7 +194,7 @@ def _heading(one: Document) -> str:
 
 
 def _netmask(family: str, prefix_length: int) -> list[str]:
-    """The mask for the part of a client's address that session affinity compares; empty means the whole address."""
+    """The netmask of session affinity as text; empty if session affinity compares whole addresses of clients."""
     if family == Family.IPV6.label:
         return [f"mask {prefix_length}"] if prefix_length != Family.IPV6.bits else []
     return [f"mask {ipaddress.ip_network((0, prefix_length)).netmask}"] if prefix_length != Family.IPV4.bits else []

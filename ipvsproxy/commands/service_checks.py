@@ -236,7 +236,7 @@ def _collision(service: ServiceName, place: VirtualServerKey, taker: BoundSocket
 def judge_firewalls(facts: Facts) -> Iterator[Finding]:
     """The chains of other programs that reject packets by default.
 
-    The check does not find out which packets such a chain accepts. If a firewall rejects a packet, the packet is lost. If a
+    The check does not find out which packets a rejecting chain accepts. If a firewall rejects a packet, the packet is lost. If a
     firewall accepts a packet, another table (nf_tables) or variant of iptables may still reject the packet.
     """
     closed = [
@@ -261,7 +261,7 @@ def is_of_kube_proxy(table: NftTable) -> bool:
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether a chain rejects no packets of Services, because KUBE-FORWARD in the chain's table accepts these packets first."""
+    """Whether KUBE-FORWARD in the chain's table accepts the packets of Services before the chain rejects them."""
     choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
     is_forward = hook == "forward" and table.name == "filter"
     return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft

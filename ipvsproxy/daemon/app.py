@@ -292,7 +292,7 @@ async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: M
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
-    """Adopt an earlier process's set entries in the other backend, which show the virtual servers that belong to ipvsproxy."""
+    """Adopt an earlier process's set entries in the other backend; the entries show which virtual servers belong to ipvsproxy."""
     try:
         count = await kernel.call(lambda node: node.inherit_sets(families))
     except KernelError as error:

@@ -229,7 +229,7 @@ class Announcer:
     def _find_hidden_nodes(self, summary: SyncSummary) -> None:
         """Warn about the Services whose addresses make other nodes unreachable.
 
-        Each node treats such an address as an address of the node itself.
+        Each node treats a Service's address as its own address, and so cannot reach another node at that address.
         """
         others = summary.view.other_nodes
         for name in summary.changes.services if others or self._hiding else ():

@@ -188,8 +188,8 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
 
     Returns the names of the sets that could not be removed because a rule still uses the set.
 
-    A set that a rule still uses is emptied, so that the rule does not match packets against outdated entries. Such a rule cannot
-    be removed while another program holds the lock of iptables.
+    A set that a rule still uses is emptied, so that the rule does not match packets against outdated entries. A rule of iptables
+    cannot be removed while another program holds the lock of iptables.
 
     Raises:
         KernelError: a set that no rule uses could not be removed.

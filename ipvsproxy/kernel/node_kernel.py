@@ -158,9 +158,9 @@ class NodeKernel:
         changed rules take longer.
 
         If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out
-        rules that have not changed, and addresses, routes, sets and virtual servers for which the kernel gives the same answer
-        as before. If ``whole`` is true, the poll reads virtual servers in full; otherwise the poll reads only data that shows
-        most changes at little cost (see ``IpvsDriver.observe_changed``).
+        unchanged rules, and all other objects for which the kernel gives the same answer as before. If ``whole`` is true, the
+        poll reads virtual servers in full; otherwise the poll reads only data that shows most changes at little cost (see
+        ``IpvsDriver.observe_changed``).
         """
         if thorough:
             self._backend.sets.forget()

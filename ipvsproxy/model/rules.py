@@ -301,7 +301,7 @@ class ObservedSkeleton:
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those that ipvsproxy last wrote.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
     programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
-    in ``strange_rules``. ``idle_jumps`` maps each existing jump that no packet reaches to the reason.
+    in ``strange_rules``. ``idle_jumps`` has the reason for each existing jump that no packet reaches.
     """
 
     family: Family

@@ -138,7 +138,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
-    """The fields of an endpoint in an EndpointSlice other than its addresses, with the API's defaults applied.
+    """The fields of an endpoint except its addresses, with the API's defaults applied.
 
     ``weight`` is the value of the weight annotation on the EndpointSlice; None means that the annotation is absent.
     """

@@ -13,7 +13,7 @@ from ipvsproxy.model.service import NODE_OWNER, Owner
 
 
 class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a virtual server, by which the kernel identifies the virtual server as well."""
+    """The key of a virtual server; the kernel identifies a virtual server by the same fields."""
 
     protocol: Protocol
     address: Address

@@ -197,7 +197,7 @@ def _cluster_clients(
     if family is Family.IPV6 and settings.binding is Binding.ROUTES:
         # If the service address is on ``kube-ipvs0``, it is also the source of the connection. If a local route leads to the
         # service address, the kernel may choose any address of this host as the source. The chosen address may be in a range of
-        # pods, or no other host may have a route to the address.
+        # pods, or unreachable for other hosts.
         yield dataclasses.replace(everybody, from_this_host=True)
 
 

@@ -126,6 +126,6 @@ def _send(addresses: Sequence[str], ended: threading.Event) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as raw:
         while not ended.wait(1 / BURSTS_PER_S):
             for _ in range(burst):
-                with contextlib.suppress(OSError):  # no endpoint is reachable, but IPVS has counted the packet before that
+                with contextlib.suppress(OSError):  # no endpoint is reachable, but IPVS counts each packet first
                     raw.sendto(_SYN, (order[place], 0))
                 place = (place + 1) % len(order)

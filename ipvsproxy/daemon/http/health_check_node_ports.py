@@ -79,7 +79,7 @@ class HealthChecks:
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck], addresses: Mapping[Family, tuple[Address, ...]]) -> None:
         """Set the desired health checks of all Services, and the addresses on which all ports listen, by IP family.
 
-        The caller may pass the same mapping again after changing its items. The unspecified address means all addresses of its
+        The caller may change the mapping, and pass the same mapping again. The unspecified address means all addresses of its
         family.
         """
         self._desired, self._addresses = checks, addresses

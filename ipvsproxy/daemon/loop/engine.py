@@ -156,7 +156,7 @@ class Engine:
             await self._wake.wait()
 
     async def start(self) -> None:
-        """Wait for the first lists, read the kernel, add ``FIRST_SERVICES``, and then make the first sync."""
+        """Wait for the first lists, read the kernel, program ``FIRST_SERVICES``, and then make the first sync."""
         await self._wait_for_lists()
         began = self.clock()
         await self._adopt_choices()

@@ -95,7 +95,7 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
             for operation in one_by_one([outcome.operation]):
                 log.debug("operation", operation=str(operation), **({"error": outcome.error} if outcome.error else {}))
     elif logs.shows(logs.CHANGES_VERBOSITY):
-        # The outcomes are chosen before they are split, because after a start, most outcomes are additions of many objects.
+        # Outcomes are selected before they are split into single objects, because after a start, most outcomes add many objects.
         for verb, item in (outcome.operation for outcome in outcomes if not outcome.error):
             if isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses | LocalRoutes)):
                 for operation in one_by_one([Operation(verb, item)]):

@@ -3,10 +3,10 @@
 Also defines the interface of the kernel that the event loop needs.
 
 Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
-Rule 2: between audits, the kernel is polled, which is cheaper. Polls run as often as a small share of a processor allows, and
-after each notification. Most polls read only the parts of the kernel that show most changes at little cost. Some polls read all
-virtual servers with their real servers. Polls of all virtual servers run at the drift-check interval, after a notification, and
-after drift while another program is writing.
+Rule 2: between audits, the kernel is polled, which is cheaper. Polls run after each notification, and otherwise as often as a
+small share of a processor allows. Most polls read only the parts of the kernel that show most changes at little cost. Some polls
+read all virtual servers with their real servers. Polls of all virtual servers run at the drift-check interval, after a
+notification, and after drift while another program is writing.
 Rule 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change
 from the API waits for at most one part.
 """
@@ -78,7 +78,7 @@ class ReadableKernel(Protocol):
         """The connection counts of the given virtual servers; None if the counts of a virtual server could not be read."""
 
     def why_missing(self, scheduler: str) -> str:
-        """The reason why the kernel has no such scheduler, found in the files of kernel modules; empty if there is no reason."""
+        """The reason why the kernel lacks a scheduler, found in the files of kernel modules; empty if there is no reason."""
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.

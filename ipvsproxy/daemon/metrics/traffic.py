@@ -260,7 +260,7 @@ class Traffic:
 def _split(totals: Mapping[str, Sequence[int]], label: str, values: Sequence[str], first: int = 0) -> Iterator[tuple[str, int]]:
     """The labels and the value of each series.
 
-    Each total has one series per value of ``label``, beginning with the number at index ``first``.
+    Each total has one series for each value of ``label``; the values of the series begin at index ``first`` of the total.
     """
     for labels, total in totals.items():
         for index, value in enumerate(values, first):

@@ -253,7 +253,7 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # the delivery may request another list, so the old request is deleted before
+        self._list_again_at_s = math.inf  # the delivery may request a list, so the old request is deleted first
         deliver((Listed(self._kind, keys),))
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:

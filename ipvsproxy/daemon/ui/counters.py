@@ -175,7 +175,7 @@ class ServiceRates:
     ) -> Iterator[None]:
         """Add the traffic that each virtual server has counted since the last reading.
 
-        Without an interval, the reading is the first reading, and only sets the start values.
+        The first reading has no interval, and only sets the start values.
         """
         last, seen = self._last, 0
         for index, (key, counted) in enumerate(counters.items(), 1):

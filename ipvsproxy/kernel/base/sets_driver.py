@@ -80,11 +80,11 @@ class SetsDriver(abc.ABC):
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Make ``observe_changed`` return each set at its next call for the set, even if the set has not changed."""
+        """Make the next call of ``observe_changed`` for each set return the set, even if the set has not changed."""
         self._digests.clear()
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
-        """The named set if the set has changed since the last call for its name; None means that the set does not exist.
+        """Reads a set; the result is empty if the set has not changed since the last call, and has None if there is no set.
 
         A set counts as changed if this driver has written the set since the last call. After a call of ``observe`` or
         ``forget``, every set counts as changed, and so does a set that could not be read.

@@ -57,7 +57,7 @@ class IpsetDriver(SetsDriver):
     If the kernel refuses an entry, all entries of the entry's message are sent again one by one, after all other messages.
     """
 
-    most_at_once = 60_000  # bytes; a socket with buffers of the usual size takes one more message in the same ``send``
+    most_at_once = 60_000  # in bytes; with socket buffers of the usual size, one more message fits into the same ``send``
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         super().__init__(connect)

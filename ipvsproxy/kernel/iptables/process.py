@@ -69,7 +69,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
 
 
 def describe_failure(stderr: str, stdin: str) -> str:
-    """The error messages of an iptables program in one line, with the input line that the messages refer to, if any."""
+    """The error messages of an iptables program, and the input line to which they refer (if any), in one line."""
     messages = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
     text = "; ".join(messages)
     match = re.search(r"\bline:? (\d+)", text)

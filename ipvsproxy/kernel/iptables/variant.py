@@ -154,8 +154,8 @@ def _save(command: str) -> str:
 def _takes_rules(variant: Variant) -> bool:
     """Whether the kernel accepts rules of this variant.
 
-    A program of iptables is run only if the kernel's answer is uncertain. The reason is that iptables-nft leaves a table behind,
-    whereas some commands of ipvsproxy must not change anything.
+    A program of iptables is run only if the kernel's answer is uncertain. Running iptables-nft leaves a table behind, and some
+    commands of ipvsproxy must not change anything.
     """
     if iptables_tables.take_rules(Family.IPV4, variant):
         return True

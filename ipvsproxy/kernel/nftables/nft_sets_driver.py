@@ -133,7 +133,7 @@ class NftSetsDriver(SetsDriver):
         return self._run([nft.table(), nft.new_set(ip_set.name, shape(ip_set), 1)])
 
     def _destroy(self, name: str) -> int:
-        """As in ``SetsDriver``. Our table is removed as soon as it has no sets and chains any more."""
+        """As in ``SetsDriver``. Removes a set; our table is removed together with its last set or chain."""
         number = self._run([nft.set_removal(name)])
         if number in (0, errno.ENOENT):
             nft_tables.remove_empty(self._channel)

@@ -309,7 +309,7 @@ def _change_mark(mask: int, inverted: int) -> Iterator[bytes]:
 def _register(place: int = 0) -> int:
     """The number by which the kernel identifies one of the sixteen registers of four bytes.
 
-    For every fourth register, the kernel reports the number of the 16-byte register at the same position instead.
+    The kernel reports every fourth register as the 16-byte register at the same position.
     """
     return 1 + place // 4 if place % 4 == 0 else 8 + place
 

@@ -324,7 +324,9 @@ class Scopes:
         return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
-        """Give marks, and let undesired virtual servers by firewall mark drain before their removal; a generator of steps.
+        """Gives marks, and drains undesired virtual servers by firewall mark before their removal.
+
+        Yields so that other tasks can run.
 
         A set that only scopes use stays desired while one of its entries is desired or observed. ``may_close`` means that every
         Service has a desired state.

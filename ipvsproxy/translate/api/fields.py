@@ -59,7 +59,7 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
 
 
 def shown(text: str | None) -> str:
-    """An invalid value as text for a reason: in quotation marks, and shortened to ``_SHOWN`` characters."""
+    """An invalid value as it appears in a reason: in quotation marks, and shortened to ``_SHOWN`` characters."""
     return repr(str(text)[:_SHOWN])
 
 

@@ -282,7 +282,8 @@ class Translation:
                     self._enter(SetKind.NOT_DIRECT, one.address, port.protocol, one.port)
         outside = UnevenWeights(dict(sorted(direct.items())))
         route = topology.tunnel_route(endpoints, self.view.name)
-        # If another node sends a new connection although all weights here are 0, the other node does not know these weights yet.
+        # If another node sends a new connection although all weights on this node are 0, the other node does not know the weights
+        # yet.
         here = self.how.weighed(route, by_key if by_key and any(by_key[key] for key in route.plain()) else None)
         hashing, timeout_s, limits = self.settings.hash_scheduler, self.options.affinity_timeout_s, self.how.chosen.thresholds
         for clients, weights, thresholds in (

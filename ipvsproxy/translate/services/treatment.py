@@ -49,9 +49,9 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
         """The settings of virtual servers that belong to second scopes.
 
-        With ``by_hash``, the scheduler is a hash scheduler, unless the Service has chosen a scheduler. In place of session
-        affinity, a virtual server by firewall mark gets a scheduler by the client's address. With session affinity, the kernel
-        would ignore the port of a real server (``ip_vs_sched_persist`` in net/netfilter/ipvs/ip_vs_core.c).
+        With ``by_hash``, the scheduler is a hash scheduler, unless the Service has chosen a scheduler. Instead of session
+        affinity, a virtual server by firewall mark gets a scheduler that chooses by the client's address. With session affinity,
+        the kernel would ignore the port of a real server (``ip_vs_sched_persist`` in net/netfilter/ipvs/ip_vs_core.c).
         """
         if affinity_timeout_s:
             if self.scheduler in HASH_SCHEDULERS:
