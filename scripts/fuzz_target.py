@@ -1,4 +1,7 @@
-"""Runs one target of tests/fuzz under atheris; started by ``scripts/fuzz``. All other arguments are passed to libFuzzer."""
+"""Runs one target of tests/fuzz under atheris; started by ``scripts/fuzz``.
+
+The arguments after the target's name are passed to libFuzzer.
+"""
 
 import pathlib
 import sys

@@ -95,10 +95,9 @@ class Result:
     """The result of a cleanup, or of a dry run.
 
     ``outcomes`` maps each operation to its outcome. An operation that the cleanups of both backends apply, such as the removal of
-    a virtual server, appears only once. ``left`` has an item for each place and IP family in which a proxy has left rules. The
-    value of the item is the reason why some rules are not removed; empty if all rules are removed. ``problems`` has a line for
-    each reason why objects of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a line for each omitted part of
-    the cleanup.
+    a virtual server, appears only once. ``left`` maps each place and IP family in which a proxy has left rules to the reason why
+    some rules are not removed. The reason is empty if all rules are removed. ``problems`` has a line for each reason why objects
+    of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)

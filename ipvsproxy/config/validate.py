@@ -1,7 +1,7 @@
 """The rules that turn the given values into a ``Config``, or into a list of all problems.
 
 The rules are the same as in kube-proxy (pkg/proxy/apis/config/validation in kubernetes/kubernetes). Like kube-proxy, ipvsproxy
-does not check options that have no effect in IPVS mode.
+checks only options that have an effect in IPVS mode.
 """
 
 import collections
@@ -137,7 +137,7 @@ def resolve(values: Values, hostname: str) -> Config:
 def _fields(values: Values) -> dict[str, dict[str, Any]]:
     """The value of each option that has an attribute of ``Config`` (``Option.to``), grouped by section and then by name.
 
-    An option with a fixed set of values has a member of an enumeration as its value. A text with a special syntax stays a text.
+    An option with a fixed set of values has a member of an enumeration as its value. A value with any other syntax stays a text.
     """
     fields: dict[str, dict[str, Any]] = collections.defaultdict(dict)
     for key, option in catalogue.BY_KEY.items():

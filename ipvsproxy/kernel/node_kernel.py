@@ -213,7 +213,7 @@ class NodeKernel:
         if hidden:
             self._hidden[family] = f"{family.label}: {iptables.describe_hidden(hidden)}"
             part["errors"] = (self._hidden[family],)
-        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # with None, the next poll reads the rules
+        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None makes the next poll read the rules
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:

@@ -42,7 +42,7 @@ class SysctlDriver:
         self._root = root
 
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
-        """The values of these settings, except settings that do not exist or that this process may not read.
+        """The values of the given settings that exist and that this process may read.
 
         The value of a device's flags contains only the flags IFF_UP and IFF_NOARP.
 

@@ -47,7 +47,7 @@ _BY_NAME = {kind.name: kind for kind in KINDS.values()}
 
 
 def kind_of(item: Item) -> str:
-    """The name of an item's kind in log lines and metrics, such as ``virtual_server`` or ``set_entry``."""
+    """The kind of an operation's item, as named in log lines and metrics, such as ``virtual_server`` or ``set_entry``."""
     return KINDS[type(item)].name
 
 
@@ -77,7 +77,7 @@ def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def count_objects(item: Item) -> int:
-    """The number of kernel objects that an item contains."""
+    """The number of kernel objects that an operation's item contains."""
     return len(item.keys) if isinstance(item, Several) else 1
 
 

@@ -84,7 +84,7 @@ class Weights(Mapping[RealServerKey, int]):
 
     @abc.abstractmethod
     def plain(self) -> Mapping[bytes, int]:
-        """The weights by the plain bytes of each key.
+        """Maps the plain bytes of each key to the weight.
 
         The plain bytes of a key are equal to the key, and take a third of the time to create. Callers must not change the result.
         """

@@ -274,7 +274,7 @@ class ListStarted(NamedTuple):
 class Listed(NamedTuple):
     """The event that the list of all objects of one kind is complete.
 
-    Objects whose keys are not in ``keys`` do not exist any more.
+    Only objects whose keys are in ``keys`` still exist.
     """
 
     kind: ObjectKind

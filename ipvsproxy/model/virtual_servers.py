@@ -143,9 +143,9 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server, with its settings and the weight of each real server (or ``NOT_MASQUERADED``).
 
-    ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has thresholds.
-    Never change an object that another module made; change a copy instead. The module that reads the kernel may return the same
-    object again, and a ``VirtualServer`` may share the object's weights.
+    ``thresholds`` maps real servers to their thresholds; None or empty means that no real server has thresholds. Never change an
+    object that another module made; change a copy instead. The module that reads the kernel may return the same object again, and
+    a ``VirtualServer`` may share the object's weights.
     """
 
     settings: VirtualServerSettings
@@ -184,7 +184,7 @@ class RealServers(NamedTuple):
 
     @property
     def drains(self) -> bool:
-        """Whether these real servers get no new connections because no Service desires them any more."""
+        """Whether these real servers drain, because no Service desires them any more."""
         return without_method(self.weight) == 0 and not self.stays
 
     @property

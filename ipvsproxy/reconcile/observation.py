@@ -155,8 +155,8 @@ class Observer:
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
         """Replaces the observed state by the results of a reading; yields after each piece of work.
 
-        The observed state of a kind that could not be read does not change. An observation without all virtual servers is one
-        part of a reading; ``concluding`` must be called after the last part.
+        The observed state of an unreadable kind stays the same. An observation without all virtual servers is one part of a
+        reading; ``concluding`` must be called after the last part.
         """
         tables = self._tables
         for kind in tables.kinds:
@@ -241,7 +241,7 @@ class Observer:
 
 
 def healed_place(tables: NodeTables, item: Item) -> tuple[DriftPlace, object]:
-    """The object whose drift an operation on the given item repairs, and the desired value of the object."""
+    """The object whose drift an operation repairs, and the object's desired value."""
     kind = tables.by_class[type(item)]
     table, key = kind.place(item)
     return DriftPlace(kind.name, key), table.desired.get(key)

@@ -98,9 +98,8 @@ class Survey:
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
         """The kinds of sets that have an entry in the kernel, or will have one; rules depend on these kinds.
 
-        With ``settled``, the result has the kinds of sets that have an entry once the observed state equals the desired state. A
-        set with only a ``ForeignElement`` does not count, because a rule for the set would treat all packets like the packets of
-        some Services.
+        With ``settled``, only desired entries count. A set with only a ``ForeignElement`` does not count, because a rule for the
+        set would treat all packets like the packets of some Services.
         """
         tables = self._tables
 
@@ -118,7 +117,7 @@ class Survey:
         """The virtual servers that this node itself may not use.
 
         The result includes undesired virtual servers that have not been removed yet, because rules still name them. With
-        ``settled``, the result leaves out undesired virtual servers, as if the observed state already equalled the desired state.
+        ``settled``, the result has only desired virtual servers.
         """
         table, restricting, in_rules = self._tables.virtual_servers, self._tables.restricting, self._tables.in_rules
         desired = {key for state in restricting.values() for key in state.rare.refused if table.owner_of(key) == state.owner}
@@ -278,9 +277,9 @@ class Survey:
         return self._tables.virtual_servers.surplus
 
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
-        """The observed virtual servers that do not belong to ipvsproxy and are not desired.
+        """The observed virtual servers of other programs that no Service desires.
 
-        ipvsproxy never removes foreign virtual servers, which may belong to keepalived, docker or an administrator.
+        Foreign virtual servers may belong to keepalived, docker or an administrator, and are never removed.
         """
         table = self._tables.virtual_servers
         keys = sorted(table.foreign, key=lambda key: (isinstance(key, FirewallMark), key.protocol, key.address, key.port))

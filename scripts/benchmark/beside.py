@@ -271,7 +271,7 @@ class _Measured:
         def is_over(table: str) -> bool:
             now_s, at_work = time.perf_counter(), outside.serving(table)
             latencies_s.extend(now_s - made_s.pop(address) for address in made_s.keys() & at_work)
-            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # raises if the task failed
+            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # raises the task's exception
 
         try:
             await self._proxy.until(is_over, STORM_POLL_S)

@@ -65,7 +65,7 @@ class DirectoryChanges:
     def _open(self) -> None:
         """Watch the directory to which the path leads now; a second call for the same directory has no effect."""
         before, self._polled = self._polled, self._poll()
-        if self._polled[:2] != before[:2]:  # otherwise the old and the new directory would be watched
+        if self._polled[:2] != before[:2]:  # without this call, the old and the new directory would be watched
             self._close()
         if not self.is_notified:
             self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

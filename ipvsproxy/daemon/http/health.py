@@ -1,8 +1,8 @@
 """The health of the node: whether changes are applied in time, and whether load balancers may send traffic.
 
 Rule 1: an IP family is late if one of its changes has waited for two sync periods. An IP family is also late if an object that
-all of its Services need (device, sets and rules) has been missing for two sync periods. An IP family is not late if only a single
-Service cannot be programmed.
+all of its Services need (device, sets and rules) has been missing for two sync periods. If only a single Service fails to be
+programmed, its IP family does not count as late.
 Rule 2: load balancers may use a node after its first complete sync, while its Node object is known and is not about to be
 removed.
 Rule 3: ``/healthz`` reports a stale watch. A stale watch turns load balancers away only with ``--stale-watch-unhealthy``.

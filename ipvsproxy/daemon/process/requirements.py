@@ -116,7 +116,7 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
 
 
 def demand(missing: Collection[Missing]) -> None:
-    """Continue only if no requirement is missing.
+    """Continue only if all requirements are met.
 
     Raises:
         CannotStartError: a requirement is missing.

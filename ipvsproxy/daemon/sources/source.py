@@ -91,9 +91,9 @@ class BehindError(ApiError):
 class WatchStatus:
     """The status of the watch of one kind; times are times of ``Pace.now``.
 
-    Only the reflector of that kind changes the status. ``connected`` says whether a watch is open now. ``listed_s`` is the time
-    of the last complete list, ``contact_s`` the time of the last data from the server, and ``event_s`` the time of the last
-    change. ``restarts`` counts the restarts by reason.
+    Only the reflector of the kind changes the status. ``connected`` says whether a watch is open now. ``listed_s`` is the time of
+    the last complete list, ``contact_s`` the time of the last data from the server, and ``event_s`` the time of the last change.
+    ``restarts`` counts the restarts by reason.
     """
 
     connected: bool = False

@@ -224,7 +224,7 @@ class KubernetesSource(source.Source):
 async def _addresses_of(configuration: credentials.Configuration) -> Collection[_SocketAddress]:
     """The addresses to which the name of the API server, or of the HTTP proxy before the API server, resolves.
 
-    A name that cannot be resolved has no addresses.
+    The result is empty if the name cannot be resolved.
     """
     server = urllib.parse.urlsplit(configuration.host or "")
     bypasses = urllib.request.proxy_bypass(server.hostname or "")
@@ -233,7 +233,7 @@ async def _addresses_of(configuration: credentials.Configuration) -> Collection[
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(NAMES_TIMEOUT_S):
             for url in (server, urllib.parse.urlsplit(proxy)):
-                with contextlib.suppress(OSError, ValueError):  # the port may not be a number
+                with contextlib.suppress(OSError, ValueError):  # the port may be no number
                     port = url.port or PORTS.get(url.scheme)
                     if url.hostname and port:
                         answers = await asyncio.get_running_loop().getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)

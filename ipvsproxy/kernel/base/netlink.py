@@ -168,7 +168,7 @@ class Channel:
         messages.
 
         Returns the error number of each failed message by the index of the message, in any order; ``UNANSWERED`` means that the
-        answer was lost. Every message that is not in the result has been applied.
+        answer was lost. All messages outside of the result have been applied.
         """
         failed: dict[int, int] = {}
         numbered, first = self._numbered(*messages)
@@ -252,7 +252,7 @@ class Channel:
                 number, detail = error.errno or 0, f"the dump broke off: {os.strerror(error.errno or 0)}"
                 lost += 1
                 continue
-            except KernelError:  # an answer that refuses the request shows that answers arrive
+            except KernelError:  # a refusal is an answer, and shows that answers arrive
                 self._loses_answers = False
                 raise
             self._loses_answers = False

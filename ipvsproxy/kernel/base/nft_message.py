@@ -139,7 +139,7 @@ def table_removal(name: str = TABLE, family: int = INET) -> bytes:
 
 
 def chain(name: str, place: BaseChain | None = None) -> bytes:
-    """Creates a chain unless the chain exists; an existing chain is not changed."""
+    """Creates a chain; an existing chain is not changed."""
     payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
     if place is not None:
         number = integer(NFTA_HOOK_HOOKNUM, HOOKS.index(place.hook))

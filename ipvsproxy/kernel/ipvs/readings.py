@@ -232,8 +232,8 @@ class SockoptReader(FamilyReader[bytes]):
     def is_there(self) -> bool:
         """Whether the kernel supports this ``getsockopt`` interface.
 
-        An error that is not in ``_NOT_THERE`` does not prove that the interface is missing, and is reported when the table is
-        read next.
+        Only an error in ``_NOT_THERE`` proves that the interface is missing; any other error is reported when the table is read
+        next.
         """
         try:
             self._answer(_GET_INFO, bytearray(_INFO.size))

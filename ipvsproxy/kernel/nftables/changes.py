@@ -1,9 +1,9 @@
 """Notifications of nf_tables, which show whether another program has changed our table.
 
 The generation of nf_tables changes whenever any table of the network namespace changes. A notification names the changed table,
-so our sets are not read again when another program changes a different table. Another advantage of notifications is that they
-arrive at once. The layouts of messages are from nfnetlink.h and nf_tables.h in include/uapi/linux/netfilter. The first attribute
-of each message about a table or its content is the table's name.
+so our sets are not read again when another program changes a different table. Notifications also arrive at once. The layouts of
+messages are from nfnetlink.h and nf_tables.h in include/uapi/linux/netfilter. The first attribute of each message about a table
+or its content is the table's name.
 """
 
 import errno

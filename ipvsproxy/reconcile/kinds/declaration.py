@@ -130,8 +130,8 @@ class Circumstances:
 class ReconciledKind(Generic[K, V, W]):
     """One kind of kernel object on one node; the type variables ``K``, ``V`` and ``W`` are the same as in ``Table``.
 
-    ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. An operation
-    whose verb has no stage is never planned. ``is_witness`` means that objects of the kind show which virtual servers belong to
+    ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. Only operations
+    with a stage for their verb are planned. ``is_witness`` means that objects of the kind show which virtual servers belong to
     ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds. ``objects`` is the first table;
     nearly every kind has only one table.
 
@@ -169,14 +169,14 @@ class ReconciledKind(Generic[K, V, W]):
         return True
 
     def table(self, _item: Any) -> Table[K, V, W]:
-        """The table that holds the objects of an item."""
+        """The table with the objects of an operation's item."""
         return self.objects
 
     def place(self, item: Any) -> tuple[Table[K, V, W], K]:
-        """The table of the item's single object, and the key of the object in the table.
+        """The table with the single object of an operation's item, and the object's key in the table.
 
         Raises:
-            ValueError: the item has several objects.
+            ValueError: the operation's item has several objects.
         """
         return self.table(item), item.key
 
@@ -189,7 +189,7 @@ class ReconciledKind(Generic[K, V, W]):
         return self.stages[operation.verb]
 
     def identity(self, item: Any) -> object:
-        """Identifies the objects of an item, independently of the values of the objects.
+        """Identifies the objects of an operation's item, whatever values the objects have.
 
         Failures are counted for each identity.
         """
@@ -242,7 +242,8 @@ class ReconciledKind(Generic[K, V, W]):
 class PresenceKind(ReconciledKind[K, Owner, bool]):
     """A kind whose objects have no value, so that only the presence or absence of an object counts.
 
-    An item names one object, or several objects of one class. By default, an observed object without an owner is removed.
+    The item of an operation names one object, or several objects of one class. By default, an observed object without an owner is
+    removed.
     """
 
     def make_table(self) -> PresenceTable[K]:
@@ -262,7 +263,7 @@ class PresenceKind(ReconciledKind[K, Owner, bool]):
         return table.surplus
 
     def items(self, _table: Table[K, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """The items for operations on the given objects of one table; by default, each object gets an item."""
+        """Divides the objects of one table into items for operations; by default, each object gets a separate item."""
         return keys
 
     def unequal(self) -> list[Table[K, Owner, bool]]:
@@ -282,12 +283,12 @@ class PresenceKind(ReconciledKind[K, Owner, bool]):
                 yield from (Operation(Verb.REMOVE, item) for item in self.items(table, keys))
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Records whether the objects of an item are present now."""
+        """Records whether the objects of an operation are present now."""
         table, value = self.table(item), None if verb is Verb.REMOVE else True
         return each(functools.partial(table.confirm, value=value), self.identity(item))
 
     def identity(self, item: Any) -> Collection[Any]:
-        """The keys of all objects of the item."""
+        """The keys of all objects of an operation's item."""
         return getattr(item, "keys", None) or (item.key,)
 
     def label(self, table: Table[K, Owner, bool], key: K) -> str:

@@ -21,7 +21,7 @@ from ipvsproxy.reconcile.tables.table import Table
 
 
 class Addresses(PresenceKind[Address]):
-    """Service addresses on the device ``kube-ipvs0``. Addresses of a family that this node does not serve are never removed."""
+    """Service addresses on the device ``kube-ipvs0``. Only addresses of the families that this node serves may be removed."""
 
     classes: ClassVar[tuple[type, ...]] = (BoundAddresses,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ADDRESSES, Verb.REMOVE: Stage.ADDRESS_REMOVALS}
@@ -56,7 +56,7 @@ class Addresses(PresenceKind[Address]):
         return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
     def items(self, _table: Table[Address, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item that has all of the given addresses."""
+        """A single item, so that one operation covers all of the given addresses."""
         return (self.classes[0](keys),)
 
 

@@ -58,7 +58,7 @@ class NodeTables:
     ) -> None:
         """Excluded virtual servers are never removed.
 
-        Virtual servers and addresses of a family that this node does not serve are also never removed.
+        Only virtual servers and addresses of the families that this node serves may be removed.
         """
         self._states: dict[ServiceName, ServiceState] = {}
         self.states: Mapping[ServiceName, ServiceState] = self._states

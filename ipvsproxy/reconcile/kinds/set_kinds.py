@@ -53,7 +53,7 @@ class Entries(PresenceKind[SetEntry]):
         return self.by_set[item.set]
 
     def items(self, table: Table[SetEntry, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item that has all of the given entries."""
+        """A single item, so that one operation covers all of the given entries."""
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
@@ -154,14 +154,14 @@ class Sets(PresenceKind[IpSet]):
         yield from self.objects.observing_some(some)
 
     def may_be_removed(self, table: Table[IpSet, Owner, bool], _circumstances: Circumstances) -> Iterable[IpSet]:
-        """The surplus sets that have no entries and that no rule refers to."""
+        """The surplus sets that are empty and that rules do not use."""
         return filter(self._is_unused, table.surplus)
 
     def _is_unused(self, ip_set: IpSet) -> bool:
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # equal to the observed rules, because no rules are pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # these are also the observed rules, because no rules are pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 

@@ -92,7 +92,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         """The number of real servers that this plan has removed together with their virtual server."""
 
     def place(self, item: Any) -> tuple[Table[VirtualServerKey, VirtualServer, ObservedVirtualServer], VirtualServerKey]:
-        """The table and the key of an item; for an item of real servers, the key belongs to their virtual server."""
+        """The table and the key of an operation's item; for real servers, the key of their virtual server."""
         return self.objects, item.virtual_server if isinstance(item, RealServers) else item.key
 
     def stage(self, operation: Operation) -> Stage:
@@ -105,7 +105,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def identity(self, item: Any) -> object:
         """Identifies real servers by virtual server and key.
 
-        An item with all real servers of a new virtual server is identified by the virtual server alone.
+        All real servers of a new virtual server together are identified by the virtual server alone.
         """
         if not isinstance(item, RealServers):
             return item.key
@@ -183,7 +183,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
         """Records real servers.
 
-        If the item has all desired and all observed real servers, both sides of the table share one object.
+        If the operation has all desired and observed real servers, both sides of the table share one object.
         """
         table, key, keys = self.objects, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)

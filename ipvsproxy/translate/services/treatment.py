@@ -31,7 +31,7 @@ SLOW_START_WEIGHT = 100
 
 
 class Treatment(msgspec.Struct, frozen=True, gc=False):
-    """The properties of serving a Service that annotations may determine.
+    """How a Service is served, as far as annotations may decide.
 
     ``flags`` are the flags of the Service's scheduler. ``chosen`` has the settings that the annotations request and that are
     possible on this node. ``knows_slices`` means that weights of EndpointSlices are used.
