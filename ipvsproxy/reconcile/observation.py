@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ipvsproxy.model.net import Address, Family, Network
 from ipvsproxy.model.plan import Item
-from ipvsproxy.model.real_servers import RealServerKey, plain
+from ipvsproxy.model.real_servers import RealServerKey, plain, without_method
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
@@ -221,7 +221,8 @@ class Observer:
                     self._drains.keep_only(key)
             elif key in known or observed.real_servers != desired.weights:
                 weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
-                draining = {RealServerKey(one) for one, weight in weights.items() if not weight and one not in desired_weights}
+                undesired = (item for item in weights.items() if item[0] not in desired_weights)
+                draining = {RealServerKey(one) for one, weight in undesired if not without_method(weight)}
                 self._drains.keep_only(key, draining)
                 for real_server in draining:
                     self._drains.begin(key, real_server, now)

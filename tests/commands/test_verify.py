@@ -10,6 +10,7 @@ from ipvsproxy.commands.inspection import Comparison, Document, UnknownStateErro
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import ForeignElement, SetEntry
@@ -103,10 +104,11 @@ async def test_verify_reports_a_virtual_server_of_a_deleted_service_as_stale() -
     assert "-  virtual server TCP 10.96.0.10:80: desired nothing, observed rr, real servers: 2" in lines
 
 
-async def test_a_draining_real_server_is_not_a_difference() -> None:
+@pytest.mark.parametrize("method", [0, TUNNELLED], ids=["masqueraded", "by tunnel"])
+async def test_a_draining_real_server_is_not_a_difference(method: int) -> None:
     kernel = await synced_kernel(*WEB)
     draining = builders.backend("10.244.9.9")
-    kernel.virtual_servers[CLUSTER].real_servers[draining] = 0
+    kernel.virtual_servers[CLUSTER].real_servers[draining] = method
     kernel.connection_counts[CLUSTER, draining] = ConnectionCounts(2, 0)
     assert await _lines(kernel) == ["node-a: equal; compared 1 Service, 2 virtual servers, 1 draining real server"]
 

@@ -24,8 +24,9 @@ def shop(*endpoints: str, asks: bool = True) -> tuple[Service, EndpointSlice]:
     return builders.with_options(service, annotations=given), builders.endpoint_slice(*listed, service="shop")
 
 
-def node_with() -> SimulatedNode:
-    node = SimulatedNode(tunnel_ends={builders.OTHER_NODE: builders.addresses(OTHER_ADDRESS)})
+def node_with(drain_deadline_s: float = 0) -> SimulatedNode:
+    tunnel_ends = {builders.OTHER_NODE: builders.addresses(OTHER_ADDRESS)}
+    node = SimulatedNode(tunnel_ends=tunnel_ends, drain_deadline_s=drain_deadline_s)
     node.kernel.schedulers |= {"mh"}
     return node
 
@@ -92,6 +93,25 @@ def test_the_tunnel_to_a_node_drains_when_the_last_endpoint_of_the_node_is_remov
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()
     assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 1}
+
+
+def test_a_complete_read_changes_neither_a_tunnel_that_drains_nor_its_deadline() -> None:
+    node = node_with(drain_deadline_s=60)
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    key = next(
+        one for one in node.kernel.virtual_servers if isinstance(one, FirewallMark) and one.mark == marks_of(node)[SetKind.DIRECT]
+    )
+    node.kernel.connection_counts[key, builders.backend(OTHER_ADDRESS, 80)] = ConnectionCounts(1, 0)
+    node.put(*shop(HERE))
+    node.sync()
+    node.now += 40
+    node.observe()
+    assert [str(one) for one in node.reconciler.survey.differences() if one.kind == "real_server"] == []
+    assert node.sync() == []
+    assert node.reconciler.survey.statistics(node.now).oldest_drain_age_s == 40
+    node.sync(after_s=20)
+    assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1}, "the deadline has passed"
 
 
 def test_if_no_service_requests_direct_return_only_the_rules_against_tunnels_exist() -> None:
