@@ -16,9 +16,7 @@ from ipvsproxy.model.net import Family
 from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, nodes, web
 from tests.support import cluster, patience
 
-# Left to the thorough run although it takes a minute only: in some runs of all tests, a test waited without end, with an idle
-# processor, and the cause is not known yet.
-pytestmark = [pytest.mark.kernel, patience.THOROUGH]
+pytestmark = [pytest.mark.kernel]
 
 
 FLAGS = ("--mass-deletion-guard=0",)

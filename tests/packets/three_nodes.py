@@ -32,7 +32,7 @@ ENTRIES = {
 }
 CLIENTS = 48
 """The kernel chooses by the client's port, which is random: with 24 clients, all would reach one node once in 500,000 runs."""
-WITHIN_S = patience.seconds(600.0)
+WITHIN_S = patience.seconds(240.0)
 _MANGLE = ("-w", "-t", "mangle")
 DIRECT = ("--ipvs-direct-return=on", "--ipvs-traffic-scopes=kube-proxy")
 
@@ -67,6 +67,8 @@ class Three:
 
     def __post_init__(self) -> None:
         self._programs: dict[str, program.Program] = {}
+        self._verified: dict[str, str] = {}
+        """The last output of ``verify`` on a node."""
 
     def __enter__(self) -> Self:
         return self
@@ -115,9 +117,16 @@ class Three:
         self.wait_until(place, lambda: self._has_synced(place, before) and self._is_settled(place), "synced")
 
     def wait_until(self, place: str, reached: Callable[[], bool], what: str) -> None:
-        """Poll until a condition holds while the program of this node runs."""
+        """Poll until a condition holds while the program of this node runs.
+
+        Raises:
+            ProgramError: as ``Program.wait_until``, with the last output of ``verify``.
+        """
         running = self.cluster.program if place == "node" else self._programs[place]
-        running.wait_until(reached, what, WITHIN_S)
+        try:
+            running.wait_until(reached, what, WITHIN_S)
+        except program.ProgramError as error:
+            raise program.ProgramError(f"{place}: {error}\nverify: {self._verified.get(place, 'not asked')}") from error
 
     def open(self, protocol: str, family: Family, count: int, ports: Iterable[int] = ()) -> list[Connection]:
         """Open connections from the client to the Service, from these ports if given, and check the client's address."""
@@ -187,10 +196,15 @@ class Three:
 
     def _is_verified(self, place: str) -> bool:
         if place == "node":
-            return [one.status for one in self.cluster.run("verify")] == [0]
+            (ended,) = self.cluster.run("verify")
+            self._verified[place] = ended.output + ended.error
+            return ended.status == 0
         asking = ("-m", "tests.support.in_namespace", self.lab.path(place), "verify")
         flags = (f"--manifests={self.directory / 'manifests'}", *self._flags(place))
-        return subprocess.run([sys.executable, *asking, *flags], capture_output=True, check=False).returncode == 0
+        command = [sys.executable, *asking, *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S)
+        self._verified[place] = done.stdout + done.stderr
+        return done.returncode == 0
 
 
 @contextlib.contextmanager

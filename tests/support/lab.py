@@ -30,6 +30,8 @@ from typing import Any, NamedTuple, Self
 from tests.support import patience
 
 POD_PORTS = (("TCP", 8080), ("SCTP", 8080), ("UDP", 8053))
+COMMAND_WITHIN_S = patience.seconds(240.0)
+"""A command in a namespace that takes longer hangs; the error names it before the time of a test is over."""
 
 # ICMP redirects between the node and pods on one link, and answers that take a shorter path, are normal in the lab.
 _EVERYWHERE = {
@@ -171,7 +173,7 @@ class Lab:
     def _unlink(self) -> None:
         # The devices would vanish with the agent as well, but later. The build may have failed before there were any devices.
         text = "".join(f"link delete {device}\n" for device in ("eth0", "cni0", *self._pods))
-        self.call("run", namespace="node", argv=["ip", "-force", "-batch", "-"], stdin=text)
+        self.call("run", namespace="node", argv=["ip", "-force", "-batch", "-"], stdin=text, within_s=COMMAND_WITHIN_S)
 
     def call(self, operation: str, **arguments: Any) -> Any:
         """Send one request to the agent.
@@ -207,9 +209,9 @@ class Lab:
         """Run a command in a namespace; return its output.
 
         Raises:
-            LabError: the command failed; the message is its error text.
+            LabError: the command failed, and the message is its error text; or it did not end within ``COMMAND_WITHIN_S``.
         """
-        status, output, error = self.call("run", namespace=namespace, argv=argv, stdin=stdin)
+        status, output, error = self.call("run", namespace=namespace, argv=argv, stdin=stdin, within_s=COMMAND_WITHIN_S)
         if status != 0:
             raise LabError(f"{' '.join(argv)} in {namespace}: status {status}: {error.strip()}")
         text: str = output

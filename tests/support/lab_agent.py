@@ -207,10 +207,12 @@ class Agent:
         """Create a namespace; return its path."""
         return self._namespaces.create(namespace)
 
-    async def run(self, namespace: str, argv: list[str], stdin: str | None) -> list[Any]:
+    async def run(self, namespace: str, argv: list[str], stdin: str | None, within_s: float) -> list[Any]:
         """Run a command and wait for its end; return its status, output and error text."""
         with self._namespaces.inside(namespace):
-            done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)  # noqa: ASYNC221 - see inside()
+            done = subprocess.run(  # noqa: ASYNC221 - see inside()
+                argv, input=stdin, capture_output=True, text=True, check=False, timeout=within_s
+            )
         return [done.returncode, done.stdout, done.stderr]
 
     async def sysctl(self, namespace: str, values: dict[str, str]) -> dict[str, str]:
