@@ -170,7 +170,7 @@ def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
     """The reason why ipvsproxy uses no part of the object with this name.
 
-    The unused parts of a known Service are shown with the Service instead.
+    The unused parts of a known Service are shown together with the Service.
     """
     for complaint in complaints:
         is_shown = complaint.name in known and not complaint.where

@@ -172,8 +172,8 @@ class Reconciler:
     def _may_wait(self, key: VirtualServerKey) -> int:
         """The number of real servers without connections whose removal may be postponed.
 
-        The number is 0 if the scheduler would still choose the real servers. The number is also 0 with session affinity, because
-        affinity to a real server ends only when the real server is removed.
+        The result is 0 if the scheduler would still choose these real servers. The result is also 0 with session affinity,
+        because affinity to a real server ends only when the real server is removed.
         """
         desired = self._tables.virtual_servers.desired.get(key)
         if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in PATIENT_SCHEDULERS:

@@ -115,7 +115,7 @@ def build_skeleton(
     makes local, or will soon make local.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # rules of empty sets exist, too, except rules of scopes, which every packet passes
+    if is_by_connection:  # rules are also written for empty sets, except rules of scopes, which every packet passes
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:
@@ -179,10 +179,10 @@ def _scope_chains(
 
     The number of rules for second scopes grows only with the number of pod ranges.
 
-    A pod that may be on another node counts as a client from outside. The packets of the pod are not dropped, because the pod may
-    also be on this node. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark, and no
-    packets are dropped. Packets are marked in the table ``mangle``, because the kernel allows marks in this table, and because
-    ``nat`` and IPVS process packets later.
+    A pod that may be on another node counts as a client from outside. The packets of a pod that may be on this node are not
+    dropped. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark, and no packets are
+    dropped. Packets are marked in the table ``mangle``, because the kernel allows marks in this table, and because ``nat`` and
+    IPVS process packets later.
     """
     arrival = list(_from_tunnels(family, settings, view, occupied))
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()

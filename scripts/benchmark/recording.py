@@ -22,7 +22,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class Recorded(NamedTuple):
-    """The chunks sent to the kernel, each with its netlink protocol and its step, and the rules.
+    """The rules, and the chunks that were sent to the kernel, each with its netlink protocol and its step.
 
     A step is a part of the measurement and optionally a number, such as ``change 7``; the step is empty between parts of the
     measurement. The rules are the command line and the standard input of iptables-restore.

@@ -71,8 +71,8 @@ class Ledger:
         Labels that no longer belong to an object are forgotten. A total grows by the difference between the current and the last
         counters of an object, or, after a counter reset, by the current counters.
 
-        ``ownerless`` are existing objects without labels. The traffic of an object from before the object had labels is not added
-        to a total.
+        ``ownerless`` are existing objects without labels. Traffic that an object had before it got labels is not added to a
+        total.
 
         The caller may stop at any ``yield``: the counters of each object have then been added completely or not at all.
         """

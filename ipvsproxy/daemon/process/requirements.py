@@ -103,7 +103,7 @@ def end_direct_return(kernel: Kernel) -> bool:
 
 
 def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:
-    """The settings of the event loop that follow from the configuration and this host.
+    """The settings of the event loop, made from the configuration and the facts about this host.
 
     ``scheduler`` is the configured scheduler, or a replacement if the kernel does not have the configured scheduler.
     """

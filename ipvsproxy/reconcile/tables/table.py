@@ -366,7 +366,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return self._present
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
-        """Does the same as ``Table.desire``; the key stays observed if it is observed, and absent if it is absent."""
+        """Does the same as ``Table.desire``, and does not change whether the key is observed."""
         if key in self.desired or key in self._present.undesired:
             discard(self._present.undesired, key)
             return super().desire(key, owner, value)
@@ -375,7 +375,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return None
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """Does the same as ``Table.release``; the key stays observed if it is observed."""
+        """Does the same as ``Table.release``, and does not change whether the key is observed."""
         if key in self._present:
             self._present.undesired[key] = None
         heir = super().release(key, owner)

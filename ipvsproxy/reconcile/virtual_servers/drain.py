@@ -152,10 +152,10 @@ class Drains:
     ) -> Collection[RealServerKey]:
         """Decide which drains of a virtual server are over, given its connection counts.
 
-        Returns the real servers of the virtual server whose drain is over now. ``counts`` is None if the connections could not be
-        read. A real server that is missing from ``counts`` is no longer in the kernel, and therefore has no connections.
-        ``deadline_s`` is the time in seconds for which connections may last. Up to ``may_wait`` real servers without connections
-        wait until ``release`` is called, even after the deadline.
+        Returns the real servers whose drain is over now. ``counts`` is None if the connections could not be read. A real server
+        that is missing from ``counts`` is no longer in the kernel, and therefore has no connections. ``deadline_s`` is the time
+        in seconds for which connections may last. Up to ``may_wait`` real servers without connections wait until ``release`` is
+        called, even after the deadline.
         """
         drains = self.of(key)
         waiting = sum(drain in self._waiting for drain in drains.values())
