@@ -3,6 +3,7 @@
 import os
 import pathlib
 import socket
+import sys
 from typing import NoReturn
 
 import pytest
@@ -30,12 +31,27 @@ def test_a_listening_socket_is_reported_with_the_name_of_its_process(family: soc
 def test_a_python_program_is_reported_by_the_name_of_its_script(tmp_path: pathlib.Path) -> None:
     for words, name in (
         (["/usr/bin/python3", "/usr/local/bin/ipvsproxy", "run"], "ipvsproxy"),
-        (["/usr/local/bin/kube-proxy", "--config=/etc/x"], "kube-proxy"),
+        (["/usr/local/bin/kube-proxy", "--config=/etc/x", "more"], "kube-proxy"),
         (["python3", "-m", "ipvsproxy"], "ipvsproxy"),
+        (["python3", "-i"], "python3"),
         ([], "?"),
     ):
         (tmp_path / "cmdline").write_bytes("\0".join(words).encode())
         assert rivals._name(tmp_path) == name
+    assert rivals._name(tmp_path / "ended") == "?"
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="there, the kernel shows other text")
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0100007F", "127.0.0.1"),
+        ("0000000000000000FFFF00000100007F", "127.0.0.1"),
+        ("B80D0120000000000000000001000000", "2001:db8::1"),
+    ],
+)
+def test_the_address_of_a_socket_is_read_from_the_form_of_the_kernel(text: str, address: str) -> None:
+    assert str(rivals._address(text)) == address
 
 
 def test_the_state_of_lo_is_read_from_the_kernel_and_from_networkd(tmp_path: pathlib.Path) -> None:

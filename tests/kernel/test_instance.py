@@ -4,6 +4,7 @@ Also covers sockets of other programs that have the name of the lock.
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import select
@@ -11,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -109,6 +111,18 @@ def test_a_socket_with_the_name_of_the_lock_that_never_answers_does_not_prevent_
         mute.bind(NAME)
         with contextlib.closing(instance.Instance(NAME)) as second:
             assert second.squatter == "a process that does not answer"
+
+
+def test_a_process_that_has_bound_the_name_of_the_lock_but_does_not_listen_yet_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as starting:
+        starting.bind(NAME)
+        clock = types.SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _pause_s: starting.listen())
+        monkeypatch.setattr(instance, "time", clock)
+        monkeypatch.setattr(instance, "ANSWER_WITHIN_S", 1)
+        with pytest.raises(KernelError, match="another ipvsproxy"):
+            instance.Instance(NAME)
 
 
 def test_connections_of_refused_processes_can_be_closed_to_make_room_for_new_connections() -> None:

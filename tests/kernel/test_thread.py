@@ -166,6 +166,8 @@ async def test_a_call_that_takes_long_is_logged_once_while_it_is_still_running(m
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 60)
     await thread.call(note(2))
     assert slow.locked(), "neither a second time, nor for a call that is over"
+    thread._watch(thread._ended)  # the timer would call this method
+    assert thread._timer is None, "nothing is awaited"
     thread.stop()
 
 

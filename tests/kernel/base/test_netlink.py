@@ -188,10 +188,13 @@ def test_an_interrupted_dump_is_discarded_and_requested_again() -> None:
 
 def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
     tested, opened = channel(lambda data: [done(sequences(data)[0], flags=INTERRUPTED)])
+    pauses_s: list[float] = []
+    tested._sleep = pauses_s.append
     with pytest.raises(KernelError, match="list the things: the data changed during each attempt") as caught:
         tested.dump(message(0), "list the things")
     assert caught.value.errno == errno.EINTR
     assert len(opened[0].sent) == len(netlink.DUMP_PAUSES_S)
+    assert (0.0, *pauses_s) == netlink.DUMP_PAUSES_S
 
 
 def test_while_answers_are_lost_repeatedly_each_further_dump_gets_only_one_attempt() -> None:

@@ -10,6 +10,7 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Verb
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
@@ -105,6 +106,16 @@ def test_a_lost_answer_does_not_count_as_missing_ipv6_support_in_ipvs() -> None:
     driver, kernel = fake()
     kernel.answers = []
     assert driver.has_ipv6()
+
+
+def test_timeouts_are_read_only_from_a_complete_answer() -> None:
+    driver, kernel = fake()
+    attributes = [fake_netlink.attribute(kind, struct.pack("=I", value)) for kind, value in ((4, 900), (5, 120), (6, 300))]
+    kernel.answer = lambda sequence: fake_netlink.message(sequence, bytes(4) + b"".join(attributes))
+    assert driver.read_timeouts() == Timeouts(900, 120, 300)
+    attributes.pop()
+    with pytest.raises(KernelError, match="the answer is incomplete"):
+        driver.read_timeouts()
 
 
 def test_a_real_server_without_an_address_family_is_an_error_and_does_not_count_as_absent() -> None:

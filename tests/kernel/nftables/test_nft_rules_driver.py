@@ -16,6 +16,7 @@ from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import iptables_tables
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
@@ -407,6 +408,18 @@ def test_a_table_that_cannot_be_read_does_not_count_as_absent(
         backends.to_clean(skeleton.CHAINS, tmp_path)
     with pytest.raises(KernelError, match="lost"):
         backends.held_by_other(Backend.IPTABLES, list(IP_SETS), tmp_path)
+
+
+@pytest.mark.parametrize(("number", "backend"), [(errno.EINVAL, Backend.NFTABLES), (errno.ENOBUFS, Backend.IPTABLES)])
+def test_iptables_is_cleaned_unless_its_chains_are_certainly_absent(
+    fresh_namespace: None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int, backend: Backend
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise KernelError(action="", errno=number)
+
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    monkeypatch.setattr(iptables_tables, "has_chain", refuse)
+    assert backends.to_clean(skeleton.CHAINS, tmp_path) == (backend,)
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)

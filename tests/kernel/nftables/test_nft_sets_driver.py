@@ -298,6 +298,15 @@ def test_a_catch_all_element_of_a_map_is_observed_and_removed(driver: NftSetsDri
     assert driver.observe([SCOPE])[SCOPE].entries == set()
 
 
+def test_elements_behind_a_catch_all_element_are_read() -> None:
+    """The kernel lists the catch-all element last, but does not promise this order."""
+    encoded = nft_message.element_for_all_others() + nft_sets.encode(IP_SETS[CLUSTER], entry(1))
+    described = nft_message.new_set(CLUSTER, nft_sets.shape(IP_SETS[CLUSTER]), 1)
+    told = (described, nft_message.elements(CLUSTER, encoded, is_removal=False))
+    parts = [netlink.Reply(one, message.HEADER.size, len(one)) for one in told]
+    assert NftSetsDriver()._read(CLUSTER, parts).entries == {ForeignElement(CLUSTER), entry(1)}
+
+
 def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
     """The catch-all element is shorter than an entry, but even so no message may exceed the permitted length."""
     many = [entry(number) for number in range(5000)]

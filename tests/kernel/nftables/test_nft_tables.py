@@ -72,8 +72,10 @@ def test_only_chains_of_other_programs_in_our_table_are_shown() -> None:
     load(f"table inet ipvsproxy {{ {ours} }}\n")
     assert read() == {}
     load("table inet ipvsproxy { chain theirs { type filter hook input priority 10; policy drop; }\n }\ntable ip ipvsproxy { }\n")
+    load("table inet other { chain own { }\n }\n")
     assert {name: (set(table.chains), table.closed) for name, table in read().items()} == {
         "inet ipvsproxy": ({"theirs"}, ("theirs",)),
+        "inet other": ({"own"}, ()),
         "ip ipvsproxy": (set(), ()),
     }
 
