@@ -9,11 +9,13 @@ import subprocess
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from ipvsproxy.kernel import backends
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
+from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.model.plan import Operation, Outcome
 
 
@@ -64,6 +66,24 @@ def test_a_set_that_cannot_be_removed_is_reported_as_in_use_only_if_that_is_the_
     monkeypatch.setattr(backends, "IpsetDriver", Refusing)
     with pytest.raises(KernelError, match="KUBE-"):
         backends.remove_ipsets(tmp_path)
+
+
+@pytest.mark.parametrize("present", [(), ("KUBE-IPVS-IPS", "KUBE-CLUSTER-IP")])
+def test_the_removal_of_ipsets_is_logged_if_there_were_any_and_sets_that_have_exceptions_are_removed_first(
+    present: Sequence[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+
+    def apply(_driver: object, operations: Sequence[Operation]) -> list[Outcome]:
+        removed.extend(str(one.item) for one in operations)
+        return [Outcome(one, surprise=str(one.item) not in present) for one in operations]
+
+    (tmp_path / "module/ip_set").mkdir(parents=True)
+    monkeypatch.setattr(IpsetDriver, "apply", apply)
+    with capture_logs() as logged:
+        assert backends.remove_ipsets(tmp_path) == ()
+    assert [one["event"] for one in logged] == ["other_backend_removed"] * bool(present)
+    assert removed.index("KUBE-IPVS-IPS") < removed.index("KUBE-CLUSTER-IP")
 
 
 def test_if_ipset_is_not_loaded_no_set_is_removed(tmp_path: pathlib.Path) -> None:

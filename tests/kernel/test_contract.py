@@ -678,7 +678,8 @@ def test_sets_are_copied_from_the_other_backend_and_later_changes_are_written_to
         add(former, Device(DEVICE))
         kinds = (SetKind.SCOPE, SetKind.NODE_PORT_TCP, SetKind.CLUSTER_IP)
         add(former, *(IpSet(kind, Family.IPV4) for kind in kinds), marked, node_port, of_addresses)
-        assert real.inherit_sets([Family.IPV6]) == 0
+        assert real.inherit_sets([Family.IPV6]) == len(real.former_entries([Family.IPV6])) == 0
+        assert set(real.former_entries([Family.IPV4])) == {marked, node_port, of_addresses}
         expected = {marked.set: {marked}, node_port.set: {node_port}}
         if backend is Backend.IPTABLES:  # writing the iptables rules may be delayed, and until then the rules in nftables apply
             expected[of_addresses.set] = {of_addresses}

@@ -92,6 +92,7 @@ def test_ipvs_without_connection_tracking_is_reported(proc: pathlib.Path) -> Non
 def test_all_missing_modules_are_loaded_by_one_run_of_modprobe(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (
         *(f"modprobe: WARNING: Module {name} not found in directory /lib/modules/6.1" for name in ("ip_vs", "dummy")),
+        "",
         "EPERM",
     )
     said = "".join(f'echo "{line}" >&2\n' for line in lines)
@@ -240,6 +241,7 @@ def names(version: tuple[int, int], connect: Callable[[int], object], *, needs_a
         ("5.4", (5, 4), ["arrival-behind-ipvs", "filtered-connections", "prompt-reuse"]),
         ("4.18", (4, 18), ["filtered-routes", "arrival-behind-ipvs", "filtered-connections", "prompt-reuse"]),
         ("5.4", (5, 5), ["filtered-connections", "prompt-reuse"]),
+        ("", (5, 9), []),
     ],
 )
 def test_a_start_detects_which_workarounds_for_older_kernels_it_needs(

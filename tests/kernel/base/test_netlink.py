@@ -115,13 +115,20 @@ def test_if_no_socket_can_be_opened_messages_are_unanswered_and_a_dump_reports_t
     tested = netlink.Channel(12, connect)
     assert tested.limit == netlink.CHUNK_LIMIT
     assert tested.run([message(0)] * 1) == {0: netlink.UNANSWERED}
-    with pytest.raises(KernelError, match="open a netlink socket"):
+    with pytest.raises(KernelError, match="open a netlink socket") as caught:
         tested.dump(message(0), "list")
+    assert caught.value.errno == errno.EPROTONOSUPPORT
 
 
 def test_answers_to_earlier_requests_are_ignored() -> None:
-    tested, _ = channel(lambda data: [error(7_000_000, errno.EPERM), error(sequences(data)[-1])])
+    tested, _ = channel(lambda data: [error(7_000_000, errno.EPERM) + error(sequences(data)[-1])])
     assert tested.run([message(0)] * 2) == {}
+
+
+def test_a_refused_first_message_that_prevents_the_remaining_messages_is_the_outcome_of_all() -> None:
+    tested, opened = channel(lambda data: [error(sequences(data)[0], errno.EBUSY)])
+    assert tested.run([message(0)] * 3, errno.EBUSY) == dict.fromkeys(range(3), errno.EBUSY)
+    assert not opened[0].closed
 
 
 def test_messages_are_sent_in_small_chunks_if_the_receive_buffer_is_small() -> None:
@@ -146,7 +153,7 @@ def test_a_dump_can_be_read_step_by_step_even_if_objects_change_in_between() -> 
     def answer(data: bytes) -> list[Answer]:
         (number,) = sequences(data)
         disturbed = message(number, b"two.", flags=INTERRUPTED)
-        return [message(number, b"one.") + message(number + 9, b"xxxx"), disturbed, done(number)]
+        return [message(number + 9, b"xxxx") + message(number, b"one."), disturbed, done(number)]
 
     tested, opened = channel(answer)
     parts = [[data[start:end] for data, start, end in found] for found in tested.dumping(message(0), "list")]
@@ -203,7 +210,7 @@ def test_while_answers_are_lost_repeatedly_each_further_dump_gets_only_one_attem
 
     def attempts() -> int:
         before = sum(len(each.sent) for each in opened)
-        with pytest.raises(KernelError) as caught:
+        with pytest.raises(KernelError, match="list: the dump broke off: No buffer space available") as caught:
             tested.dump(message(0), "list")
         assert caught.value.errno == errno.ENOBUFS
         return sum(len(each.sent) for each in opened) - before

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.iptables.iptables_driver import Refusal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import render_jump
-from tests.kernel.iptables.skeleton_example import NOTHING, SKELETON
+from tests.kernel.iptables.skeleton_example import CHAINS, NOTHING, SKELETON
 from tests.support.programs import make_program
 
 
@@ -102,6 +102,19 @@ def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib
     assert "-I " not in (programs / "written").read_text(), "the jumps that it wrote itself are not written again"
 
 
+def test_only_our_rules_in_a_table_that_iptables_does_not_show_count_as_unchanged(programs: pathlib.Path) -> None:
+    driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"cat > {programs}/written")
+    (programs / "saved").touch()
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    (programs / "saved").write_text("# Table `nat' is incompatible, use 'nft' tool.\n")
+    observed = driver.observe(Family.IPV4)
+    assert observed.chains == {key: rules for key, rules in CHAINS.items() if key.table == "nat"}
+    assert observed.jumps == {jump for jump in SKELETON.jumps if jump.table == "nat"}
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    inserted = [line for line in (programs / "written").read_text().splitlines() if line.startswith("-I ")]
+    assert inserted == [f"-I {jump.source} {render_jump(jump)}" for jump in SKELETON.jumps if jump.table != "nat"]
+
+
 def test_a_duplicate_jump_is_reported_as_drift_and_the_surplus_jump_is_removed(programs: pathlib.Path) -> None:
     first, *rest = (f"-A {jump.source} {render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
     (programs / "saved").write_text("\n".join(["*nat", first, first, *rest, "COMMIT", ""]))
@@ -162,7 +175,8 @@ def test_ipv6_is_not_usable_if_it_is_disabled_or_missing(tmp_path: pathlib.Path)
     disabled = iptables.IptablesDriver(chains=(), jumps=(), proc=make_proc(tmp_path / "proc", disabled="1"))
     assert disabled.usable(Family.IPV6) == Refusal("IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1", is_certain=True)
     (tmp_path / "proc/thread-self/net/if_inet6").unlink()
-    assert disabled.usable(Family.IPV6) == Refusal("the kernel has no IPv6", is_certain=True)
+    for attempt in (disabled.usable, disabled.try_writing):
+        assert attempt(Family.IPV6) == Refusal("the kernel has no IPv6", is_certain=True)
 
 
 def test_a_family_is_not_usable_if_its_iptables_program_fails(programs: pathlib.Path) -> None:

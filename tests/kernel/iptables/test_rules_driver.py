@@ -48,8 +48,8 @@ def make(programs: pathlib.Path) -> Iterator[Callable[..., RulesDriver]]:
     """Creates drivers. When the test ends, the programs that the drivers have started may end, too."""
     made: list[RulesDriver] = []
 
-    def make(patience_s: float | None) -> RulesDriver:
-        driver = RulesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, patience_s=patience_s)
+    def make(patience_s: float | None, on_late_end: Callable[[], None] = lambda: None) -> RulesDriver:
+        driver = RulesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, patience_s=patience_s, on_late_end=on_late_end)
         made.append(driver)
         return driver
 
@@ -99,11 +99,13 @@ def test_the_start_of_the_thread_that_writes_rules_is_tried_again_after_a_failur
 def test_a_slow_program_keeps_running_and_the_next_attempt_returns_its_outcome(
     make: Callable[..., RulesDriver], programs: pathlib.Path
 ) -> None:
-    driver = make(0.05)
+    is_over = threading.Event()
+    driver = make(0.05, is_over.set)
     (outcome,) = driver.apply([PUT])
     assert (outcome.operation, outcome.errno) == (PUT, errno.EINPROGRESS)
     assert "waits for the lock of iptables, or hangs" in outcome.error
     (programs / "iptables.go").touch()
+    assert is_over.wait(LONG_S)
     assert apply_until_over(driver, PUT) == Outcome(PUT)
     assert began(programs) == 1, "it was not begun a second time"
 
@@ -113,12 +115,14 @@ def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
 ) -> None:
     driver = make(0.05)
     driver.apply([PUT])
+    running = driver._under_way[Family.IPV4]
     with pytest.raises(KernelError) as caught:
         driver.observe(Family.IPV4)
     assert caught.value.errno == errno.EINPROGRESS
     other = Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={}, jumps=()))
     (outcome,) = driver.apply([other])
     assert outcome.errno == errno.EINPROGRESS
+    assert driver._under_way[Family.IPV4] is running
     (programs / "iptables.go").touch()
     assert apply_until_over(driver, other) == Outcome(other)
     monkeypatch.setattr(rules_driver, "SHORT_PATIENCE_S", LONG_S)
@@ -197,6 +201,7 @@ def test_a_failed_iptables_program_has_the_same_outcome_with_or_without_a_thread
     make_program(programs, "ip6tables", "exit 1")
     with pytest.raises(KernelError, match="ip6tables: exit status 1"):
         make(LONG_S).program(Family.IPV6)
+    assert make(LONG_S).usable(Family.IPV6) is not None
 
 
 def test_if_the_version_of_a_program_is_known_the_program_is_not_started(

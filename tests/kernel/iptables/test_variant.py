@@ -84,6 +84,7 @@ def test_iptables_commands_without_a_variant_suffix_are_used_if_the_host_has_no_
 ) -> None:
     make_program(tmp_path, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
     monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert iptables_variant.installed() == ()
     choice = iptables_variant.choose(CHAINS)
     assert (choice.commands, choice.variant, choice.reason) == (iptables.COMMANDS, NFT, "it is the variant in PATH")
 

@@ -63,6 +63,18 @@ def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_no_ev
     assert listener.read() == (OURS, OURS, OURS)  # the address was added and removed, and then the device was deleted
 
 
+def test_a_device_that_is_made_again_is_recognised_and_lo_does_not_count_as_the_device_meanwhile(
+    listener: notify.ChangeListener, device: str
+) -> None:
+    ip("link", "del", device)
+    ip("address", "add", "192.0.2.1/32", "dev", "lo")
+    assert listener.read() == (OURS, OTHER)
+    assert listener._find_device() == 0
+    ip("link", "add", device, "type", "bridge")
+    ip("address", "add", "192.0.2.2/32", "dev", device)
+    assert listener.read() == (OURS,)
+
+
 def test_a_renamed_device_counts_as_deleted(listener: notify.ChangeListener, device: str) -> None:
     ip("link", "set", device, "name", "other0")
     assert listener.read() == (OURS,)
@@ -199,6 +211,10 @@ def test_a_change_of_lo_is_an_event_only_if_lo_went_down(
 ) -> None:
     body = struct.pack("=BxHiII", socket.AF_UNSPEC, 1, 1, flags, changed)
     assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 16, 0, 0, 0) + body)) == events
+
+
+def test_a_message_that_cannot_be_read_may_be_about_our_objects(listener: notify.ChangeListener) -> None:
+    assert list(listener._decode(bytes(17))) == [OURS]
 
 
 @pytest.mark.parametrize("kind", [16, 20, 24], ids=["link", "address", "route"])

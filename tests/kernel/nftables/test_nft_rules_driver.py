@@ -410,15 +410,30 @@ def test_a_table_that_cannot_be_read_does_not_count_as_absent(
         backends.held_by_other(Backend.IPTABLES, list(IP_SETS), tmp_path)
 
 
-@pytest.mark.parametrize(("number", "backend"), [(errno.EINVAL, Backend.NFTABLES), (errno.ENOBUFS, Backend.IPTABLES)])
-def test_iptables_is_cleaned_unless_its_chains_are_certainly_absent(
-    fresh_namespace: None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int, backend: Backend
+@pytest.mark.parametrize(
+    ("number", "has_nf_tables", "backend"),
+    [
+        (errno.EINVAL, True, Backend.NFTABLES),
+        (errno.EINVAL, False, Backend.IPTABLES),
+        (errno.ENOBUFS, True, Backend.IPTABLES),
+    ],
+)
+def test_iptables_is_cleaned_unless_its_chains_are_certainly_absent_and_the_kernel_has_nf_tables(
+    fresh_namespace: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    number: int,
+    backend: Backend,
+    *,
+    has_nf_tables: bool,
 ) -> None:
     def refuse(*_: object) -> bool:
         raise KernelError(action="", errno=number)
 
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     monkeypatch.setattr(iptables_tables, "has_chain", refuse)
+    if not has_nf_tables:
+        monkeypatch.setattr(nft_message, "generation", refuse)
     assert backends.to_clean(skeleton.CHAINS, tmp_path) == (backend,)
 
 

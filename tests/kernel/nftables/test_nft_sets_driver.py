@@ -204,6 +204,22 @@ def test_overlapping_source_ranges_are_separate_entries(driver: NftSetsDriver) -
     assert set(driver.observe([RANGES])[RANGES].entries) == {ranges[0], ranges[2], ranges[3]}
 
 
+def test_a_large_set_is_dumped_until_two_successive_dumps_are_equal(
+    driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumps = [[netlink.Reply(bytes(4) + bytes([number]), 0, 5)] * 2 for number in (1, 2, 1, 3, 3, 4)]
+    coming = iter(dumps)
+    pauses_s: list[float] = []
+    monkeypatch.setattr(driver._channel, "dump", lambda *_: next(coming))
+    monkeypatch.setattr(driver, "_sleep", pauses_s.append)
+    assert driver._elements(CLUSTER, "list") is dumps[4]
+    assert pauses_s == [one for one in nft_sets.PAUSES_S[:5] if one]
+
+
+def test_a_set_is_not_removed_in_one_transaction_with_other_operations(driver: NftSetsDriver) -> None:
+    assert driver.messages([Operation(Verb.REMOVE, IP_SETS[CLUSTER])]) is None
+
+
 def test_a_poll_returns_only_changed_sets(driver: NftSetsDriver) -> None:
     names = [CLUSTER, "KUBE-EXTERNAL-IP"]
     apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), entry(1))
