@@ -13,7 +13,7 @@ from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Verb
-from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
 from tests.kernel.ipvs.examples import clean, operations, real, refuse, server
 from tests.support import fake_netlink
 
@@ -58,6 +58,20 @@ def test_a_removal_with_a_lost_answer_does_not_count_as_done() -> None:
     kernel.answers = [fake_netlink.OVERRUN]
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
     assert "answer was lost" in outcome.error
+
+
+@pytest.mark.parametrize(("number", "is_left"), [(0, False), (errno.ESRCH, False), (errno.EPERM, True)])
+def test_a_written_virtual_server_is_read_again_unless_its_removal_succeeded(
+    monkeypatch: pytest.MonkeyPatch, number: int, *, is_left: bool
+) -> None:
+    driver, kernel = fake()
+    kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
+    noted: dict[VirtualServerKey, bool] = {}
+    monkeypatch.setattr(driver, "_note", lambda key, *, is_there: noted.update({key: is_there}))
+    gone, changed, scaled = map(server, ("10.96.0.1", "10.96.0.2", "10.96.0.3"))
+    driver.apply([*operations(Verb.REMOVE, gone), *operations(Verb.ADD, changed, real(scaled, "10.1.0.1"))])
+    driver.apply(operations(Verb.REMOVE, gone))
+    assert noted == {gone.key: is_left, changed.key: True, scaled.key: True}
 
 
 def test_the_messages_of_many_operations_are_sent_in_parts_and_are_not_held_in_memory_together(

@@ -17,6 +17,7 @@ from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_tables
+from ipvsproxy.kernel.iptables.iptables_driver import Refusal
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
@@ -30,7 +31,7 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.translation_settings import LocalMode, Settings
 from tests.kernel.nftables.examples import REAL, an_entry_of, nft
-from tests.support import builders
+from tests.support import builders, fake_netlink
 
 pytestmark = REAL
 
@@ -393,6 +394,40 @@ def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(fresh_namesp
     assert to_clean() == (Backend.NFTABLES,)
     (tmp_path / "sys/module/ip_set").mkdir()
     assert to_clean() == (Backend.NFTABLES, Backend.IPTABLES)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "is_certain"),
+    [
+        (errno.EINVAL, "this kernel has no nf_tables", True),
+        (errno.ENOBUFS, "read the generation of nf_tables: No buffer space available", False),
+    ],
+)
+def test_a_kernel_that_does_not_show_nf_tables_has_no_rules(number: int, reason: str, *, is_certain: bool) -> None:
+    def refuse(data: bytes) -> list[fake_netlink.Answer]:
+        return [fake_netlink.error(fake_netlink.sequences(data)[-1], number)]
+
+    made = NftRulesDriver(chains=(), jumps=(), connect=lambda _: fake_netlink.FakeSocket(refuse))
+    assert made.usable(Family.IPV4) == Refusal(reason, is_certain=is_certain)
+
+
+@pytest.mark.parametrize(
+    ("failed", "reason", "is_certain"),
+    [
+        ({0: errno.EINVAL, 5: errno.ENOENT}, "the nf_tables of this kernel has no tables of the family inet", True),
+        ({-1: errno.EPERM}, "the kernel refuses rules of nf_tables: this process lacks the capability NET_ADMIN", False),
+        ({0: errno.ENOMEM}, "the kernel refuses rules of nf_tables: Cannot allocate memory", False),
+    ],
+)
+def test_a_trial_that_the_kernel_refuses_before_its_end_is_explained(
+    fresh_namespace: None, monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
+) -> None:
+    monkeypatch.setattr(nft_message, "run", lambda *_: failed)
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
+        refusal = made.try_writing(Family.IPV4)
+    assert refusal is not None
+    assert refusal.reason.startswith(reason)
+    assert refusal.is_certain is is_certain
 
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.EAGAIN, errno.EMFILE, 0])

@@ -45,6 +45,14 @@ def test_a_chain_with_policy_drop_refuses_packets_that_no_rule_accepts(definitio
     assert read()["inet firewall"].closed == (("one",) if is_closed else ())
 
 
+@pytest.mark.parametrize(("target", "is_closed"), [("DROP", True), ("REJECT", True), ("LOG", False)])
+def test_a_chain_of_iptables_nft_is_closed_if_its_last_rule_has_a_target_that_refuses_every_packet(
+    target: str, *, is_closed: bool
+) -> None:
+    rule: list[nft_tables.Expression] = [("counter", {(1,): bytes(8)}), ("target", {(1,): f"{target}\0".encode()})]
+    assert nft_tables._is_closed(BaseChain("filter", "input", 0), rule) is is_closed
+
+
 def test_a_table_without_a_header_is_an_answer_that_cannot_be_parsed() -> None:
     def answer(sent: bytes) -> list[fake_netlink.Answer]:
         sequence = fake_netlink.sequences(sent)[-1]

@@ -21,6 +21,7 @@ from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.translation_settings import Settings
 from tests.kernel.nftables.examples import CLUSTER, REAL, entry, nft
 from tests.support import builders
+from tests.support.polled_sets import observe_changed
 
 pytestmark = REAL
 
@@ -141,6 +142,16 @@ def test_a_change_by_another_program_during_a_write_is_not_an_error(driver: NftD
     assert entry(8) in held(driver)
 
 
+def test_entries_written_together_with_rules_and_deleted_by_another_program_are_missing_in_the_next_poll(
+    driver: NftDriver,
+) -> None:
+    driver.apply([*SETS, entries(Verb.ADD, 1)])
+    before = observe_changed(driver.sets, [CLUSTER])
+    driver.apply([entries(Verb.ADD, 2), rules(Family.IPV4)])
+    nft("delete", "element", "inet", "ipvsproxy", CLUSTER, "{ 10.0.0.2 . tcp . 80 }")
+    assert observe_changed(driver.sets, [CLUSTER]) == before
+
+
 def test_a_transaction_for_an_outdated_generation_is_refused_and_keeps_the_socket_open(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     ports = set(driver._ports)
@@ -169,13 +180,14 @@ UNLIKE = (f"set {CLUSTER} {{\n{FIELDS}", f"set {CLUSTER} {{\n{FIELDS}\t\tsize 2\
 
 
 def test_a_set_with_another_definition_is_replaced_together_with_its_entries_and_rules(driver: NftDriver) -> None:
-    wanted = [Operation(Verb.SET, every_rule(family)) for family in Family]
-    driver.apply([*SETS, entries(Verb.ADD, 1), *wanted])
+    wanted, other = [Operation(Verb.SET, every_rule(family)) for family in Family], entry(7, "KUBE-EXTERNAL-IP")
+    driver.apply([*SETS, entries(Verb.ADD, 1), Operation(Verb.ADD, SetEntries.of(other)), *wanted])
     load_with(UNLIKE)
-    created = Operation(Verb.ADD, IP_SETS[CLUSTER])
-    driver.apply([created, entries(Verb.ADD, 1, 2, 3), wanted[0]])
+    created = [Operation(Verb.ADD, IP_SETS[name]) for name in (CLUSTER, other.set)]
+    driver.apply([*created, entries(Verb.ADD, 1, 2, 3), wanted[0]])
     assert set(driver.sets.shaped_as_ours(IP_SETS.values()).items()) == {(ip_set, True) for ip_set in IP_SETS.values()}
     assert held(driver) == {entry(1), entry(2), entry(3)}
+    assert driver.sets.observe([other.set])[other.set].entries == {other}, "this set had our definition"
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
