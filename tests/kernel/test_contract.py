@@ -6,6 +6,7 @@ Behaviour that a test cannot cause in a real kernel by operations alone is not c
 import contextlib
 import dataclasses
 import errno
+import functools
 import itertools
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -65,19 +66,30 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
         fake.sysctls = {CONNTRACK: "0"}
         yield fake
         return
+    backend = Backend(request.param)
+    if backend is Backend.NFTABLES:
+        skip_without_nftables()
     request.getfixturevalue("fresh_namespace")
-    subprocess.run(("ip", "link", "set", "lo", "up"), check=True)
-    with contextlib.closing(opened(Backend(request.param))) as real:
+    with contextlib.closing(opened(backend)) as real:
         yield real
 
 
+def skip_without_nftables() -> None:
+    """Skip a test if the kernel does not support the rules of these tests in nftables."""
+    if reason := _nftables_refusal():
+        pytest.skip(reason)
+
+
+@functools.cache
+def _nftables_refusal() -> str:
+    with contextlib.closing(opened(Backend.NFTABLES)) as real:
+        found = real.rules.try_writing(Family.IPV4)
+        return found.reason if found else ""
+
+
 def opened(backend: Backend) -> node_kernel.NodeKernel:
-    """The real kernel, with the rules of these tests. Tests are skipped if the kernel does not support the backend."""
-    made = node_kernel.NodeKernel((FILTER, MARK), JUMPS, chosen=ChosenBackend(backend))
-    if refusal := made.rules.try_writing(Family.IPV4) if backend is Backend.NFTABLES else None:
-        made.close()
-        pytest.skip(refusal.reason)
-    return made
+    """The real kernel, with the rules of these tests."""
+    return node_kernel.NodeKernel((FILTER, MARK), JUMPS, chosen=ChosenBackend(backend))
 
 
 def uses_nftables(kernel: Kernel) -> bool:
@@ -670,6 +682,7 @@ def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel
 def test_sets_are_copied_from_the_other_backend_and_later_changes_are_written_to_nftables_too(
     fresh_namespace: None, backend: Backend
 ) -> None:
+    skip_without_nftables()
     marked = MarkedEntry(IpSet(SetKind.SCOPE, Family.IPV4).name, SERVICE[Family.IPV4], Protocol.TCP, 80, mark=0x10, mask=0x3FFF)
     node_port, of_addresses = entries(Family.IPV4)[5], entries(Family.IPV4)[1]
     other = next(one for one in BACKENDS if one is not backend)
