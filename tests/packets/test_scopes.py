@@ -8,11 +8,12 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
 from tests.packets import questions
+from tests.packets.bindings import with_addresses
 from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
 from tests.support import cluster, lab
 from tests.support.cluster import Endpoint, service
 
-pytestmark = [pytest.mark.kernel]
+pytestmark = [pytest.mark.kernel, with_addresses]
 
 API = ("--ipvs-traffic-scopes=api",)
 BOTH = ("p1", "r1")
