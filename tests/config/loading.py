@@ -64,7 +64,7 @@ def problems_of_flags(*arguments: str, command: str = "run") -> list[str]:
 
 
 def problems_of_file(text: str, *arguments: str) -> list[str]:
-    """Every reason why this file is refused, without the file's path at the front."""
+    """The reasons why a configuration file is refused, without the file's path at the beginning of each reason."""
     with pytest.raises(ConfigError) as raised:
         from_file(text, *arguments)
     return [str(problem).removeprefix(f"{PATH}:") for problem in raised.value.problems]

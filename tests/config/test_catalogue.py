@@ -1,4 +1,4 @@
-"""The table of options is compared with kube-proxy's own lists, and the output of ``--help`` is compared with the table."""
+"""Compares the table of options with kube-proxy's lists of flags and fields, and the output of ``--help`` with the table."""
 
 import operator
 

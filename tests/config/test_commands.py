@@ -1,4 +1,4 @@
-"""Covers shell completion, and the options of commands that are not settings.
+"""Covers shell completion, and command-line options that are not settings of the configuration.
 
 ``tests/test_cli.py`` covers the errors for invalid values of the options.
 

@@ -1,4 +1,4 @@
-"""The syntax of option values is compared with Go's own rules. The tests of flags and of the file cover the texts of errors."""
+"""Compares the syntax of option values with Go's rules. The tests of flags and of the file cover the texts of errors."""
 
 from collections.abc import Callable, Sequence
 

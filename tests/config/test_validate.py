@@ -256,7 +256,7 @@ def test_the_local_pod_detection_by_interface_needs_the_name_of_an_interface(mod
 def test_an_interface_name_that_cannot_be_written_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
     """The name of a prefix must leave room for the plus sign that a rule appends.
 
-    The empty parameter stands for a name that is one character too long.
+    In the parameters, an empty text stands for a name that is one character too long.
     """
     name = name or "a" * (longest + 1)
     assert problems_of_flags(f"--detect-local-mode={mode}", f"--{flag}={name}") == [

@@ -1,4 +1,4 @@
-"""Covers Kubernetes Events: their causes, their form and rate, and failed writes. Not covered here: a real API server."""
+"""Covers Kubernetes Events: their causes, their form and rate, and failed writes. The tests use no real API server."""
 
 import asyncio
 import dataclasses

@@ -31,7 +31,7 @@ def _shortly(text: str) -> str:
 
 @pytest.fixture(name="read")
 def _read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """The lines written to standard error since the last call."""
+    """The lines written to standard error since the last call of this function."""
     before = structlog.get_config()
     monkeypatch.setattr(journal, "log", structlog.get_logger())  # a logger that uses the configuration of this test
 

@@ -1,4 +1,4 @@
-"""Covers an API server that is absent for an hour of virtual time: no removals, drift is repaired, and requests become rarer.
+"""Covers an hour of virtual time without an API server: nothing is removed, drift is repaired, and requests become rarer.
 
 Reflectors, store and loop are real; the connection and the kernel are test doubles.
 """

@@ -1,4 +1,4 @@
-"""The follower of changes in our nftables table: when it asks the loop to read rules and sets, and the lines that it logs.
+"""Covers when the follower of changes in our nftables table asks the loop to read rules and sets, and what the follower logs.
 
 A pipe replaces the kernel's netlink socket.
 """

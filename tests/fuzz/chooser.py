@@ -40,7 +40,7 @@ class Chooser:
         self._position = 0
 
     def take(self, count: int) -> bytes:
-        """Takes this many bytes, or all bytes that remain."""
+        """Takes this many bytes, or all remaining bytes if there are fewer."""
         taken = self._data[self._position : self._position + count]
         self._position += count
         return taken
@@ -50,7 +50,7 @@ class Chooser:
         return self.take(max(0, len(self._data) - self._position))
 
     def integer(self, low: int, high: int) -> int:
-        """Chooses a number between these bounds, which are included."""
+        """Chooses a number in this range, which includes its bounds."""
         size = max(1, ((high - low).bit_length() + 7) // 8)
         return low + int.from_bytes(self.take(size), "big") % (high - low + 1)
 

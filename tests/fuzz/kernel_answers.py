@@ -42,7 +42,7 @@ def netlink_answers(data: bytes) -> None:
 
 
 def iptables_save(data: bytes) -> None:
-    """``iptables-save`` prints any output; the lines that are written because of this output must have known shapes."""
+    """For any output of ``iptables-save``, the lines that the driver then writes must have known shapes."""
     try:
         listing = iptables_syntax.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
     except ValueError as error:

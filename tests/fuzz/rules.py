@@ -1,6 +1,6 @@
 """Fuzz target ``rules``: from configuration and API objects to rules, set entries and virtual servers.
 
-For any objects, each line for ``iptables-restore`` has a known shape, each set entry is unchanged by encoding and decoding, and
+For any objects, each line for ``iptables-restore`` has a known shape. Encoding and decoding a set entry gives the same entry, and
 each virtual and real server can be encoded.
 """
 

@@ -1,4 +1,4 @@
-"""Kernel versions and missing requirements, with a fake process file system, and once with the real one."""
+"""Kernel versions and missing requirements, with a fake process file system and, in one test, the real process file system."""
 
 import enum
 import errno

@@ -1,4 +1,4 @@
-"""Kernel settings, in a fake folder of settings, and once in the real folder."""
+"""Kernel settings, in a fake folder of settings, and in one test in the real folder."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Addresses and ranges as Kubernetes parses them, compared with Python's own ``ipaddress`` where the two agree."""
+"""Addresses and ranges as Kubernetes parses them, compared with Python's ``ipaddress`` where Kubernetes and Python agree."""
 
 import ipaddress
 

@@ -68,7 +68,7 @@ def state(
 
 
 def tables_of(tables: NodeTables) -> list[Table[Any, Any, Any]]:
-    """The tables of all kinds of kernel objects; the table of health checks has no observed side."""
+    """The tables of all kinds of kernel objects; the table of health checks has no observed values."""
     return [table for kind in tables.kinds for table in kind.tables]
 
 

@@ -1,4 +1,4 @@
-"""Repairs of drift: at once at first, after a delay if the drift returns, and at once again when the desired value changes."""
+"""Repairs of drift: new drift is repaired at once, returning drift after a delay, and a changed desired value at once."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """After any events in any order, the kernel ends up in the state that programming an empty kernel would give.
 
-The simulated world is very small, so that all of its objects interact. Source ranges during failures of single operations are not
-tested here but in ``test_preconditions``.
+The simulated world is very small, so that all of its objects interact. ``test_preconditions`` tests source ranges during failures
+of single operations.
 """
 
 import errno

@@ -1,8 +1,8 @@
 """The reconciler on an in-memory kernel: changes, flows, and changes of policy.
 
-Other modules test drains, drift and failures (``test_reconciler_…``), readings of the kernel (``test_observer``), operations that
-wait for other operations (``test_preconditions``), the cost (``test_cost``), and random combinations of all events
-(``test_properties``).
+Other modules test drains, drift and failures (``test_reconciler_…``), reads of the kernel (``test_observer``), and the operations
+that wait for other operations (``test_preconditions``). ``test_cost`` tests the cost, and ``test_properties`` tests random
+combinations of all events.
 """
 
 from collections.abc import Mapping

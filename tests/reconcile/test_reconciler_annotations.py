@@ -1,6 +1,6 @@
-"""Settings that Services choose by annotations, in the kernel.
+"""How annotations of Services change kernel objects.
 
-Every change is an edit, drift is repaired, and a chosen weight of 0 is not a drain.
+Every change edits an object in place, drift is repaired, and a chosen weight of 0 is not a drain.
 """
 
 from typing import Any

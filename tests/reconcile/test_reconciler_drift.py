@@ -1,4 +1,4 @@
-"""The reconciler on an in-memory kernel: drift is repaired, but less often if it returns."""
+"""The reconciler on an in-memory kernel: drift is repaired, and returning drift is repaired less often."""
 
 from collections.abc import Iterable
 

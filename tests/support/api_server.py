@@ -213,7 +213,7 @@ class ApiServer:
             self._watchers.remove(watcher)
 
     def stall(self) -> None:
-        """Stop writing to all watches, including the messages that end them; the connections stay open."""
+        """Stop writing to all watches, even the messages that would end a watch; the connections stay open."""
         self._flowing.clear()
 
     def resume(self) -> None:
@@ -352,7 +352,7 @@ class ApiServer:
     def _first_lines(
         self, resource: Resource, matches: api_store.Matches, revision: int, form: Callable[[Object], Object]
     ) -> Iterator[bytes]:
-        """The first lines of a watch: the current state if no revision is given, otherwise the changes since that revision."""
+        """The first lines of a watch: the changes since a revision, or the current state if no revision is given."""
         if not revision:
             objects = [item for item in self.store.objects(resource) if matches(item)]
             return iter([line(form({"type": "ADDED", "object": item})) for item in objects])
@@ -372,7 +372,7 @@ class ApiServer:
                 self._watchers.remove(watcher)
 
     async def _chunks(self, watcher: _Watcher) -> AsyncIterator[bytes]:
-        """The queued lines, joined to one chunk at a time, until the watch ends."""
+        """Yields chunks until the watch ends; each chunk joins all lines that are queued."""
         while True:
             items = [await watcher.queue.get()]
             await self._flowing.wait()

@@ -51,7 +51,7 @@ class StatusError(Exception):
 
 
 class Change(NamedTuple):
-    """One revision: the object before (None means that it was created) and after (None means that it was deleted)."""
+    """One revision: the object before the change (None if it was created) and after the change (None if it was deleted)."""
 
     revision: int
     resource: Resource

@@ -1,4 +1,4 @@
-"""Builds values with defaults, so that a test specifies only what it is about.
+"""Builds values with defaults, so that a test gives only the values that matter for the test.
 
 Addresses and ranges are given as text. By default, endpoints are on this node, ready, and without hints.
 """

@@ -1,6 +1,6 @@
 """A small cluster for packet tests: the lab, the real program on the lab's node, and the API's objects in a file.
 
-Names represent addresses of both families: ``p1`` means 10.244.0.11 or fd00:10:244::11.
+Names represent addresses of both families, so ``p1`` means 10.244.0.11 or fd00:10:244::11.
 """
 
 import dataclasses
@@ -176,7 +176,7 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # Another version may not know this flag yet, and the flag would take precedence over a file.
+        # An older version of the program may not know this flag, and the flag would take precedence over a file.
         is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
         is_in_file = any(flag.startswith("--config=") for flag in flags)
         backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)

@@ -7,8 +7,8 @@ import pathlib
 def opened() -> set[tuple[str, str]]:
     """The number of each open descriptor, and the file or socket to which the descriptor leads.
 
-    A test that compares two results must accept that descriptors are missing from the later result, because a thread of an
-    earlier test may close its descriptors at any time.
+    A thread of an earlier test may close its descriptors at any time. A test that compares two results must therefore accept that
+    descriptors are missing from the later result.
     """
     found = set()
     for path in pathlib.Path("/proc/self/fd").iterdir():

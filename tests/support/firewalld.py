@@ -29,14 +29,14 @@ _CONFIGURATION = "DefaultZone=public\nFirewallBackend=nftables\nIPv6_rpfilter=no
 
 
 def missing() -> str:
-    """The programs that firewalld needs and that are missing; empty if no program is missing."""
+    """The missing programs that firewalld needs; empty if no program is missing."""
     return ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
 
 
 class Firewalld:
     """Run firewalld with the default zone ``public`` while the block runs.
 
-    ``directory`` is the place for the files of firewalld.
+    firewalld keeps its files in ``directory``.
     """
 
     def __init__(self, directory: Path) -> None:

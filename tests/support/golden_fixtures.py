@@ -1,8 +1,8 @@
 """The golden scenarios as directories of manifests, phase by phase.
 
 A recording started with the objects of all documents without a phase. The documents of each phase were then applied through a
-real API server. Like a real API server, this module adds the Service ``default/kubernetes``. The module also keeps fields that
-are absent from a *put* and that only the server or the status subresource may change.
+real API server. Like a real API server, this module adds the Service ``default/kubernetes``. If a *put* lacks a field that only
+the server or the status subresource may change, the field keeps its value.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Runs the program in another network namespace: ``python -m tests.support.in_namespace PATH FLAG...``.
+"""Runs the program in another network namespace, with the command ``python -m tests.support.in_namespace PATH FLAG...``.
 
 ``/sys`` shows the interfaces of the namespace in which it was mounted, so it is mounted again, for this process only.
 """

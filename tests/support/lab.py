@@ -39,11 +39,11 @@ _EVERYWHERE = {
     "net/ipv4/conf/default/rp_filter": "0",
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
-    "net/ipv4/icmp_ratelimit": "0",  # with a limit, a second refusal within a second would look like a timeout
+    "net/ipv4/icmp_ratelimit": "0",  # with a rate limit, a second refusal within a second would look like a timeout
     "net/ipv6/icmp/ratelimit": "0",
     "net/ipv4/icmp_ratemask": "0",  # the kernel also limits the rate of all senders together
     "net/ipv6/icmp/ratemask": "\n",
-    "net/ipv6/conf/default/accept_dad": "0",  # without this check, an address can be used at once
+    "net/ipv6/conf/default/accept_dad": "0",  # without duplicate address detection, an address can be used at once
     "net/ipv6/conf/all/disable_ipv6": "0",
     "net/ipv6/conf/default/disable_ipv6": "0",
 }
@@ -90,8 +90,8 @@ class Result(NamedTuple):
 class Load(NamedTuple):
     """The result of a load: the number of answers by outcome and by backend, the slowest answer, and all failures.
 
-    A failure consists of the time of the request in ``time.monotonic``, which is the same for all processes of a kernel, and of
-    the outcome.
+    A failure consists of the outcome and the time of the request. All processes of a kernel share the clock ``time.monotonic``,
+    which gives this time.
     """
 
     outcomes: Mapping[str, int]
@@ -209,7 +209,7 @@ class Lab:
         """Run a command in a namespace; return its output.
 
         Raises:
-            LabError: the command failed, and the message is its error text; or it did not end within ``COMMAND_WITHIN_S``.
+            LabError: the command failed (the message is its error text), or did not end within ``COMMAND_WITHIN_S``.
         """
         status, output, error = self.call("run", namespace=namespace, argv=argv, stdin=stdin, within_s=COMMAND_WITHIN_S)
         if status != 0:
@@ -252,8 +252,8 @@ class Lab:
     def _build(self, building: contextlib.ExitStack) -> None:
         client, remote = self._namespace("client"), self._namespace("remote")
         building.callback(self._unlink)
-        # A program under test leaves its virtual servers when it ends. If a virtual server remained, IPVS would translate an
-        # answer that a pod sends to a new connection whose client has the address and port of a connection of an earlier lab.
+        # A program under test leaves its virtual servers when it ends. If a virtual server remained, IPVS would keep the
+        # connections of an earlier lab. IPVS would then translate a pod's answer to a client with the same address and port.
         self.run("node", "ipvsadm", "--clear")
         self.ip(
             "node",
@@ -315,8 +315,8 @@ class Lab:
         """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
         path = self._namespace(name)
         self._pods.append(name)
-        # Hairpin mode is on, as with hairpinMode of the bridge CNI plugin: a pod's answer to itself through a Service leaves by
-        # the port on which it came.
+        # Hairpin mode is on, as with hairpinMode of the bridge CNI plugin: packets of a pod to itself through a Service leave by
+        # the bridge port on which they arrived.
         self.ip(
             "node",
             f"link add {name} type veth peer name eth0 netns {path}",
@@ -419,8 +419,8 @@ class Lab:
     ) -> Iterator[Callable[[], Mapping[str, int]]]:
         """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
 
-        The block gets a function that returns two numbers: the datagrams sent so far, and the datagrams that the kernel refused
-        because of an error that came back for an earlier datagram.
+        The block gets a function that returns two numbers: how many datagrams were sent, and how many the kernel refused because
+        an earlier datagram caused an error.
         """
         number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), interval_s=interval_s, size=size)
         try:

@@ -1,8 +1,8 @@
 """Our table of nftables in the form of the recordings, as ipset and iptables-save would print the same sets and rules.
 
 The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment, except for the
-longest rules. Packet tests check that the expressions of a rule do what its text says, and ``Expressions`` checks that they do
-not change.
+longest rules. Packet tests check that the expressions of a rule do what its text says, and ``Expressions`` checks that the
+expressions do not change.
 """
 
 import json

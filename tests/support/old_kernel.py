@@ -32,8 +32,8 @@ class OldKernel(NamedTuple):
     """The answers of one version of Linux.
 
     ``protocols`` are the numbers in the answer of ipset about its protocol, by attribute. The other fields say whether the kernel
-    version has a feature that docs/compatibility.md lists. Revisions of ipset are those of the test kernel, because the driver
-    asks for the lowest revision that it can use, whatever the newest is.
+    version has a feature that docs/compatibility.md lists. The revisions of ipset are the revisions of the test kernel, because
+    the driver asks for the lowest revision that it can use.
     """
 
     version: str
@@ -105,7 +105,7 @@ class OldSocket:
         if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
             return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know
         if kind == _NEW_RULE and not self._kernel.has_arrival_behind_ipvs:
-            return whole.replace(_ARRIVAL, _NO_ARRIVAL)  # NF_HOOK without the interface of arrival in net/ipv4/ip_output.c
+            return whole.replace(_ARRIVAL, _NO_ARRIVAL)  # net/ipv4/ip_output.c calls NF_HOOK without the interface of arrival
         return whole
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
@@ -166,8 +166,8 @@ def _is_nat_in_inet(whole: bytes) -> bool:
 def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
     """The answers to a transaction with a chain that cannot exist, namely ENOENT for the chain and for each rule in it.
 
-    nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type; nfnetlink_rcv_batch continues to the end, reports
-    all errors, and applies nothing.
+    The function nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type. The function nfnetlink_rcv_batch
+    continues to the end, reports all errors, and applies nothing.
     """
     refused: set[str] = set()
     answers = []

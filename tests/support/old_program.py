@@ -1,4 +1,4 @@
-"""Runs the program on this kernel as if the kernel were older: ``python -m tests.support.old_program 4.18 FLAGS``."""
+"""Runs the program as on an older kernel, with the command ``python -m tests.support.old_program 4.18 FLAGS``."""
 
 import sys
 

@@ -147,7 +147,7 @@ class OneNode:
         return said
 
     def _answer(self, *words: str) -> str:
-        """Carry out a command of kubectl; return its output. The cluster does at once what docs/migration.md waits for."""
+        """Carry out a command of kubectl; return its output. Steps for which docs/migration.md waits are finished at once."""
         match words:
             case "get", "configmap", "kube-proxy", "-o", _:
                 return self._config_map.read_text()

@@ -1,4 +1,4 @@
-"""Builds summaries of finished syncs, so that a test specifies only what it is about."""
+"""Builds summaries of finished syncs, so that a test gives only the values that matter for the test."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -81,7 +81,7 @@ def status(
     unmet_settings: Mapping[str, str] | None = None,
     **more: Collection[Any],
 ) -> Status:
-    """The health of a node at the time ``now_s`` (since the epoch); ``more`` has results of the functions that it calls."""
+    """The health of a node at the time ``now_s`` (since the epoch); ``more`` has results of functions that health calls."""
     clock = Clock()
     functions: Any = {name: lambda found=found: found for name, found in more.items()}
     made = Status(families=updated, sync_period_s=30, clock=clock, wall_clock=lambda: now_s, **functions)

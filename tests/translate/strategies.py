@@ -92,7 +92,7 @@ def slice_lists(draw: st.DrawFn, service: str = "web") -> list[EndpointSlice]:
 
 @st.composite
 def services(draw: st.DrawFn, name: str = "web", number: int = 10) -> Service:
-    """A Service that shares its addresses with no Service of another number, except for node ports and external addresses."""
+    """A Service; Services with different numbers share no addresses except node ports and external addresses."""
     ports: list[ServicePort] = [
         builders.service_port(80, name="a", node_port=draw(st.sampled_from([0, 30080]))),
         builders.service_port(53, Protocol.UDP, name="b", node_port=draw(st.sampled_from([0, 30053]))),

@@ -1,7 +1,7 @@
-"""Masquerading by connection: rules that look up the client's original destination in a set, for backends with such lookups.
+"""Masquerading by connection: rules look up the client's original destination in a set, if the backend supports this.
 
-Masquerading by mark has its tests in ``test_skeleton``. The tests in this module and the packets of ``tests/packets`` show that
-both methods masquerade the same clients.
+``test_skeleton`` tests masquerading by mark. The tests in this module and the packets of ``tests/packets`` show that masquerading
+by connection and by mark apply to the same clients.
 """
 
 import dataclasses

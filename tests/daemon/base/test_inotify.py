@@ -1,4 +1,4 @@
-"""Covers which changes of a directory wake a waiting task, with inotify and without it."""
+"""Covers which changes of a directory wake a waiting task, with and without inotify."""
 
 import asyncio
 import os

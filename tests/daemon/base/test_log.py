@@ -1,4 +1,4 @@
-"""Covers the format of log lines on standard error, the verbosity at which each appears, and that values cannot forge lines."""
+"""Covers the format of log lines on standard error, the verbosity of each line, and that logged values cannot forge lines."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ Read = Callable[[], list[str]]
 
 @pytest.fixture
 def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Read]:
-    """The lines written to standard error since the last call.
+    """The lines written to standard error since the last call of this function.
 
     When the test ends, the logging configuration of the process is restored.
     """

@@ -199,7 +199,7 @@ async def test_a_put_request_sets_the_verbosity_only_if_profiling_is_enabled(
 
 
 def _count(node: Node) -> int:
-    """The number of servers that a node creates; all of them are closed again."""
+    """The number of servers that a node creates; the function closes all servers again."""
     servers = node.servers()
     for one in servers:
         one.close()

@@ -354,7 +354,7 @@ async def test_no_client_behaviour_causes_an_error_in_the_server(request_bytes: 
     async def handle(request: server.Request) -> Answer:
         return paths.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
 
-    gc.freeze()  # a garbage collection of the objects of earlier tests takes longer than all requests below
+    gc.freeze()  # collecting the garbage of previous tests takes longer than all requests of this test
     try:
         with structlog.testing.capture_logs() as logs, caplog.at_level("DEBUG"):
             async with _listening(handle) as port:

@@ -1,4 +1,4 @@
-"""Covers random failures of the kernel with every error.
+"""Covers operations that the kernel fails at random, with each possible error.
 
 No operation is forgotten, and an operation that fails delays no other operation for long.
 
@@ -49,7 +49,7 @@ async def test_everything_is_programmed_after_random_failures(number: int, seed:
     dice = random.Random(f"{number}:{seed}")
     node = MemoryNode()
     failing = True
-    # No write of a kernel setting fails, because each setting is written only once.
+    # Writes of kernel settings are not made to fail, because each setting is written only once.
     node.kernel.fail(
         lambda operation: failing and not isinstance(operation.item, Sysctl) and dice.random() < 0.3, number, times=1_000_000
     )

@@ -1,4 +1,4 @@
-"""Covers the start of the loop: the order of its steps, what it waits for, and the kernel objects of an earlier process."""
+"""Covers the start of the loop: the order of its steps, the lists that it waits for, and kernel objects of an earlier process."""
 
 import itertools
 from collections.abc import Sequence

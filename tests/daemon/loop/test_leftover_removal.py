@@ -69,7 +69,7 @@ class Scene:
         await asyncio.sleep(0.001)
 
     async def _remove_other_backend(self) -> Collection[str]:
-        """Return or raise the next item of ``of_other_backend`` at each removal, and the last item at all later removals."""
+        """At each removal, return or raise the next element of ``of_other_backend``; later removals repeat the last element."""
         self.removals_s.append(asyncio.get_running_loop().time())
         answer = self.of_other_backend.pop(0) if len(self.of_other_backend) > 1 else self.of_other_backend[0]
         if isinstance(answer, KernelError):

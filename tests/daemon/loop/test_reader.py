@@ -1,4 +1,4 @@
-"""Covers when and in which parts the loop reads the kernel, and what happens to changes that arrive while it reads."""
+"""Covers when and in which parts the loop reads the kernel, and how the loop handles changes that arrive during a read."""
 
 import asyncio
 import itertools

@@ -144,7 +144,7 @@ async def test_changes_are_counted_by_object_kind_and_programming_latency_by_fam
     assert rows[f"{SYNC}_endpoint_changes_total"] == 3
     latency = "kubeproxy_network_programming_duration_seconds"
     assert rows[f'{latency}_count{{ip_family="IPv4"}}'] == 0
-    # If another clock is ahead of ours, the latency must not become negative.
+    # If the clock of another host is ahead of this host's clock, the latency must not become negative.
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.25"}}'] == 1
     assert rows[f'{latency}_bucket{{ip_family="IPv6",le="0.5"}}'] == 2
     assert rows[f'{latency}_sum{{ip_family="IPv6"}}'] == pytest.approx(0.4)

@@ -1,7 +1,7 @@
 """Covers the kernel's counters by Service port: their sums and labels, and how long a scrape waits for them.
 
-Not covered here: reading a real kernel's counters (tests/kernel/ipvs/test_ipvs_driver.py) and the cost of a scrape
-(``test_scrape_cost``).
+``tests/kernel/ipvs/test_ipvs_driver.py`` covers the counters of a real kernel, and ``test_scrape_cost`` covers the cost of a
+scrape.
 """
 
 import concurrent.futures
@@ -191,7 +191,8 @@ async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown
     assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
     assert samples['ipvsproxy_traffic_listed{kind="service"}'] == 2
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
-    # The next port with traffic gets the free series. The common total of the ports without a series keeps its count.
+    # The next port with traffic gets the series that has become free. The common total of the ports without a series keeps its
+    # count.
     at_once(scene.reconciler.putting(builders.service("s1").name, None))
     scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
     samples = await scene.scrape()
@@ -342,7 +343,7 @@ async def test_endpoints_are_not_counted_twice_if_their_virtual_server_was_absen
 
 
 async def test_a_virtual_server_that_stays_while_it_is_not_desired_is_not_counted_twice() -> None:
-    """An undesired virtual server stays in an excluded range, or, for example, while its owner changes during a scrape."""
+    """An undesired virtual server may stay in the kernel, for example in an excluded range or while its owner changes."""
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {
@@ -402,7 +403,7 @@ def test_counting_traffic_lets_other_tasks_run_while_many_rows_appear_stay_or_va
 def test_a_total_grows_by_new_counts_and_is_dropped_when_the_last_object_with_its_labels_is_gone(
     rounds: list[dict[int, int]],
 ) -> None:
-    """The objects come in pairs: both objects of a pair have the same labels and share a series.
+    """The objects form pairs: two objects with the same labels share a series.
 
     Each round adds connections to some of the objects.
     """

@@ -181,7 +181,7 @@ async def test_a_valid_kubeconfig_passes_the_check_without_a_server(tmp_path: pa
 
 
 def run(program: str, *, path: str = "") -> Any:
-    """Run a program in a separate interpreter whose ``sys.path`` begins with ``path``, and return the JSON that was printed."""
+    """Run a program in an interpreter whose ``sys.path`` begins with ``path``; return the JSON that the program printed."""
     program = f"import json, sys\nsys.path.insert(0, {path!r})\n{program}" if path else f"import json, sys\n{program}"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
     return json.loads(done.stdout)
@@ -285,7 +285,7 @@ async def test_a_client_certificate_from_the_kubeconfig_or_from_a_plugin_is_used
         await web_arrives(server, tmp_path, authority=str(certificates.authority), user=user)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # aiohttp warns about how the library calls it
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # aiohttp warns about calls by the Kubernetes client
 async def test_a_token_from_an_oidc_issuer_is_refreshed(tmp_path: pathlib.Path) -> None:
     async def describe(request: web.Request) -> web.Response:
         return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})

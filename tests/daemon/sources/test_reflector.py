@@ -502,7 +502,7 @@ async def test_no_list_is_requested_after_a_list_that_confirms_an_earlier_list_o
     def deliver(events: Sequence[Event]) -> None:
         world.delivered += events
         confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
-        if not confirmed:  # a store that needs a second list answers each delivery in this way
+        if not confirmed:  # the answer of a store that needs a second list to each delivery
             world.reflector.list_again(due_s)
 
     for _ in range(2):

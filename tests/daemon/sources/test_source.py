@@ -1,4 +1,4 @@
-"""Covers the wait for the first lists, and stale watches: how they are detected, logged, and shown by health."""
+"""Covers the wait for the first lists, and how stale watches are detected, logged, and shown by health."""
 
 import asyncio
 from collections import Counter
@@ -96,7 +96,7 @@ def test_a_stale_watch_makes_the_node_ineligible_only_if_so_configured_and_never
 class Lists(DirectorySource):
     """A source whose first lists arrive in pages; the arguments give the times of the pages for each kind.
 
-    ``troubles`` are the reasons why all earlier attempts ended.
+    ``troubles`` are the reasons why the attempts so far have ended.
     """
 
     def __init__(self, troubles: Sequence[Trouble] = (), **pages_s: Sequence[float]) -> None:
@@ -123,7 +123,7 @@ def without_services() -> Store:
 
 
 async def give_up_after_s(source: Lists) -> float:
-    """How long a command waits before it gives up while only the list of Services is missing."""
+    """The seconds that a command waits for a missing list of Services before the command gives up."""
     with pytest.raises(CannotStartError, match="no complete list of Services within 20 s from directory somewhere"):
         await sources.wait_for_lists(without_services(), source, silent=sources.give_up, waiting=complain)
     return virtual_time.loop().time() - virtual_time.BEGIN_S

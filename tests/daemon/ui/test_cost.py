@@ -126,7 +126,7 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
 
 @in_virtual_time
 async def test_a_viewer_uses_less_than_a_kilobyte_of_memory_for_each_service() -> None:
-    """Hence, on a node with ten thousand busy Services, a viewer of the page costs at most 10 MB of memory."""
+    """On a node with ten thousand busy Services, a viewer of the page therefore costs at most 10 MB of memory."""
     node = _node(FEW)
     async with node.reading():
         await node.quiet(1)

@@ -1,6 +1,6 @@
 """Covers the API of the page, and the requests that it refuses, on a node with an in-memory kernel and virtual time.
 
-Not covered here: how the page looks (tests/ui), and its cost (``test_cost``).
+``tests/ui`` covers how the page looks, and ``test_cost`` covers the cost of the page.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ def channel(
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
     """A channel, and the sockets that it opens.
 
-    Each new socket gives the next one of ``answers``.
+    Each new socket returns the next element of ``answers``.
     """
     opened: list[FakeSocket] = []
 

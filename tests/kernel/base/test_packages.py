@@ -1,4 +1,4 @@
-"""Deferred packages: importing a module of such a package does not execute the package itself."""
+"""Importing a module of a deferred package does not execute the code of the package itself."""
 
 import importlib
 import itertools

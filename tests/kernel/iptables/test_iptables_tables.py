@@ -1,4 +1,4 @@
-"""The tables of iptables as read directly from the kernel, without an iptables program, in both variants.
+"""Covers iptables tables of both variants that are read directly from the kernel, without an iptables program.
 
 The fingerprint changes when any program changes a rule, but not when packets are counted.
 """

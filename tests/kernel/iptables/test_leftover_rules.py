@@ -209,7 +209,7 @@ def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace
 
 
 def rules_beside(place: RulesPlace) -> LeftoverRules:
-    """A node on which the other variant is in use."""
+    """A node on which ipvsproxy uses the iptables variant that has no leftover rules."""
     return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
 
 

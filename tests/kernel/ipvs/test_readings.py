@@ -54,7 +54,7 @@ class Table:
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # one second is so long that a part of the table ends each time the clock is checked
+        self.clock_s += 1  # after a second, the current part of the table ends
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:

@@ -151,7 +151,7 @@ def test_changes_by_other_programs_are_observed_and_repaired(driver: NftRulesDri
     number = "ipv4" if family is Family.IPV4 else "ipv6"
     nft(harm.format(family=family.label, number=number))
     assert driver.observe(family) != wanted.in_force
-    if "delete table" in harm:  # restores the sets before the rules
+    if "delete table" in harm:  # the sets must be restored before the rules
         with contextlib.closing(NftSetsDriver()) as sets:
             sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
     assert apply(driver, Verb.SET, wanted).error == ""
@@ -319,7 +319,7 @@ def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
 
 
 def put_theirs(*more: str) -> str:
-    """Add a chain and a set of another program to our table. Return the text of a table that has nothing else."""
+    """Add a chain and a set of another program to our table; return the text of a table with only this chain and this set."""
     nft("add", "set", "inet", "ipvsproxy", "their-set", "{ type ipv4_addr; }")
     nft("add", "chain", "inet", "ipvsproxy", "theirs", "{ type filter hook input priority 10; policy accept; }")
     nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip saddr @their-set drop")

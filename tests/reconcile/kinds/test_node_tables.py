@@ -1,6 +1,6 @@
 """The desired state of the node and of its Services in each table.
 
-The operations are not tested here but in ``test_reconciler``.
+``test_reconciler`` tests the operations.
 """
 
 import itertools

@@ -1,6 +1,6 @@
-"""Which operations wait for other operations, checked after each single operation, whichever operation fails.
+"""Covers which operations wait for other operations: the state is checked after each operation, whichever operation fails.
 
-No kernel takes part: ``simulation`` interprets the rules for source ranges in the way of iptables.
+The tests need no kernel, because ``simulation`` interprets the rules for source ranges as iptables does.
 """
 
 import itertools

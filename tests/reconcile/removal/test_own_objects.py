@@ -99,7 +99,8 @@ SETS_AT_API_SERVER = (
 def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
     """A kernel in which some of our objects hide the API server.
 
-    Other objects concern the same address but do not hide the API server, or concern other addresses.
+    Some further objects have the API server's address but do not hide the API server; the remaining objects have different
+    addresses.
     """
     near = builders.frontend("192.0.2.99", 80)
     local = frozenset({AT_API_SERVER.address, KEY.address})

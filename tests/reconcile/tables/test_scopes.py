@@ -595,7 +595,7 @@ def test_a_mark_is_given_to_a_service_once_another_program_no_longer_uses_the_ma
 
 
 def shared(name: str, number: int, created_s: float, *addresses: str, node_port: int = 0) -> tuple[Service, EndpointSlice]:
-    """A Service with these load-balancer addresses; the address of its endpoint contains the number."""
+    """A Service with these load-balancer addresses; ``number`` is part of its cluster IP and of the address of its endpoint."""
     service = builders.service(
         name,
         builders.service_port(80, node_port=node_port),

@@ -1,6 +1,6 @@
 """A table of any kind: owners, pending keys, and keys of other programs.
 
-The contents of tables are not tested here but in ``test_node_tables``.
+``test_node_tables`` tests the contents of tables.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -1,4 +1,4 @@
-"""Which of several Services that desire a virtual server gets it.
+"""Covers which Service gets a virtual server that several Services desire.
 
 The decision depends on the roles and the age of the Services, and on whether the Services are listed or remembered.
 """

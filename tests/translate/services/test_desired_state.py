@@ -218,7 +218,7 @@ def test_traffic_goes_to_ready_endpoints_within_its_policy_or_else_to_terminatin
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
-    """Two numbers of families without an endpoint on this node: for internal and for external traffic with policy Local."""
+    """How many families have no endpoint on this node, for internal and for external traffic with policy Local."""
     policies = [policy for policy, _ in state.rare.without_local]
     return policies.count("internal"), policies.count("external")
 
