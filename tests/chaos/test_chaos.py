@@ -25,8 +25,10 @@ SEED = 10
 """The seed of a history with a kill, a fault, a trouble and drifts."""
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
 """The steps of this history; with nftables also a switch to iptables and back."""
-QUIET_POINTS = {Backend.IPTABLES: 8, Backend.NFTABLES: 11}
-"""One check at the beginning, one after each step, and one within the bad moment."""
+MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
+"""The first takes the place of the bad moment of this history; the others come at the end."""
+QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}
+"""One check at the beginning, one after each step, and one within two of the bad moments."""
 
 
 def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_history() -> None:
@@ -158,13 +160,14 @@ def test_only_a_desired_tcp_virtual_server_may_have_a_draining_real_server() -> 
 @pytest.mark.kernel
 def test_a_short_history_passes(tmp_path: Path) -> None:
     figures = Figures()
-    drawn = plan.draw(SEED, 0, LENGTH[BACKEND], BACKEND)._replace(moments=[Moment.FULL_RELOAD])
+    drawn = plan.draw(SEED, 0, LENGTH[BACKEND], BACKEND)
+    drawn = drawn._replace(steps=[*drawn.steps, *["moment"] * (len(MOMENTS) - 1)], moments=MOMENTS)
     with lab.Lab() as node:
         History(drawn, str(SEED), node, tmp_path, figures, quick=True, backend=BACKEND).run()
     assert figures.kills > 0
     assert figures.injected["ENOBUFS"] > 0
     assert figures.troubles.total() == 1
-    assert figures.moments.total() == 1
+    assert figures.moments == {kind.value: 1 for kind in MOMENTS}
     assert len(figures.heals_s) == len(drawn.drifts)
     assert (figures.quiet_points, figures.verified) == (QUIET_POINTS[BACKEND], 1)
     assert figures.probes > 50
