@@ -50,12 +50,16 @@ def _state() -> list[str]:
 
 
 @pytest.mark.usefixtures("_node")
-def test_no_inspecting_command_changes_an_empty_node() -> None:
-    before = _state()
+def test_no_inspecting_command_and_no_dry_run_changes_an_empty_node(tmp_path: Path) -> None:
+    before, log = _state(), tmp_path / "log"
     *looked, doctor = _run("plan", "verify", "explain demo/web", "explain demo/none", "doctor")
     assert [answer.status for answer in looked] == [0, 1, 0, 1], looked
     assert doctor.status in (0, 1)
+    with Program(MANIFESTS, log, *FLAGS, "--dry-run") as program:
+        program.wait_until(lambda: b"differences=" in log.read_bytes(), "looked", 60)
     assert _state() == before
+    assert "event=differs" in log.read_text()
+    assert "address=127.0.0.1:10349" in log.read_text()
 
 
 @pytest.mark.usefixtures("_node")
@@ -93,12 +97,12 @@ def _sorted(lines: list[str]) -> list[str]:
 
 @pytest.mark.usefixtures("_node")
 def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_the_rows(tmp_path: Path) -> None:
-    with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
-        program.wait_until_synced()
     for command in ("-A -f 7 -s wlc", "-a -f 7 -r 10.9.9.9 -m", "-A -t 192.0.2.1:80 -s rr -p 60"):
         subprocess.run(("ipvsadm", *command.split()), check=True, timeout=300)
-    shown = _shown("ipvsadm", "-Ln").splitlines()
-    before = _state()
+    with Program(MANIFESTS, tmp_path / "log", *FLAGS, starter=("-m", "ipvsproxy")) as program:
+        program.wait_until_synced()
+        shown, before = _shown("ipvsadm", "-Ln").splitlines(), _state()
+        bare = run_in_turn(["list"], ["explain", "pod-1-12"], within_s=300)
     (listed,) = _run("list")
     assert listed.status == 0, listed.error
     lines = listed.output.splitlines()
@@ -113,9 +117,6 @@ def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_the_rows(tmp_
     assert names["-> 10.244.1.12:8080"] == "demo/pod-1-12 on other-node"
     assert names["FWM 7"] == names["TCP 192.0.2.1:80"] == "(not ours)"
     assert names["-> 10.9.9.9:0"] == ""
-    with Program(MANIFESTS, tmp_path / "own", *FLAGS, starter=("-m", "ipvsproxy")) as program:
-        program.wait_until_synced()
-        bare = run_in_turn(["list"], ["explain", "pod-1-12"], within_s=300)
     assert [line for line in bare[0].output.splitlines() if "demo/pod-1-12 on other-node" in line], bare[0].error
     assert "with the flags of the ipvsproxy that runs here" in bare[0].error
     assert "  demo/web port 'http' TCP 80, IPv4: in" in bare[1].output.splitlines()
@@ -124,13 +125,3 @@ def test_list_prints_the_rows_of_ipvsadm_with_service_names_beside_the_rows(tmp_
     assert "absent is not a directory" in unnamed.error
     assert "names are missing above" in unnamed.error
     assert _state() == before
-
-
-@pytest.mark.usefixtures("_node")
-def test_a_dry_run_reads_the_kernel_and_changes_nothing(tmp_path: Path) -> None:
-    before, log = _state(), tmp_path / "log"
-    with Program(MANIFESTS, log, *FLAGS, "--dry-run") as program:
-        program.wait_until(lambda: b"differences=" in log.read_bytes(), "looked", 60)
-    assert _state() == before
-    assert "event=differs" in log.read_text()
-    assert "address=127.0.0.1:10349" in log.read_text()
