@@ -3,7 +3,7 @@
 ``tests/test_program.py`` checks the programmed objects.
 """
 
-import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import yaml
@@ -22,8 +22,8 @@ import yaml
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, TUNNEL_MODULES
-from tests.support import patience
-from tests.support.program import STARTER, SYNCED_WITHIN_S, Program
+from tests.support import mains, patience
+from tests.support.program import STARTER, SYNCED_WITHIN_S, Program, run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
@@ -38,22 +38,10 @@ UNPRIVILEGED = (
     "--mount",
     "sh",
     "-c",
-    (
-        "for dir in /proc/sys /sys; do mount --bind $dir $dir && mount -o remount,bind,ro $dir || exit 9; done; "
-        f'exec setpriv --no-new-privs --bounding-set=-all,{CAPABILITIES} --inh-caps=-all "$@"'
-    ),
+    f'{mains.READ_ONLY_SETTINGS}; exec setpriv --no-new-privs --bounding-set=-all,{CAPABILITIES} --inh-caps=-all "$@"',
     "sh",
 )
 """As in the second container of manifests/base: one capability, no way to gain more, read-only kernel settings."""
-ANSWERING_LONG = (
-    "-c",
-    """
-from ipvsproxy import cli
-from ipvsproxy.daemon.process import lifecycle
-lifecycle.LAST_ANSWERS_S, lifecycle.STOP_WITHIN_S = 5.0, 60.0
-raise SystemExit(cli.main())""",
-)
-"""After a signal, the program answers so long that a request falls into this time on a busy machine as well."""
 CLEANUP_JOB = pathlib.Path(__file__).parents[1] / "manifests/cleanup/job.yaml"
 MANIFESTS = """
 apiVersion: v1
@@ -83,16 +71,19 @@ conntrack: {maxPerCore: 0}
 
 
 class Started(Program):
-    """A running ipvsproxy, started directly or through the command ``by``; leaving the block stops ipvsproxy by a signal."""
+    """A program that was started, possibly by another command or with another main function, and that a signal stops."""
 
-    def __init__(self, folder: pathlib.Path, *flags: str, by: Sequence[str] = (), starter: Sequence[str] = ()) -> None:
-        super().__init__(folder / "manifests", folder / "log", *flags, starter=starter or (STARTER if by else ()))
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *flags: str,
+        by: Sequence[str] = (),
+        main: Callable[[Sequence[str]], int] | None = None,
+        output: int | None = None,
+    ) -> None:
+        starter = STARTER if by else ()
+        super().__init__(folder / "manifests", folder / "log", *flags, starter=starter, main=main, output=output)
         self._command = [*by, *self._command]
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        assert isinstance(self._process, subprocess.Popen)
-        return self._process
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait until the program has ended; returns its exit status."""
@@ -132,10 +123,14 @@ def virtual_servers() -> list[str]:
     return [line for line in run("ipvsadm", "-Sn").splitlines() if line.startswith("-A")]
 
 
-def ipvsproxy(folder: pathlib.Path, *flags: str, status: int = 0) -> str:
-    # The log lines of --init-only go to the descriptor of standard error, so this test needs a separate process.
-    words = ("--proxy-mode=ipvs", f"--manifests={folder / 'manifests'}", *flags)
-    return run(sys.executable, "-m", "ipvsproxy", *words, status=status)
+def ipvsproxy(folder: pathlib.Path, *flags: str, status: int = 0, main: Callable[[Sequence[str]], int] | None = None) -> str:
+    """Run the program, which must end by itself with this status; return its log."""
+    log = folder / "ended"
+    log.unlink(missing_ok=True)
+    with Program(folder / "manifests", log, *flags, main=main) as program:
+        program.wait_for_end(SYNCED_WITHIN_S)
+    assert program.status == status, program.log_tail()
+    return log.read_text()
 
 
 def warnings(folder: pathlib.Path) -> list[str]:
@@ -159,15 +154,13 @@ def test_after_init_only_one_capability_is_enough_and_kernel_settings_are_not_wr
 def test_an_unwritable_setting_ends_the_program_if_indispensable_and_otherwise_causes_one_warning(
     folder: pathlib.Path,
 ) -> None:
-    with Started(folder, *FLAGS, by=UNPRIVILEGED) as program:
-        assert program.process.wait(SYNCED_WITHIN_S) == 2
-    refusal = (folder / "log").read_text()
+    refusal = ipvsproxy(folder, *FLAGS, status=2, main=mains.with_read_only_settings)
     assert "net.ipv4.vs.conntrack is off, and this process cannot switch it on" in refusal
     assert "ipvsproxy: nothing was programmed" in refusal
     assert virtual_servers() == []
     for path in INDISPENSABLE_SETTINGS:
         (pathlib.Path("/proc/sys") / path).write_text("1")
-    with Started(folder, *FLAGS, "--ipvs-sync-period=1s", by=UNPRIVILEGED) as program:
+    with Started(folder, *FLAGS, "--ipvs-sync-period=1s", main=mains.with_read_only_settings) as program:
         program.wait_until_synced()
         program.wait_until(lambda: (folder / "log").read_text().count("net/ipv4/vs/expire") > 0, "warned", SYNCED_WITHIN_S)
         time.sleep(2.5)  # this time is longer than two audit intervals
@@ -189,7 +182,6 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_only_while_the_progra
     (folder / "config.conf").write_text(CONFIGURATION + "ipvsproxy: {vipBinding: routes, routeProtocol: 99}\n")
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}["config"]
     arguments = [one.replace(mounted, str(folder)) for one in container["args"]]
-    clean = (*UNPRIVILEGED, sys.executable, "-m", name, *words, *arguments)
     routes = ("ip", "route", "show", "table", "local", "protocol", "99")
     with Started(folder, f"--config={folder / 'config.conf'}") as program:
         program.wait_until_synced()
@@ -199,10 +191,12 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_only_while_the_progra
         other = f"another ipvsproxy (process {program.process_id})"
         assert reason == f"ipvsproxy: {other} is running in this network namespace; stop it first"
         assert outcome == "ipvsproxy: nothing was programmed"
-        assert "is running in this network namespace" in run(*clean, status=1)
+        (refused,) = run_in_turn([*words, *arguments], within_s=SYNCED_WITHIN_S)
+        assert refused.status == 1
+        assert "is running in this network namespace" in refused.output
         assert virtual_servers() == before != []
         assert program.stop() == 0
-    run(*clean)
+    run(*UNPRIVILEGED, sys.executable, "-m", name, *words, *arguments)
     assert virtual_servers() == []
     assert run(*routes) == ""
     assert "kube-ipvs0" not in run("ip", "link", "show")
@@ -210,8 +204,7 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_only_while_the_progra
 
 
 DIRECT_RETURN = ("net/ipv4/conf/all/rp_filter", "net/ipv4/vs/sloppy_tcp")
-OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs none /sys && exec "$@"', "sh")
-"""With ``/sys`` of the namespace of the test, as in a pod in the host network."""
+OWN_SYS = ("unshare", "--mount", "sh", "-c", f'{mains.OWN_SYS} && exec "$@"', "sh")
 
 
 def direct_return() -> list[str]:
@@ -225,12 +218,12 @@ def test_the_cleanup_job_succeeds_only_after_a_start_without_direct_return_has_r
     if subprocess.run(["modprobe", "--all", *TUNNEL_MODULES.values()], capture_output=True, check=False).returncode:
         pytest.skip("this kernel has no tunnels: the modules ipip and ip6_tunnel")
     clean = (*OWN_SYS, *UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "cleanup", "--only=own")
-    prepare = (*OWN_SYS, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
+    prepare = functools.partial(ipvsproxy, folder, "--init-only", *FLAGS, main=mains.with_own_sys)
     pathlib.Path("/proc/sys", DIRECT_RETURN[0]).write_text("2")
     pathlib.Path("/proc/sys", DIRECT_RETURN[1]).write_text("0")
     on = "--ipvs-direct-return=on"
-    run(*prepare, on)
-    with Started(folder, *FLAGS, on, by=(*OWN_SYS, *UNPRIVILEGED)) as program:
+    prepare(on)
+    with Started(folder, *FLAGS, on, main=mains.unprivileged_with_own_sys) as program:
         program.wait_until(
             lambda: direct_return() == ["0", "1", *sorted(TUNNEL_DEVICES.values())], "direct return", SYNCED_WITHIN_S
         )
@@ -238,7 +231,7 @@ def test_the_cleanup_job_succeeds_only_after_a_start_without_direct_return_has_r
     failed = run(*clean, status=1)
     assert all(f"failed: {path} = " in failed for path in DIRECT_RETURN)
     assert direct_return() == ["0", "1"], "the Job takes the tunnel devices down, and cannot write kernel settings"
-    assert "event=kernel_setting_restored path=net/ipv4/vs/sloppy_tcp" in run(*prepare)
+    assert "event=kernel_setting_restored path=net/ipv4/vs/sloppy_tcp" in prepare()
     assert direct_return() == ["2", "0"]
     run(*clean)
 
@@ -246,13 +239,12 @@ def test_the_cleanup_job_succeeds_only_after_a_start_without_direct_return_has_r
 def test_init_only_reports_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
     # A new network namespace inherits the value of the first namespace, which may be 1.
     pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
-    command = (*UNPRIVILEGED, sys.executable, "-m", "ipvsproxy", "--proxy-mode=ipvs", "--init-only", *FLAGS)
-    output = run(*command, status=1)
+    output = ipvsproxy(folder, "--init-only", *FLAGS, status=1, main=mains.with_read_only_settings)
     assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in output
 
 
 def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_unchanged(folder: pathlib.Path) -> None:
-    with Started(folder, *FLAGS, starter=ANSWERING_LONG) as program:
+    with Started(folder, *FLAGS, main=mains.answering_long) as program:
         program.wait_until_synced()
         assert ask_health() == 200
         before = virtual_servers()
@@ -261,6 +253,7 @@ def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_unchanged(
         answers = []
         while program.is_alive:
             answers.append(ask_health())
+            time.sleep(0.1)
         assert time.monotonic() - began_s < STOPPED_WITHIN_S
         assert program.status == 0
     assert 503 in answers
@@ -271,31 +264,32 @@ def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_unchanged(
 
 @pytest.mark.parametrize(("flag", "status"), [("--init-only", 1), ("--hostname-override=node-a", 0)])
 def test_the_program_stops_on_a_signal_without_waiting_for_a_hanging_modprobe(
-    folder: pathlib.Path, flag: str, status: int
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, flag: str, status: int
 ) -> None:
     modprobe = folder / "modprobe"
     modprobe.write_text(f"#!/bin/sh\ntouch {folder}/asked\nexec sleep 600\n")
     modprobe.chmod(0o755)
-    # If /sys/module is empty, the program runs modprobe.
-    unseen = ("sh", "-c", 'mount -t tmpfs none /sys/module && exec "$@"', "sh")
-    by = ("env", f"PATH={folder}:{os.environ['PATH']}", "unshare", "--pid", "--mount", "--fork", "--kill-child=SIGTERM", *unseen)
-    # The program runs like the first process of a container: no signal ends such a process by default.
-    with Started(folder, *FLAGS, flag, by=by) as program:
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    with Started(folder, *FLAGS, flag, main=mains.first_process_without_modules) as program:
         program.wait_until((folder / "asked").exists, "at modprobe", SYNCED_WITHIN_S)
-        (inner,) = run("pgrep", "--parent", str(program.process.pid)).split()
+        (inner,) = run("pgrep", "--parent", str(program.process_id)).split()
         began_s = time.monotonic()
         os.kill(int(inner), signal.SIGTERM)
-        assert program.process.wait(STOPPED_WITHIN_S) == status
+        program.wait_for_end(STOPPED_WITHIN_S)
+        assert program.status == status
         assert time.monotonic() - began_s < STOPPED_WITHIN_S
     assert virtual_servers() == []
 
 
-@pytest.mark.parametrize(("how", "number"), [(">&- 2>&-", signal.SIGTERM), ("> >(true) 2>&1", signal.SIGINT)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_log_that_nobody_reads_does_not_end_the_program_but_each_stop_signal_ends_it(
-    folder: pathlib.Path, how: str, number: signal.Signals
+    folder: pathlib.Path, number: signal.Signals
 ) -> None:
-    by = ("bash", "-c", f'exec "$@" {how}', "bash")
-    with Started(folder, *FLAGS, by=by) as program:
+    by, output = ("bash", "-c", 'exec "$@" >&- 2>&-', "bash"), None
+    if number is signal.SIGINT:
+        reader, output = os.pipe()
+        os.close(reader)
+    with Started(folder, *FLAGS, by=() if output else by, output=output) as program:
         # The test waits for health, because the log with event=synced is unreadable and virtual servers are programmed before
         # rules.
         program.wait_until(lambda: ask_health() == 200, "healthy", SYNCED_WITHIN_S)
@@ -303,29 +297,11 @@ def test_a_log_that_nobody_reads_does_not_end_the_program_but_each_stop_signal_e
     assert virtual_servers() != []
 
 
-@contextlib.contextmanager
-def echo_server() -> Iterator[None]:
-    """Echo data on one connection to 10.1.1.1:8080 until the block ends."""
-    program = (
-        "import socket\n"
-        "server = socket.create_server(('10.1.1.1', 8080))\n"
-        "print('up', flush=True)\n"
-        "peer, _ = server.accept()\n"
-        "while data := peer.recv(99):\n"
-        "    peer.sendall(data)\n"
-    )
-    with subprocess.Popen((sys.executable, "-c", program), stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "up\n"
-            yield
-        finally:
-            server.kill()
-
-
-def ask(connection: socket.socket, text: bytes) -> bytes:
-    connection.sendall(text)
-    return connection.recv(99)
+def carries(client: socket.socket, server: socket.socket, text: bytes) -> bool:
+    """Whether a connection carries this text to the server and back."""
+    client.sendall(text)
+    server.sendall(server.recv(99))
+    return client.recv(99) == text
 
 
 STRICT_ARP = pathlib.Path("/proc/sys/net/ipv4/conf/all/arp_ignore")
@@ -346,13 +322,14 @@ def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
 def test_a_swapped_config_map_changes_the_scheduler_and_open_connections_continue(folder: pathlib.Path) -> None:
     volume = folder / "volume"
     path = swap(volume, "..1", CONFIGURATION)
-    with Started(folder, f"--config={path}") as program, echo_server():
+    with Started(folder, f"--config={path}") as program, socket.create_server(("10.1.1.1", 8080)) as server:
         program.wait_until_synced()
-        with socket.create_connection(("10.96.0.10", 80), timeout=patience.seconds(10)) as connection:
-            assert ask(connection, b"before") == b"before"
+        with socket.create_connection(("10.96.0.10", 80), timeout=patience.seconds(60)) as client, server.accept()[0] as peer:
+            peer.settimeout(patience.seconds(60))
+            assert carries(client, peer, b"before")
             swap(volume, "..2", CONFIGURATION + "ipvs: {scheduler: wrr}\nmetricsBindAddress: 127.0.0.1:1\n")
             program.wait_until(lambda: virtual_servers() == ["-A -t 10.96.0.10:80 -s wrr"], "reconfigured", SYNCED_WITHIN_S)
-            assert ask(connection, b"after") == b"after"
+            assert carries(client, peer, b"after")
             (row,) = [line.split() for line in run("ipvsadm", "-Ln").splitlines() if "10.1.1.1:8080" in line]
             assert row[-2:] == ["1", "0"], "the connection is still counted"
         log = folder / "log"
