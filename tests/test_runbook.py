@@ -8,6 +8,7 @@ The program kubectl is a stand-in: "exec" runs the command on this machine, appl
 have a kustomization.yaml. The answers of a cluster are not tested.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -23,7 +25,7 @@ import yaml
 from ipvsproxy.model.rules import Backend
 from scripts.kernels import control
 from tests.packets.nf_tables import NEEDS_NF_TABLES
-from tests.support.program import STARTER, Program
+from tests.support.program import STARTER, Ended, Program, run_in_turn
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEMO = ROOT / "manifests/demo"
@@ -50,6 +52,16 @@ esac
 """
 SLEEP = "#!/bin/sh\n"
 IPVSPROXY = '#!/bin/sh\nexec python3 -m ipvsproxy "$@"\n'
+ASKING = """\
+#!/bin/bash
+cd "${0%/*}"
+printf '%s\\n' "$@" >asked
+read -r status <answered
+cat output
+cat error >&2
+exit "$status"
+"""
+"""The stand-in for ipvsproxy that passes its arguments to ``answering``."""
 CONFIGURATION = """\
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -114,7 +126,7 @@ def tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: Back
 
 @pytest.fixture
 def running(tools: pathlib.Path, tmp_path: pathlib.Path, network_namespace: None) -> Iterator[None]:
-    """A node that runs ipvsproxy."""
+    """A node that runs ipvsproxy, and answers its commands."""
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         subprocess.run(("ip", *command.split()), check=True)
     pathlib.Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
@@ -123,7 +135,35 @@ def running(tools: pathlib.Path, tmp_path: pathlib.Path, network_namespace: None
         DEMO, tmp_path / "log", f"--config={tools / 'config.conf'}", "--hostname-override=demo-node", starter=STARTER
     ) as program:
         program.wait_until_synced()
+        with answering(tools):
+            yield
+
+
+@contextlib.contextmanager
+def answering(tools: pathlib.Path) -> Iterator[None]:
+    """Run the command lines of the stand-in for ipvsproxy as forks, which start faster than a program."""
+    asked, answered = tools / "asked", tools / "answered"
+    os.mkfifo(asked)
+    os.mkfifo(answered)
+    control.write_program(tools / "ipvsproxy", ASKING)
+
+    def answer() -> None:
+        while words := asked.read_text().splitlines():
+            try:
+                (ended,) = run_in_turn(words, within_s=300)
+            except subprocess.SubprocessError as error:
+                ended = Ended(9, "", str(error))
+            (tools / "output").write_text(ended.output)
+            (tools / "error").write_text(ended.error)
+            answered.write_text(f"{ended.status}\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
         yield
+    finally:
+        asked.write_text("")
+        thread.join()
 
 
 def type_in(commands: str, folder: pathlib.Path) -> str:
