@@ -97,7 +97,7 @@ def test_facts_that_cannot_be_read_are_reported() -> None:
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_doctor_reports_that_iptables_gave_no_answer_instead_of_absent_tables(
+def test_doctor_reports_a_missing_answer_of_iptables_and_not_that_tables_are_absent(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = {

@@ -305,7 +305,7 @@ def test_a_thorough_poll_returns_the_whole_state_again_except_rules_that_did_not
     assert kernel.forgotten == ["ipset"] * 4
 
 
-def test_other_calls_may_write_between_the_steps_of_a_poll(kernel: Kernel) -> None:
+def test_objects_may_be_written_between_the_steps_of_a_poll(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
     parts = list(target.poll(names, list(Family), [], thorough=False, whole=True))

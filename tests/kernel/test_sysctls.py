@@ -50,7 +50,7 @@ def test_a_setting_given_as_an_absolute_path_is_read_from_that_path(root: pathli
     assert SysctlDriver(root).observe([path]) == {path: "131072"}
 
 
-def test_an_operation_to_remove_a_setting_does_not_change_it(root: pathlib.Path) -> None:
+def test_an_operation_that_removes_a_setting_keeps_the_value_of_the_setting(root: pathlib.Path) -> None:
     operation = Operation(Verb.REMOVE, Sysctl(FORWARD, "1"))
     assert SysctlDriver(root).apply([operation]) == [Outcome(operation)]
     assert SysctlDriver(root).observe([FORWARD]) == {FORWARD: "0"}
@@ -127,7 +127,7 @@ def test_the_former_value_of_a_setting_for_tunnels_is_restored_when_it_is_remove
         assert ((tunnel / RP_FILTER.path).read_text(), (tunnel / "ifalias").read_text()) == ("2\n", "")
 
 
-def test_a_value_that_another_program_has_written_since_is_not_restored(tunnel: pathlib.Path) -> None:
+def test_a_setting_that_another_program_has_changed_is_not_restored(tunnel: pathlib.Path) -> None:
     apply(tunnel, Verb.SET)
     (tunnel / RP_FILTER.path).write_text("1\n")
     assert apply(tunnel, Verb.REMOVE) == ""

@@ -48,7 +48,7 @@ def test_the_text_of_an_operation_has_its_verb_kind_and_object(item: Item, text:
     assert str(Operation(Verb.ADD, item)) == f"add {text}"
 
 
-def test_the_name_of_every_kind_of_item_is_unique() -> None:
+def test_every_kind_of_object_that_operations_change_has_a_unique_name() -> None:
     kinds = typing.get_args(Item)
     assert {type(item) for item, _ in TEXTS} == set(kinds)
     assert len({plan.kind_of(item) for item, _ in TEXTS}) == len(kinds) - 1, "a set and its copy are counted together"

@@ -54,7 +54,7 @@ def test_a_summary_of_skipped_parts_counts_as_invalid_if_any_of_the_parts_is_inv
     assert bounded([*parts_shown[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
 
 
-def test_names_of_different_kinds_are_never_equal() -> None:
+def test_names_of_objects_of_different_kinds_are_never_equal() -> None:
     names = {kind("shop", "web") for kind in (ObjectKey, ServiceName, EndpointSliceName) for _ in range(2)}
     assert len(names) == 3
 

@@ -41,7 +41,7 @@ def test_the_repair_of_returning_drift_is_delayed_longer_each_time_but_never_giv
     assert waits == [5, 10, 10, 10, 10, 10, 10, 10, 10]
 
 
-def test_a_changed_desired_value_is_not_delayed_and_later_delays_begin_with_the_shortest() -> None:
+def test_a_changed_desired_value_is_not_delayed_and_later_delays_begin_with_the_shortest_delay() -> None:
     drifts, now = contested(observation.FREE_HEALS + 3)
     assert drifts.may_heal(PLACE, "another wish", now)
     drifts.note(PLACE, "another wish", now + 1)

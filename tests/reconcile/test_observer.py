@@ -246,7 +246,7 @@ def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired
 
 
 @pytest.mark.parametrize("kind", ["addresses", "routes"])
-def test_a_new_object_from_one_part_of_a_read_is_kept_until_the_read_ends_and_serves_as_a_witness(kind: str) -> None:
+def test_a_new_object_in_one_part_of_a_read_serves_as_a_witness_until_the_read_ends(kind: str) -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})

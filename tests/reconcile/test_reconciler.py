@@ -160,7 +160,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
         ({CHAIN: (DROP,), ChainKey("nat", "KUBE-MARK-MASQ"): (DROP,)}, False),
     ],
 )
-def test_rules_are_added_before_every_service_has_a_desired_state_unless_this_would_remove_a_rule(
+def test_rules_are_added_before_every_service_has_a_desired_state_unless_a_rule_would_be_removed(
     observed: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
@@ -174,7 +174,7 @@ def test_rules_are_added_before_every_service_has_a_desired_state_unless_this_wo
     assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired_state)]
 
 
-def test_rules_of_a_table_that_could_not_be_read_are_not_written_before_every_service_has_a_desired_state() -> None:
+def test_an_unread_table_gets_no_rules_before_every_service_has_a_desired_state() -> None:
     reconciler = Reconciler(Policy())
     desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
     reconciler.put_skeleton(desired)

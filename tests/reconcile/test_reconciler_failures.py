@@ -80,7 +80,7 @@ def test_an_operation_on_rules_that_is_still_running_is_retried_when_it_has_ende
     assert reconciler.pending == 0
 
 
-def test_failed_cleanings_of_flows_are_delayed_independently() -> None:
+def test_failed_cleanings_of_different_flows_are_delayed_independently() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning), times=100)
     _, slices = dns("10.244.0.1")

@@ -30,7 +30,7 @@ def weights(node: simulation.SimulatedNode) -> list[int]:
     return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
 
 
-def test_some_of_many_removed_real_servers_wait_at_weight_0_until_the_kernel_has_freed_others() -> None:
+def test_some_of_many_removed_real_servers_wait_at_weight_0_while_the_kernel_frees_the_rest() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])

@@ -40,7 +40,9 @@ def node() -> simulation.SimulatedNode:
     return made
 
 
-def test_a_programmed_virtual_server_has_two_equal_sides_an_owner_and_a_witness(node: simulation.SimulatedNode) -> None:
+def test_a_programmed_virtual_server_has_equal_desired_and_observed_values_an_owner_and_a_witness(
+    node: simulation.SimulatedNode,
+) -> None:
     survey = node.reconciler.survey
     desired, observed, is_foreign = survey.sides(KEY)
     assert desired == survey.virtual_servers[KEY]
@@ -108,7 +110,7 @@ def test_a_pending_object_is_shown_with_its_owner(node: simulation.SimulatedNode
     assert list(survey.pending_owners()) == [survey.states[WEB].owner]
 
 
-def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.SimulatedNode) -> None:
+def test_statistics_are_counted_by_kind_and_returned_as_a_copy(node: simulation.SimulatedNode) -> None:
     before = node.reconciler.survey.statistics(node.now)
     assert (before.virtual_servers, before.addresses, before.foreign) == ([KEY], [KEY.address], frozenset())
     assert before.set_entries[IpSet(SetKind.CLUSTER_IP, Family.IPV4).name] == 1

@@ -33,7 +33,7 @@ def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> A
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_endpoint_that_has_the_address_of_a_service_shows_the_node_in_either_order_of_arrival(first: int) -> None:
+def test_an_endpoint_with_a_services_address_shows_its_node_in_either_order_of_arrival(first: int) -> None:
     objects = [_service(TAKEN, "203.0.113.9"), _slice()]
     store = _store(objects[first])
     assert _others(store) == {}

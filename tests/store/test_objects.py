@@ -104,7 +104,7 @@ def test_changes_of_a_service_have_the_time_of_the_first_change_that_the_loop_ha
     assert changes.counts == {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 1}
 
 
-def test_a_deleted_service_must_be_translated_again_and_is_unknown_while_its_endpoint_slices_stay_known(store: Store) -> None:
+def test_a_deleted_service_must_be_translated_again_and_its_endpoint_slices_stay_known(store: Store) -> None:
     store.deliver([gone(WEB)], 3)
     assert dict(store.services) == {}
     assert list(store.slices_of(WEB.name)) == [SLICE]
@@ -436,7 +436,7 @@ def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_i
     assert (store.tunnels[0], store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
 
 
-def test_half_of_the_nodes_may_be_removed_by_a_list_and_any_number_by_a_watch() -> None:
+def test_a_list_may_remove_half_of_the_nodes_and_a_watch_may_remove_any_number() -> None:
     store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
     nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(3)]
     deliver(store, NODE, *nodes)

@@ -63,7 +63,7 @@ def test_nine_jumps_lead_from_built_in_chains_to_our_chains() -> None:
 
 
 @pytest.mark.checklist(30)
-def test_a_node_with_every_kind_of_service_address_has_exactly_these_rules() -> None:
+def test_a_node_with_every_kind_of_service_address_has_exactly_the_expected_rules() -> None:
     view = builders.node_view()
     states = [
         reading.state_of(builders.service("clusterip", cluster=["10.96.0.1"], external=["50.60.70.81"]), view=view),
@@ -199,7 +199,7 @@ def test_a_load_balancer_address_that_this_node_may_not_use_adds_a_rule_only_in_
     ]
 
 
-def test_connections_of_this_host_to_a_refused_address_with_a_route_are_dropped_whatever_source_the_kernel_chooses() -> None:
+def test_this_host_cannot_connect_to_a_refused_address_with_a_route_from_any_source_address() -> None:
     routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
     assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {

@@ -92,7 +92,7 @@ def test_a_larger_conntrack_maximum_is_not_changed(current: str, suffices: bool)
     assert not buckets.is_met_by("65535")
 
 
-def test_direct_return_turns_on_the_tunnel_of_each_family_and_turns_off_the_check_of_ipv4_source_addresses() -> None:
+def test_direct_return_turns_on_a_tunnel_for_each_family_and_turns_off_reverse_path_filtering() -> None:
     found = {item.path: item.value for item in direct_return_sysctls(frozenset(Family))}
     assert found == {
         "/sys/class/net/tunl0/flags": "0x81",

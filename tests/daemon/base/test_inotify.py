@@ -114,7 +114,7 @@ async def test_a_symbolic_link_that_is_changed_to_another_directory_is_followed(
             await changes.wait()
 
 
-async def test_a_change_in_the_former_directory_of_a_symbolic_link_wakes_no_task(tmp_path: pathlib.Path) -> None:
+async def test_a_change_in_the_old_target_of_a_symbolic_link_wakes_no_task(tmp_path: pathlib.Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "current").symlink_to("one")

@@ -65,7 +65,7 @@ async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
 
 
 @in_virtual_time
-async def test_syncs_keep_their_minimum_interval_and_changes_in_between_are_applied_by_one_sync() -> None:
+async def test_syncs_keep_their_minimum_interval_and_each_sync_applies_all_waiting_changes() -> None:
     async with MemoryNode(min_interval_s=5).serving() as node:
         for number in range(10):
             node.put(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)))
@@ -168,7 +168,7 @@ def node_ports(name: str = "web") -> Service:
 
 
 @in_virtual_time
-async def test_a_change_of_many_services_with_waiting_removals_is_planned_only_a_few_times(
+async def test_few_plans_are_made_when_many_services_change_while_removals_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)
@@ -327,7 +327,7 @@ async def test_an_address_conflict_of_two_services_is_logged_once() -> None:
 
 
 @in_virtual_time
-async def test_a_family_without_its_sets_or_rules_or_device_is_reported_as_incomplete() -> None:
+async def test_a_family_without_sets_rules_or_device_is_reported_as_incomplete() -> None:
     async with MemoryNode().serving(WEB) as node:
         assert node.watcher.summaries[-1].not_in_force == set()
         node.kernel.fail(lambda operation: "add set_entry KUBE-CLUSTER-IP" in str(operation), times=1)

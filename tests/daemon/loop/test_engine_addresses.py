@@ -92,7 +92,7 @@ async def test_the_grace_period_of_a_lost_address_delays_no_other_removal() -> N
 
 
 @in_virtual_time
-async def test_a_new_address_range_of_node_ports_without_the_lost_address_applies_at_once() -> None:
+async def test_a_new_node_port_range_that_excludes_the_lost_address_applies_at_once() -> None:
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()

@@ -64,7 +64,7 @@ async def test_a_failed_read_of_the_kernel_removes_nothing_and_is_repeated_after
 
 
 @in_virtual_time
-async def test_drift_in_readable_parts_of_the_kernel_is_repaired_within_seconds_while_another_part_is_unreadable() -> None:
+async def test_drift_is_repaired_within_seconds_while_another_part_of_the_kernel_is_unreadable() -> None:
     async with MemoryNode().serving(WEB, SLICE) as node:
         node.kernel.unreadable = {"skeletons"}
         await node.quiet(500)

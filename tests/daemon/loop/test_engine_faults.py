@@ -69,7 +69,7 @@ async def test_everything_is_programmed_after_random_failures(number: int, seed:
 
 
 @in_virtual_time
-async def test_other_operations_continue_while_another_program_holds_the_iptables_lock() -> None:
+async def test_operations_without_iptables_continue_while_another_program_holds_the_iptables_lock() -> None:
     node = MemoryNode()
     is_locked = False
     node.kernel.fail(lambda operation: is_locked and isinstance(operation.item, Skeleton), 0, times=1_000_000)

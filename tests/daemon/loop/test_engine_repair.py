@@ -110,7 +110,7 @@ async def test_a_foreign_virtual_server_counts_as_ours_once_our_sets_have_an_ent
 
 
 @in_virtual_time
-async def test_a_notified_change_of_a_set_is_repaired_at_once_and_does_not_cause_virtual_servers_to_be_read() -> None:
+async def test_a_notified_change_of_a_set_is_repaired_at_once_without_reading_virtual_servers() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
         node.engine.rules_changed()

@@ -121,7 +121,7 @@ async def test_leftover_rules_are_removed_once_our_rules_of_the_family_are_progr
 
 
 @in_virtual_time
-async def test_the_rules_of_the_other_proxy_stay_until_our_rules_are_programmed() -> None:
+async def test_kube_proxys_rules_stay_until_our_rules_are_programmed() -> None:
     async with scene(used=LEFT, used_v6=LEFT) as node:
         await node.sync(not_in_force=[Family.IPV4])
         await node.sync(not_in_force=[Family.IPV4], is_audit=True)

@@ -390,7 +390,7 @@ def pauses(ledger: Ledger, some: list[CountedObject]) -> int:
     return sum(1 for _ in ledger.booking(some))
 
 
-def test_counting_traffic_lets_other_tasks_run_while_many_rows_appear_stay_or_vanish() -> None:
+def test_counting_the_traffic_of_many_objects_lets_other_tasks_run() -> None:
     ledger = Ledger(MANY)
     assert pauses(ledger, rows(MANY)) == 20, "marking, and booking"
     assert pauses(ledger, rows(MANY)) == 40, "and scanning totals and objects that stay"

@@ -74,7 +74,7 @@ def test_a_hanging_thread_does_not_delay_the_end_of_the_process(monkeypatch: pyt
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no large blocks")
 @pytest.mark.parametrize("is_given_back", [True, False])
-def test_large_memory_blocks_are_returned_to_the_kernel_even_after_earlier_blocks_were_freed(*, is_given_back: bool) -> None:
+def test_every_large_memory_block_that_is_freed_is_returned_to_the_kernel(*, is_given_back: bool) -> None:
     program = f"""
 from ipvsproxy.daemon.process import lifecycle
 if {is_given_back}:

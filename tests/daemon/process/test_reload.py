@@ -297,7 +297,7 @@ async def test_each_option_that_needs_a_restart_keeps_its_value_while_another_op
     assert config.servers.service_metrics_limit == 20_000
 
 
-async def test_a_flag_also_overrides_a_changed_file(path: pathlib.Path, logs: Logs) -> None:
+async def test_a_flag_overrides_the_configuration_file_even_after_the_file_has_changed(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path, "--hostname-override=node-b", "-v=2")
     write(path, "hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
     await process.reloader.check(path)

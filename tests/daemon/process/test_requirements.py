@@ -58,7 +58,7 @@ def host_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables_variant, "choose", lambda _: LEGACY)
 
 
-async def test_no_second_process_gets_the_lock_of_the_node_while_the_block_runs() -> None:
+async def test_no_second_process_gets_the_lock_of_the_node_while_the_first_process_holds_it() -> None:
     with requirements.only_instance():
         for _ in range(2):
             with pytest.raises(CannotStartError) as caught, requirements.only_instance():

@@ -47,7 +47,7 @@ async def test_tls_certificates_are_verified_with_the_certificate_authority_of_t
             assert running.restarts == 0
 
 
-async def test_a_server_whose_certificate_has_another_authority_receives_no_request(tmp_path: pathlib.Path) -> None:
+async def test_a_server_with_a_certificate_of_an_unknown_authority_receives_no_request(tmp_path: pathlib.Path) -> None:
     async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
         with structlog.testing.capture_logs() as logs:
             async with following(server, tmp_path) as running:
@@ -201,7 +201,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
     assert len(loaded) < 20
 
 
-def test_other_importers_of_the_kubernetes_client_get_the_whole_library() -> None:
+def test_code_outside_ipvsproxy_that_imports_the_kubernetes_client_gets_the_whole_library() -> None:
     assert run("""
 from ipvsproxy.daemon.sources import credentials
 import kubernetes_asyncio

@@ -205,7 +205,7 @@ async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_v
     assert versions(world) == ["0", "0"]
 
 
-async def test_after_a_paged_list_breaks_off_the_next_request_names_the_version_of_its_first_page() -> None:
+async def test_after_a_paged_list_breaks_off_the_next_request_names_the_resource_version_of_the_first_page() -> None:
     world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(service("b"), version=200), [])
     await world.run()
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
@@ -325,7 +325,7 @@ async def test_objects_are_listed_at_once_from_a_server_that_does_not_know_our_r
     assert "resourceVersion=42" in world.watches[1]
 
 
-async def test_a_gateway_timeout_that_says_nothing_about_resource_versions_does_not_cause_a_list() -> None:
+async def test_a_gateway_timeout_without_a_message_about_resource_versions_causes_no_list() -> None:
     world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
     await world.run()
     assert (world.progress[1], len(world.lists)) == ("server_error", 1)
@@ -341,7 +341,7 @@ async def test_after_a_broken_watch_the_resource_version_of_the_server_is_reques
     assert "resourceVersion=90" in world.watches[1]
 
 
-async def test_the_version_of_the_server_is_checked_only_after_a_watch_without_any_line() -> None:
+async def test_the_resource_version_of_the_server_is_checked_only_after_a_watch_without_lines() -> None:
     world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
     world.served_versions = [50]
     await world.run()
@@ -494,7 +494,7 @@ async def test_while_a_list_is_unconfirmed_every_list_request_asks_for_the_lates
 
 
 @in_virtual_time
-async def test_no_list_is_requested_after_a_list_that_confirms_an_earlier_list_only_at_its_end() -> None:
+async def test_no_third_list_is_requested_if_the_second_list_confirms_the_first_list_at_its_end() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60
@@ -513,7 +513,7 @@ async def test_no_list_is_requested_after_a_list_that_confirms_an_earlier_list_o
 
 
 @in_virtual_time
-async def test_nodes_that_verify_the_same_list_request_it_at_different_times() -> None:
+async def test_nodes_that_verify_the_same_list_request_the_list_at_different_times() -> None:
     moments: list[float] = []
     for seed in range(20):
         world = SilentWorld(page(), [])

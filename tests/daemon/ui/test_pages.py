@@ -429,7 +429,7 @@ async def test_a_draining_endpoint_is_counted_until_its_connections_have_ended()
 
 
 @in_virtual_time
-async def test_the_page_describes_a_service_as_explain_does_and_adds_rates_and_zones() -> None:
+async def test_the_page_describes_a_service_as_the_command_explain_does_and_adds_rates_and_zones() -> None:
     zoned = endpoint("10.244.0.1")
     zoned = zoned._replace(conditions=msgspec.structs.replace(zoned.conditions, zone="zone-b"))
     async with _serving(*WEB[:2], builders.endpoint_slice(zoned, *ENDPOINTS[1:])) as node:

@@ -38,7 +38,7 @@ def test_a_module_of_a_deferred_package_is_imported_without_executing_the_packag
     assert f"{package}.heavy" not in sys.modules
 
 
-def test_a_deferred_package_is_executed_once_at_the_first_access_to_its_own_attribute(package: str) -> None:
+def test_a_deferred_package_is_executed_once_at_the_first_access_to_one_of_its_attributes(package: str) -> None:
     deferred = packages.defer(package)
     light = importlib.import_module(f"{package}.light")
     assert [deferred.EXECUTED, deferred.EXECUTED] == [1, 1]

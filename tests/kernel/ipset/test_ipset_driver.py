@@ -78,7 +78,7 @@ def test_every_set_has_kube_proxys_parameters_and_the_lowest_sufficient_revision
 
 
 @pytest.mark.kernel
-def test_entries_added_with_ipset_are_observed_unless_services_cannot_have_their_protocol(
+def test_entries_added_with_ipset_are_observed_if_services_can_have_their_protocol(
     driver: ipset.IpsetDriver,
 ) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)

@@ -194,7 +194,7 @@ def test_the_version_of_a_program_that_serves_both_families_is_queried_once(prog
 
 
 @pytest.mark.parametrize("variant", ["nf_tables", "legacy"])
-def test_a_program_is_not_run_if_its_file_name_already_shows_the_variant(programs: pathlib.Path, variant: str) -> None:
+def test_an_iptables_program_is_not_run_if_its_file_name_shows_the_variant(programs: pathlib.Path, variant: str) -> None:
     name = f"xtables-{'nft' if variant == 'nf_tables' else variant}-multi"
     make_program(programs, name, f"echo asked >> {programs}/log")
     (programs / "iptables").symlink_to(programs / name)

@@ -231,7 +231,7 @@ def test_writing_and_removing_our_rules_keeps_the_chains_and_rules_of_other_prog
 
 
 @pytest.mark.usefixtures("variant")
-def test_if_a_rule_of_another_program_jumps_to_our_chain_the_chain_is_emptied_but_kept_and_reported() -> None:
+def test_our_chain_is_emptied_kept_and_reported_if_a_rule_of_another_program_jumps_to_it() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", MARK.chain)
@@ -262,7 +262,7 @@ def move_behind(jump: Jump, rule: str) -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_jump_moved_behind_a_rule_of_another_program_is_moved_back_to_the_top_but_only_a_few_times() -> None:
+def test_a_jump_behind_a_rule_of_another_program_is_moved_to_the_top_only_a_few_times() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     jump, strange = JUMPS[0], "-d 192.0.2.1/32 -j RETURN"

@@ -130,7 +130,9 @@ def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
     assert driver.observe(Family.IPV4).jumps == frozenset(), "the programs of this test list nothing"
 
 
-def test_slow_rules_of_one_family_do_not_delay_the_other_family(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(
+    make: Callable[..., RulesDriver], programs: pathlib.Path
+) -> None:
     (programs / "ip6tables.go").touch()
     driver = make(3.0)
     first, second = driver.apply([PUT, PUT_V6])

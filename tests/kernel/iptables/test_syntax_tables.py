@@ -90,7 +90,7 @@ def test_a_rule_without_arguments_in_our_chain_is_observed() -> None:
     assert listing.chains[SERVICES] == ("",)
 
 
-def test_a_table_that_iptables_save_calls_incompatible_counts_as_hidden_only_if_our_rules_need_the_table() -> None:
+def test_a_table_that_iptables_save_cannot_show_counts_as_hidden_only_if_our_rules_need_it() -> None:
     hint = "# Table `{}' is incompatible, use 'nft' tool.\n"
     assert iptables_syntax.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps).hidden == {"nat"}
     assert iptables_syntax.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING

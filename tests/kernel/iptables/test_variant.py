@@ -59,7 +59,7 @@ def test_our_rules_in_the_other_variant_are_reported(hinted: Variant) -> None:
     assert iptables_variant.decide(dict.fromkeys(Variant, Evidence(ours=1)), hinted).left_behind is other
 
 
-def test_both_rules_in_our_chains_and_jumps_to_our_chains_count_as_our_rules() -> None:
+def test_rules_in_our_chains_and_jumps_to_our_chains_count_as_our_rules() -> None:
     text = """\
 *nat
 :PREROUTING ACCEPT [0:0]

@@ -33,7 +33,7 @@ def test_an_existing_virtual_server_keeps_its_costly_scheduler_while_it_gets_rea
     assert ipvs_operations.as_sent(given) == (given, [0, 1])
 
 
-def test_each_operation_has_an_outcome_and_accepted_real_servers_share_one() -> None:
+def test_each_operation_has_an_outcome_and_accepted_real_servers_share_one_outcome() -> None:
     given = operations(Verb.ADD, PREPARED, PAIR, PLAIN)
     refused = Outcome(Operation(Verb.ADD, SECOND._replace(keys=(*SECOND.keys,))), "no memory", errno.ENOMEM)
     accepted = Outcome(Operation(Verb.ADD, FIRST._replace(keys=(*FIRST.keys,))))

@@ -66,7 +66,7 @@ def test_a_table_that_is_not_kube_proxys_is_not_removed(place: TablePlace) -> No
     assert place.table in listed()
 
 
-def test_a_table_that_changes_before_its_removal_is_read_again_first() -> None:
+def test_a_table_that_has_changed_is_read_again_before_its_removal() -> None:
     load(kube_proxys(IPV4))
     asked: list[str] = []
 

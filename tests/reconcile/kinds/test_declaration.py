@@ -55,7 +55,7 @@ IN_ORDER: tuple[tuple[Operation, ...], ...] = (
 )
 
 
-def test_operations_of_all_kinds_are_planned_in_this_order() -> None:
+def test_operations_of_all_kinds_are_planned_in_a_fixed_order() -> None:
     everything = [operation for equal in IN_ORDER for operation in equal]
     backwards = everything[::-1]
     assert sorted(backwards, key=STAGE_OF) == [operation for equal in IN_ORDER for operation in reversed(equal)]
@@ -67,7 +67,7 @@ def test_requesting_the_stage_of_an_operation_that_is_never_planned_raises_an_er
         STAGE_OF(Operation(Verb.REMOVE, Device(DEVICE)))
 
 
-def test_every_kind_is_listed_once_and_every_stage_is_used_by_a_kind() -> None:
+def test_every_kind_of_object_is_listed_once_and_every_stage_has_a_kind() -> None:
     kinds = NodeTables(Drains()).kinds
     assert sorted(one.__name__ for kind in kinds for one in kind.classes) == sorted(one.__name__ for one in KINDS)
     by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS, Stage.MARKS, Stage.MARK_REMOVALS}

@@ -110,7 +110,7 @@ def test_new_real_servers_are_added_before_old_real_servers_are_removed() -> Non
     assert sorted(result, key=NodeTables(Drains()).stage) == swap
 
 
-def test_real_servers_are_added_in_their_order() -> None:
+def test_real_servers_are_added_in_the_order_of_the_desired_state() -> None:
     for keys in itertools.permutations((ONE, TWO, THREE)):
         desired = examples.virtual_server(KEY, *keys)
         ((_, _), (_, several)) = operations(desired, None)

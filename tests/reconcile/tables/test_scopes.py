@@ -123,7 +123,7 @@ def test_every_service_keeps_its_mark_after_a_restart() -> None:
     assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
 
 
-def test_if_no_mark_is_free_services_get_the_next_free_marks_in_the_order_of_their_waiting() -> None:
+def test_waiting_services_get_freed_marks_in_the_order_in_which_they_began_to_wait() -> None:
     node = node_with(0x3)
     for number in range(5):
         node.put(*shop(f"s{number}", number=20 + number, created_s=100.0 - number))
@@ -382,7 +382,7 @@ def test_a_mark_that_was_given_back_is_reused_only_after_all_unused_marks() -> N
     assert given == [3, 2, 1, 3]
 
 
-def test_a_mark_that_another_program_took_while_no_process_ran_is_not_given_again_after_a_restart() -> None:
+def test_a_mark_taken_by_another_program_while_no_process_ran_is_not_given_again() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -667,7 +667,7 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_if_two_ports_tie_for_a_mark_the_port_that_also_has_another_mark_keeps_the_other_mark(*, is_last: bool) -> None:
+def test_if_two_ports_tie_for_a_mark_the_port_with_a_second_mark_uses_the_second_mark(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21"))

@@ -136,7 +136,7 @@ def number_of(entry: MarkedEntry) -> int:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_mark_ever_leads_to_a_wrong_service_and_no_mark_stays_unused_while_a_service_waits(
+def test_each_mark_leads_only_to_its_service_and_is_used_while_a_service_waits(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # if there are few marks, each mark is passed on to one Service after the other

@@ -98,7 +98,7 @@ def test_an_owner_may_change_its_desired_value_while_it_waits() -> None:
     assert numbers.desired["key"] == (YOUNG, 3)
 
 
-def test_a_key_that_nobody_desires_has_no_owner() -> None:
+def test_a_key_that_is_not_desired_has_no_owner() -> None:
     assert table().owner_of("key") is None
     assert list(table().owners_of("key")) == []
 
@@ -277,7 +277,7 @@ def test_an_owner_that_gains_the_key_by_its_new_rank_no_longer_waits() -> None:
     assert list(numbers.owners_of("key")) == [MIDDLE, OLD]
 
 
-def test_an_owner_that_falls_in_rank_gives_the_key_to_the_owner_that_has_waited_first() -> None:
+def test_an_owner_that_falls_in_rank_passes_the_key_to_the_first_waiting_owner() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     ranks[OLD] = 2.5

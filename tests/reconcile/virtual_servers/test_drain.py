@@ -196,7 +196,7 @@ def test_the_oldest_drain_is_the_drain_that_has_had_connections_for_the_longest_
     assert drains.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
 
 
-def test_outdated_times_of_readings_do_not_accumulate() -> None:
+def test_outdated_times_for_reading_connections_do_not_accumulate() -> None:
     drains = Judged(ONE)
     for now in range(100, 10_000):
         drains.begin(OTHER, TWO, now)

@@ -316,7 +316,7 @@ def test_any_service_document_is_parsed_without_an_error(document: dict[str, Any
         (60_000, {"ingress": 1}, 60_000),
     ],
 )
-def test_a_service_with_many_set_entries_for_each_port_uses_fewer_ports(
+def test_a_service_uses_fewer_of_its_ports_if_each_port_needs_many_set_entries(
     number: int, addresses: dict[str, int], used: int
 ) -> None:
     texts = {name: [str(Address((10 << 24 | one).to_bytes(4))) for one in range(count)] for name, count in addresses.items()}
@@ -335,7 +335,7 @@ def test_a_service_with_many_set_entries_for_each_port_uses_fewer_ports(
     assert _reasons(service) == ([] if used == number else [told])
 
 
-def test_source_ranges_do_not_limit_the_number_of_ports_of_the_other_family() -> None:
+def test_source_ranges_of_one_family_do_not_limit_the_number_of_ports_of_the_other_family() -> None:
     ranges = [f"10.{one >> 8}.{one & 255}.0/24" for one in range(1000)] + [f"2001:db8:{one:x}::/48" for one in range(1000)]
     ports = [{"name": str(port), "port": port} for port in range(1, 31)]
     spec = {"type": "LoadBalancer", "ports": ports, "loadBalancerSourceRanges": ranges, "clusterIPs": ["10.96.0.1", "fd00::1"]}

@@ -27,7 +27,7 @@ def _wide_slice(addresses: list[str]) -> EndpointSlice:
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_if_a_slice_has_more_endpoints_than_the_api_allows_only_the_first_are_used(beyond: int) -> None:
+def test_endpoints_of_a_slice_beyond_the_number_that_the_api_allows_are_not_used(beyond: int) -> None:
     parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse.MOST_ENDPOINTS + beyond)])
     assert len(parsed.endpoints) == 1000
     assert parsed.endpoints[-1].address == parse_address("10.3.231.1")

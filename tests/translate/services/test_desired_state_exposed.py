@@ -234,7 +234,7 @@ def test_a_load_balancer_address_is_a_virtual_server_and_its_connections_are_mas
 
 
 @pytest.mark.checklist(36)
-def test_a_node_with_a_load_balancer_address_has_exactly_these_rules() -> None:
+def test_a_node_with_a_load_balancer_address_has_exactly_the_expected_rules() -> None:
     state = _on_a_node_without_addresses(_load_balancer())
     assert outline(skeleton_of(state), "nat", "KUBE-SERVICES") == [
         ("", "RETURN"),
@@ -335,7 +335,7 @@ def test_health_check_ports_are_not_closed_on_the_node() -> None:
 
 
 @pytest.mark.checklist(41)
-def test_a_node_with_health_check_ports_has_exactly_these_rules() -> None:
+def test_a_node_with_health_check_ports_has_exactly_the_expected_rules() -> None:
     view = builders.node_view(DUAL_NODE)
     state = _on_a_node_without_addresses(_load_balancer(external_local=True, health_port=30000), view)
     skeleton = skeleton_of(state)

@@ -64,7 +64,7 @@ def test_an_endpoint_of_an_endpoint_slice_without_the_service_port_has_a_reason(
     assert use.port == 0
 
 
-def test_if_two_entries_have_one_address_the_entry_that_is_not_used_is_a_duplicate() -> None:
+def test_of_two_endpoints_with_one_address_the_unused_endpoint_is_reported_as_a_duplicate() -> None:
     (port,) = _explain(
         builders.service(),
         builders.endpoint_slice(endpoint("10.244.0.1"), suffix="1"),
@@ -73,7 +73,7 @@ def test_if_two_entries_have_one_address_the_entry_that_is_not_used_is_a_duplica
     assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
 
 
-def test_if_two_equal_entries_have_one_address_the_first_entry_is_used() -> None:
+def test_of_two_equal_endpoints_with_one_address_the_first_endpoint_is_used() -> None:
     slices = [builders.endpoint_slice(endpoint("10.244.0.1"), suffix=suffix) for suffix in ("1", "2")]
     (port,) = _explain(builders.service(), *slices).ports
     assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
