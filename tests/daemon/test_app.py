@@ -604,7 +604,7 @@ def test_a_family_is_given_up_if_its_iptables_program_fails_but_not_if_the_progr
             requirements.usable_programs(kernel)
 
 
-def test_health_shows_objects_of_the_other_backend_that_cannot_be_removed(
+def test_health_shows_objects_of_the_unused_backend_that_cannot_be_removed(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []

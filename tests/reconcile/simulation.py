@@ -99,7 +99,7 @@ class SimulatedNode:
             self.put(service, *slices, remembered=remembered)
 
     def put_state(self, desired: ServiceState) -> None:
-        """The desired state of a Service has changed."""
+        """Inform the reconciler of a changed desired state of a Service."""
         self.states[desired.owner.service] = desired
         at_once(self.reconciler.putting(desired.owner.service, desired))
 

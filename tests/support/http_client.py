@@ -19,7 +19,7 @@ class Response(NamedTuple):
 
 
 def whole(answer: Answer) -> bytes:
-    """The body of an answer, including its further parts."""
+    """The body of an answer, joined from all parts of the answer."""
     return b"".join((answer.body, *answer.more))
 
 

@@ -1,4 +1,4 @@
-"""Covers how leftover rules and objects of the other backend are examined, removed, logged and counted in metrics.
+"""Covers how leftover rules and objects of the unused backend are examined, removed, logged and counted in metrics.
 
 The kernel is a test double.
 """
@@ -314,7 +314,7 @@ def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
 
 
 @in_virtual_time
-async def test_objects_of_the_other_backend_are_removed_once_all_families_are_programmed() -> None:
+async def test_objects_of_the_unused_backend_are_removed_once_all_families_are_programmed() -> None:
     async with scene() as node:
         node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
         await node.sync(Family.IPV4)
@@ -348,7 +348,7 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> N
 
 
 @in_virtual_time
-async def test_objects_of_the_other_backend_that_return_are_removed_after_the_next_audit() -> None:
+async def test_objects_of_the_unused_backend_that_return_are_removed_after_the_next_audit() -> None:
     removals: list[int] = []
     async with scene() as node:
         for lacking, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):

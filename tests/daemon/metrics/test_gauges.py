@@ -91,7 +91,7 @@ def test_metrics_show_leftover_rules_by_family_and_variant() -> None:
     }
 
 
-def test_metrics_show_leftover_objects_of_the_other_backend() -> None:
+def test_metrics_show_leftover_objects_of_the_unused_backend() -> None:
     figures = Figures()
     for figures.other_backend in (False, True):
         assert figures.read()["ipvsproxy_other_backend_left"] == {(): figures.other_backend}

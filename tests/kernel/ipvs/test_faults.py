@@ -184,5 +184,5 @@ def test_adding_an_existing_object_changes_the_object_and_changing_an_absent_obj
         (real(WEB, "10.1.0.1"), errno.EPERM, False),
     ],
 )
-def test_only_an_error_that_means_absence_counts_as_a_removal(item: Item, number: int, *, is_absent: bool) -> None:
+def test_a_failed_removal_counts_as_done_only_if_the_error_means_absence(item: Item, number: int, *, is_absent: bool) -> None:
     assert ipvs_operations.is_absent(Operation(Verb.REMOVE, item), number) is is_absent
