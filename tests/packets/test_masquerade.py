@@ -60,8 +60,10 @@ ALIKE = ("cluster's networks", "another bridge", NO_NETWORKS)
 
 @pytest.fixture(scope="module", name="running")
 def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("masquerade")) as running:
-        yield running
+    """A cluster whose program each test starts with its own flags."""
+    with lab.Lab() as laboratory:
+        cluster.clear()
+        yield Cluster(laboratory, tmp_path_factory.mktemp("masquerade"))
 
 
 @pytest.mark.parametrize(
@@ -73,15 +75,19 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 )
 def test_backends_see_either_the_address_of_the_node_or_that_of_the_sender(running: Cluster, mode: str, binding: Binding) -> None:
     flags, expected = MODES[mode]
-    running.program.kill()
     running.objects = [cluster.node() if mode == NO_NETWORKS else NODE, *SERVICES]
     running.start(*flags, f"--ipvs-vip-binding={binding}")
-    questions = [(sender, family) for sender in expected for family in Family]
-    for sender, family in questions:
-        from_, to = SENDERS[sender]
-        own = "" if sender == "host" else cluster.address("client" if from_ == "client" else sender, family)
-        result = running.lab.probe(from_, "TCP", cluster.address(to, family), 80, src=own or None, count=ATTEMPTS, timeout_s=4.0)
-        names = expected[sender] if expected[sender] == SHOWN or to == "cluster 1" else "bridge"
-        sources = tuple(sorted(cluster.address(one, family) for one in names.split())) or (own,)
-        assert (result.outcome, result.sources) == ("ok", sources), f"{sender} {family.label}"
-        assert len(result.backends) == (2 if to == "cluster 1" else 1), f"{sender} {family.label}"
+    try:
+        questions = [(sender, family) for sender in expected for family in Family]
+        for sender, family in questions:
+            from_, to = SENDERS[sender]
+            own = "" if sender == "host" else cluster.address("client" if from_ == "client" else sender, family)
+            result = running.lab.probe(
+                from_, "TCP", cluster.address(to, family), 80, src=own or None, count=ATTEMPTS, timeout_s=4.0
+            )
+            names = expected[sender] if expected[sender] == SHOWN or to == "cluster 1" else "bridge"
+            sources = tuple(sorted(cluster.address(one, family) for one in names.split())) or (own,)
+            assert (result.outcome, result.sources) == ("ok", sources), f"{sender} {family.label}"
+            assert len(result.backends) == (2 if to == "cluster 1" else 1), f"{sender} {family.label}"
+    finally:
+        running.program.kill()
