@@ -224,6 +224,15 @@ class Cluster:
         self.show()
         self.wait_until(lambda: self.synced_services > before, "synced")
 
+    def settle(self) -> None:
+        """Wait until nothing is left to do. On a busy machine, the device and the rules may be written only by a later sync.
+
+        No sync follows if the next read of the kernel shows that an operation reported as late has succeeded.
+        """
+        self.wait_until(
+            lambda: " failed=0 pending=0 " in self.logged("event=synced")[-1] or self.run("verify")[0].status == 0, "settled"
+        )
+
     def show(self) -> None:
         """Write the API's objects to the file, all at once."""
         has_node = any(one["kind"] == "Node" for one in self.objects)
