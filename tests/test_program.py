@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.support import api_server, golden_state, lab_agent, left_rules, patience
+from tests.support import api_server, golden_state, lab_agent, left_rules, mains, patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
-from tests.support.program import PYTHON, Program, python_environment, run_in_turn
+from tests.support.program import Program, python_environment, run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
@@ -41,7 +41,6 @@ FLAGS = (
 XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
 BETWEEN_LOOKS_S = 0.5
 BETWEEN_LINES_S = 0.05
-MAIN = (*PYTHON, "-m", "ipvsproxy")
 IPVS = "--proxy-mode=ipvs"
 
 State = Mapping[str, Any]
@@ -115,6 +114,10 @@ def service(name: str, number: int) -> Object:
     }
 
 
+def without_udp(item: Object) -> Object:
+    return item | {"spec": item["spec"] | {"ports": item["spec"]["ports"][:1]}}
+
+
 def endpoint_slice(name: str, *addresses: str) -> Object:
     return {
         "metadata": {"name": f"{name}-1", "labels": {"kubernetes.io/service-name": name}},
@@ -180,37 +183,32 @@ def rules() -> State:
 
 
 @pytest.mark.distribution
-async def test_the_program_follows_the_objects_of_the_server_and_leaves_the_kernel_unchanged_when_stopped(
+async def test_the_program_follows_the_server_and_a_restart_adopts_all_kernel_objects_without_a_single_operation(
     server: ApiServer, kubeconfig: str
 ) -> None:
+    # Only the Service that is deleted has a UDP port, because each start reads the conntrack flows of UDP ports.
+    for number in (2, 3):
+        server.put(SERVICES, without_udp(service(f"web-{number}", number)))
     async with running(kubeconfig) as program:
         await program.read_until("event=synced")
-        first = read_state()
+        first = golden_state.read_state(("virtual_servers",))
         assert {row for row in first["virtual_servers"] if "10.96.0." in row} == {
-            f"{protocol} 10.96.0.{number}:{port}" for number in range(1, 4) for protocol, port in (("TCP", 80), ("UDP", 53))
+            *(f"TCP 10.96.0.{number}:80" for number in (1, 2, 3)),
+            "UDP 10.96.0.1:53",
         }
-        assert len(first["real_servers"]) == 3 * 2 * 2
-        server.put(SERVICES, service("new", 9))
+        assert len(first["real_servers"]) == (3 + 1) * 2
+        server.put(SERVICES, without_udp(service("new", 9)))
         await program.read_until_changed()
         server.delete(SERVICES, "web-1")
         await program.read_until_changed()
-        last = read_state()
-        assert {row for row in last["virtual_servers"] if "10.96.0.9" in row} == {"TCP 10.96.0.9:80", "UDP 10.96.0.9:53"}
-        assert not [row for row in last["virtual_servers"] if "10.96.0.1:" in row]
+        held = read_state()
+        assert {row for row in held["virtual_servers"] if "10.96.0." in row} == {
+            f"TCP 10.96.0.{number}:80" for number in (2, 3, 9)
+        }
         assert await program.stop() == 0
         assert "the kernel stays as it is" in program.log[-1]
-    assert read_state() == last
-
-
-@pytest.mark.distribution
-async def test_a_restart_adopts_all_kernel_objects_without_a_single_operation(server: ApiServer, kubeconfig: str) -> None:
-    for item in server.store.objects(SERVICES):
-        # Each start reads the conntrack flows of UDP ports.
-        server.put(SERVICES, item | {"spec": item["spec"] | {"ports": item["spec"]["ports"][:1]}})
-    async with running(kubeconfig) as program:
-        await program.read_until("event=synced")
-        assert await program.stop() == 0
-    held = read_state()
+    assert read_state() == held
+    server.delete(ENDPOINT_SLICES, "web-1-1")
     async with running(kubeconfig) as program:
         line = await program.read_until("event=synced")
         assert " services=3 operations=0 failed=0 pending=0 " in line
@@ -431,13 +429,6 @@ async def test_the_process_answers_and_stops_on_a_signal_while_it_programs_a_ver
         assert time.monotonic() - began_s < ENDED_WITHIN_S
 
 
-def without_privileges() -> Sequence[str]:
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        pytest.skip("setpriv is not installed")
-    return (setpriv, "--bounding-set=-net_admin", "--inh-caps=-net_admin")
-
-
 WRONG: Sequence[tuple[Sequence[str], str]] = (
     ([IPVS, "--nope"], "'--nope': unknown flag"),
     (["--manifests=."], "--proxy-mode: is not set, and ipvs is the only mode that ipvsproxy supports"),
@@ -447,7 +438,7 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
 )
 
 
-def test_errors_at_the_start_are_reported_in_a_sentence_and_nothing_is_programmed() -> None:
+def test_errors_at_the_start_are_reported_in_a_sentence_and_nothing_is_programmed(folder: pathlib.Path) -> None:
     before = read_state()
     answers = run_in_turn(*(arguments for arguments, _ in WRONG), within_s=SYNCED_WITHIN_S)
     for answer, (_, sentence) in zip(answers, WRONG, strict=True):
@@ -455,12 +446,8 @@ def test_errors_at_the_start_are_reported_in_a_sentence_and_nothing_is_programme
         first, *_, last = answer.error.splitlines()
         assert first.startswith(f"ipvsproxy: {sentence}"), answer.error
         assert "nothing was" in last
-    assert read_state() == before
-
-
-async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
-    before = read_state()
-    status, _, error = await run(*without_privileges(), *MAIN, IPVS, *FLAGS, f"--manifests={folder}")
-    assert status == 2
-    assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
+    with Program(folder, folder.parent / "log", *FLAGS, main=mains.without_net_admin) as program:
+        program.wait_for_end(SYNCED_WITHIN_S)
+    assert program.status == 2
+    assert "it has no CAP_NET_ADMIN" in (folder.parent / "log").read_text().splitlines()[-2]
     assert read_state() == before
