@@ -164,7 +164,9 @@ class Program:
         self.wait_until(lambda: b"event=synced" in self._log.read_bytes(), "synced", SYNCED_WITHIN_S)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
-        """Poll until a condition holds. Polling takes half of the time at most, because some conditions start processes.
+        """Poll until a condition holds.
+
+        Some conditions start processes, so polling takes a quarter of the time, or half of the time if a look takes a second.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.
@@ -177,5 +179,6 @@ class Program:
             looked_s = time.monotonic()
             if looked_s > deadline_s:
                 raise ProgramError(f"not {what} within {within_s} s\n{self.log_tail()}")
-            time.sleep(max(_BETWEEN_LOOKS_S, looked_s - began_s))
+            took_s = looked_s - began_s
+            time.sleep(max(_BETWEEN_LOOKS_S, took_s, min(3 * took_s, 1.0)))
             began_s = time.monotonic()
