@@ -92,6 +92,7 @@ def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, bind
     directory = tmp_path_factory.mktemp("scopes")
     with cluster.Cluster(laboratory, directory, *API, f"--ipvs-vip-binding={binding}") as running:
         running.have(SERVICES)
+        running.settle()
         yield running
 
 

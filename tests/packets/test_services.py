@@ -11,7 +11,7 @@ import pytest
 from ipvsproxy.model.net import Family, host_port, parse_address
 from ipvsproxy.translate.translation_settings import Binding
 from tests.packets import questions
-from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
+from tests.packets.questions import ANSWERED, ATTEMPTS, EVERY_KIND, MASQUERADED, Question, Row
 from tests.support import cluster, lab
 from tests.support.cluster import Endpoint, service
 
@@ -123,23 +123,6 @@ ROWS = [
 
 QUESTIONS = questions.questions(ROWS)
 
-EVERY_KIND = {
-    "a pod keeps its address on the way to a cluster IP",
-    "the node itself is masqueraded",
-    "a pod reaches itself through its Service",
-    "a node port leads to all nodes",
-    "an external IP leads to all nodes",
-    "a load balancer's IP leads to all nodes",
-    "a local load balancer stays here and keeps the client's address",
-    "a local load balancer keeps pods here, too",
-    "internal traffic stays here",
-    "a client in the source ranges is served",
-    "a client outside the source ranges is dropped",
-    "a cluster IP without endpoints refuses",
-    "a node port without endpoints refuses",
-    "the host's ssh is not on a cluster IP",
-}
-"""Rows that are also asked on Debian's kernel each time."""
 assert {row.about for row in ROWS} >= EVERY_KIND
 
 
@@ -148,6 +131,7 @@ def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, bind
     directory = tmp_path_factory.mktemp("services")
     with cluster.Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         running.have(SERVICES, SHARED, PROXIED)
+        running.settle()
         yield running
 
 
