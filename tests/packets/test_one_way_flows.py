@@ -14,11 +14,11 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
-from tests.packets.bindings import by_family, by_ipv6
+from tests.packets.bindings import each_family, mainly_ipv6, with_addresses
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
 
-pytestmark = [pytest.mark.kernel]
+pytestmark = [pytest.mark.kernel, with_addresses]
 
 UDP = ("UDP",)
 NODE_PORT, POD_PORT = 30001, 8053
@@ -105,7 +105,7 @@ USUAL = {Family.IPV4: ("pod", "outside"), Family.IPV6: ("host",)}
 """The clients in the usual run."""
 
 
-@by_family
+@each_family
 @pytest.mark.parametrize("way", WAYS)
 def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_removed(
     running: Cluster, family: Family, way: str
@@ -129,7 +129,7 @@ def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_remo
         client.is_served_by("p1")
 
 
-@by_ipv6
+@mainly_ipv6
 def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its_next_packet(
     running: Cluster, family: Family
 ) -> None:
