@@ -97,7 +97,7 @@ def test_endpoints_at_their_connection_limit_get_no_new_connections_even_if_clie
 
 @each_family
 def test_all_clients_of_one_network_are_sent_to_one_endpoint(running: Cluster, family: Family) -> None:
-    sources = _sources(running, family)
+    sources = _sources(running, family)[:8]
     objects = service(
         "web", 1, *PODS, protocols=TCP, sessionAffinity="ClientIP", annotations={"affinity-netmask": "ipv4=24, ipv6=64"}
     )
@@ -128,8 +128,8 @@ def test_connections_survive_a_change_of_the_scheduler_under_load(running: Clust
     to = cluster.address("cluster 1", family)
     kept = running.lab.open("p2", "TCP", to, 80)
     before = _identity(running, to)
-    with running.lab.load("p2", "TCP", to, 80, interval_s=0.002) as loads:
-        for scheduler in ("wrr", "mh", "lc", "sh", "wlc", "sed", "nq", "mh", "rr"):
+    with running.lab.load("p2", "TCP", to, 80, interval_s=0.005) as loads:
+        for scheduler in ("wrr", "mh", "lc", "sh", "rr"):
             running.have(_web(*PODS, scheduler=scheduler))
             assert running.lab.repeat("p2", "TCP", to, 80, count=10).outcomes == {"ok": 10}, scheduler
         running.have(_web(*PODS, scheduler="mh", scheduler_flags="port, fallback"))
