@@ -24,6 +24,9 @@ CLIENT, OTHER_CLIENT = (cluster.address(name, Family.IPV4) for name in ("client"
 
 
 FLAGS = ("--ipvs-vip-binding=routes",)
+MANY_PORTS = range(20000, 20060)
+PORTS = range(21000, 21012)
+"""Source ports of clients, for which the hash and the chosen endpoints are the same in each run."""
 
 
 @pytest.mark.parametrize("entry", [pytest.param(one, marks=[] if one == "third" else patience.THOROUGH) for one in ENTRIES])
@@ -70,16 +73,13 @@ def _received_by_tunnel(laboratory: lab.Lab, place: str) -> int:
 
 
 def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_nodes(three: Three) -> None:
-    """Each pod starts before the former pod terminates; the former pod is removed last, as in a rolling update or drain."""
+    """The new pod starts before the former pod terminates; the former pod is removed last, as in a rolling update or drain."""
     steps: list[tuple[list[Endpoint | str], set[str]]] = [
         (["r1"], {"r1"}),
         (["r1", Endpoint("p1", ready=False)], {"r1"}),
         (["r1", "p1"], {"r1", "p1"}),
         ([Endpoint("r1", ready=False, terminating=True), "p1"], {"p1"}),
-        (["p1", Endpoint("r2", ready=False)], {"p1"}),
-        (["p1", "r2"], {"p1", "r2"}),
-        ([Endpoint("p1", ready=False, terminating=True), "r2"], {"r2"}),
-        (["r2"], {"r2"}),
+        (["p1"], {"p1"}),
     ]
     three.have(nodes(*NODES), web(*steps[0][0]))
     three.enter_by("third")
@@ -104,8 +104,8 @@ def test_no_request_or_connection_fails_while_weights_and_terminating_endpoints_
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by("third")
     with _losing_nothing(three) as held:
-        held += [one for family in Family for one in three.open("TCP", family, CLIENTS)]
-        assert {one.backend for one in held} >= {cluster.address("r1", family) for family in Family}
+        held += [one for family in Family for one in three.open("TCP", family, len(PORTS), PORTS)]
+        assert {one.backend for one in held} == {cluster.address(name, family) for name in both for family in Family}
         for service, before, after in steps:
             with three.pausing("third"):
                 three.have(nodes(*NODES), service, concerns=["remote"])
@@ -123,7 +123,7 @@ def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
     with contextlib.ExitStack() as loading:
         loads = [
             loading.enter_context(
-                three.lab.load("client", "TCP", cluster.address("balancer 1", family), 80, interval_s=0.05, timeout_s=60.0)
+                three.lab.load("client", "TCP", cluster.address("balancer 1", family), 80, interval_s=0.1, timeout_s=60.0)
             )
             for family in Family
         ]
@@ -138,7 +138,8 @@ def _check_new_connections(three: Three, serving: Collection[str]) -> None:
     """New connections reach these pods, and no other pods."""
     for family in Family:
         to, client = (cluster.address(name, family) for name in ("balancer 1", "client"))
-        seen = three.lab.probe("client", "TCP", to, 80, src=client, count=CLIENTS, timeout_s=20.0)
+        count = CLIENTS if len(serving) > 1 else 12
+        seen = three.lab.probe("client", "TCP", to, 80, src=client, count=count, timeout_s=20.0)
         backends = tuple(sorted(cluster.address(name, family) for name in serving))
         assert seen == lab.Result("ok", backends, (client,))
 
@@ -150,9 +151,9 @@ with socket.socket(family) as client:
     client.settimeout(300)
     client.connect((sys.argv[1], 80))
     segment = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)  # before the client learns the path MTU
-    client.sendall((b"x" * 2000 + b"\\n") * 100 + b"\\n" * 4900)
+    client.sendall((b"x" * 2000 + b"\\n") * 100 + b"\\n" * 1400)
     reader = client.makefile("rb")
-    answers = [reader.readline() for _ in range(5000)]
+    answers = [reader.readline() for _ in range(1500)]
     level, option = (socket.IPPROTO_IPV6, 24) if ":" in sys.argv[1] else (socket.IPPROTO_IP, 14)  # IPV6_MTU, IP_MTU
     print(sum(map(len, answers)), segment, client.getsockopt(level, option))
 """
@@ -168,7 +169,7 @@ with socket.socket(family) as client:
     ],
 )
 def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, family: Family, mtu: int) -> None:
-    """Transfer 200 kB to the endpoint of another node and 300 kB back, unfragmented, with the usual path MTU discovery.
+    """Transfer 200 kB to the endpoint of another node and 60 kB back, unfragmented, with the usual path MTU discovery.
 
     If the MTU between the nodes is 1,480 bytes, the segment size that the rule sets is too large, so the client must learn the
     path MTU.
@@ -186,7 +187,7 @@ def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, fa
         for place in ("third", "remote"):
             three.lab.ip(place, "link set eth0 mtu 1500")
     received, segment, path = map(int, done.stdout.split())
-    assert received > 5000 * 40
+    assert received > 1500 * 40
     header = {Family.IPV4: 20, Family.IPV6: 40}[family]
     assert segment <= {Family.IPV4: 1440, Family.IPV6: 1400}[family]
     assert mtu == 1500 or path <= mtu - header
@@ -197,18 +198,16 @@ MOVED_AT_MOST = 1 / 3
 
 
 def test_only_a_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_itself(three: Three) -> None:
-    """The source ports are fixed, so the hash and the result are the same in each run."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by("third")
-    ports = range(20000, 20120)
-    connections = three.open("TCP", Family.IPV4, len(ports), ports)
+    connections = three.open("TCP", Family.IPV4, len(MANY_PORTS), MANY_PORTS)
     three.kill("third")
     three.lab.ip("client", "link set third down")
     three.enter_by("node")
     try:
         ended = [one.backend for one in connections if not _goes_on(one)]
         assert set(ended) <= {cluster.address("r1", Family.IPV4)}, "connections to the pod of the next node of entry go on"
-        assert 0 < len(ended) <= MOVED_AT_MOST * len(ports)
+        assert 0 < len(ended) <= MOVED_AT_MOST * len(MANY_PORTS)
     finally:
         three.lab.ip("client", "link set third up")
         for one in connections:
