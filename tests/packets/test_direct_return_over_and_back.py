@@ -7,9 +7,9 @@ direct return.
 import contextlib
 import copy
 import json
+import os
 import re
-import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
 from tests.chaos import take_overs
 from tests.packets import three_nodes
-from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program
+from tests.support import cluster, forked, golden_fixtures, golden_state, in_namespace, lab, patience, program
 
 pytestmark = [pytest.mark.kernel]
 
@@ -63,8 +63,8 @@ def test_a_return_to_kube_proxy_leaves_no_part_of_direct_return_on_the_node(tmp_
     with lab.Lab() as node, contextlib.ExitStack() as leaving:
         leaving.callback(cluster.clear)
         take_overs.add_second_address(node)
-        for place in ("node", "remote"):  # an earlier test may have left direct return on the node
-            _clean(node, place)
+        _clean(node, "node")  # an earlier test may have left direct return on the node
+        for place in ("node", "remote"):
             node.call("sysctl", namespace=place, values=FORMER)
         golden_state.restore_state(RECORDED)
         with contextlib.ExitStack() as loaded:
@@ -146,8 +146,13 @@ def _clean(node: lab.Lab, place: str) -> None:
         (done,) = program.run_in_turn(("cleanup",), within_s=300)
         assert done.status == 0, done.output
     else:
-        command = [sys.executable, "-m", "tests.support.in_namespace", node.path(place), "--cleanup"]
-        subprocess.run(command, capture_output=True, check=True)
+        with tempfile.TemporaryFile() as output:
+            cleaning = forked.Forked(
+                in_namespace.run, node.path(place), ("--cleanup",), output=output.fileno(), environment=os.environ
+            )
+            status = cleaning.wait(WITHIN_S)
+            output.seek(0)
+            assert status == 0, output.read()
 
 
 def _tunnels_and_settings(node: lab.Lab, place: str) -> tuple[set[str], dict[str, str]]:

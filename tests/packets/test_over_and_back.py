@@ -91,16 +91,17 @@ class Proxies:
         }
         self.log = folder / "log"
         self.config_map = folder / "config.conf"
+        self._has: Mapping[str, bool] = NOTHING
         self.served_by: list[str] = []
         self.cleaned: list[str] = []
 
     def start(self, pod: Pod) -> Callable[[], None]:
         """Start the program of a pod, and wait until it is ready."""
-        before = own_objects()
         if not pod.is_ours:
             if self._by_nftables and self.served_by:  # kube-proxy writes its rules and sets
                 golden_state.restore_rules(RECORDED)
-            self._check("kube-proxy", before)
+            assert own_objects() == self._has
+            self._check("kube-proxy")
             return lambda: None
         flags = ("--dry-run",) if pod.is_shadow else self._flags
         ours = program.Program(self._folder / "manifests", self.log, f"--config={self.config_map}", HOSTNAME, *flags)
@@ -109,17 +110,17 @@ class Proxies:
             failing.push(running)
             if pod.is_shadow:
                 running.wait_until(lambda: "event=dry_run_looked" in self.log.read_text(), "compared", WITHIN_S)
-                assert own_objects() == before, "a shadow changes nothing"
+                assert own_objects() == self._has, "a shadow changes nothing"
             else:
                 running.wait_until(lambda: _health() == 200, "healthy", WITHIN_S)  # each read of the objects starts six programs
                 running.wait_until(lambda: own_objects() == self.own and self._has_all_rules(), f"own: {self.own}", WITHIN_S)
-                self._check(pod.daemon_set, self.own)
+                self._has = self.own
+                self._check(pod.daemon_set)
             failing.pop_all()
 
         def end() -> None:
-            left = own_objects()
             running.__exit__(None, None, None)
-            assert own_objects() == left, "a proxy that ends changes nothing"
+            assert own_objects() == self._has, "a proxy that ends changes nothing"
             self._check_held()
 
         return end
@@ -135,6 +136,7 @@ class Proxies:
         (done,) = program.run_in_turn((*command, *arguments), within_s=600)
         assert done.status == 0, done.output + done.error
         self.cleaned.append(done.output)
+        self._has = NOTHING
         self._check_held()
 
     def _has_all_rules(self) -> bool:
@@ -144,10 +146,9 @@ class Proxies:
             for command in (("iptables-save",), ("ip6tables-save",), ("ipset", "list", "-name"))
         )
 
-    def _check(self, served_by: str, own: Mapping[str, bool]) -> None:
-        """Check both proxies' objects, and the open connections."""
+    def _check(self, served_by: str) -> None:
+        """Check kube-proxy's objects, and the open connections."""
         self.served_by.append(served_by)
-        assert own_objects() == own
         state = golden_state.read_state(SERVERS)
         of_kube_proxy = {part: {row: state[part][row] for row in state[part] if not row.startswith("FWM")} for part in SERVERS}
         assert differing(of_kube_proxy, SERVERS) == [], served_by
@@ -175,7 +176,7 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
     assert differing(golden_state.read_state(SECTIONS)) == []
     assert own_objects() == NOTHING
     held = [node.open(*one, timeout_s=take_overs.ANSWER_WITHIN_S) for one in LONG_LIVED]
-    with take_overs.undisturbed(node, held, interval_s=patience.seconds(0.1)) as check_held:
+    with take_overs.undisturbed(node, held, interval_s=patience.seconds(0.25)) as check_held:
         proxies = Proxies(tmp_path, backend, binding, check_held)
         written = ("--proxy-mode=ipvs", *golden_fixtures.profiles()["default"]["flags"].split())
         (done,) = program.run_in_turn((*written, f"--write-config-to={proxies.config_map}"), within_s=300)
