@@ -11,7 +11,7 @@ from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServerKey
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.translate.translation_settings import Binding
 from tests.reconcile import examples, simulation
@@ -226,6 +226,17 @@ def test_a_virtual_server_missing_from_an_audit_counts_as_gone_unless_written_du
     node.sync()
     at_once(node.reconciler.observer.observing(Observation(has_shown_virtual_servers=True), node.now))
     assert observed.keys() == {KEY, other}, "it was added after its part of the table was read"
+
+
+def test_a_failed_change_during_an_audit_does_not_make_its_virtual_server_count_as_gone() -> None:
+    """The part of the audit with this virtual server may have been read while another program replaced the virtual server."""
+    node = running("10.244.0.1")
+    node.reconciler.observer.begin_audit()
+    node.kernel.fail(lambda operation: isinstance(operation.item, RealServers))
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    at_once(node.reconciler.observer.observing(Observation(has_shown_virtual_servers=True), node.now))
+    assert KEY in node.reconciler._tables.virtual_servers.observed
 
 
 def test_no_virtual_server_counts_as_gone_before_the_last_part_of_an_audit() -> None:
