@@ -162,7 +162,7 @@ def test_objects_that_a_watch_would_not_select_are_not_served(world: World) -> N
         ("a: b: c", "line 1: mapping values are not allowed"),
         ("a: [", "line 2: did not find"),
         ("a: \x00", "unacceptable character"),
-        ("[" * 100_000, "nested more than 100 levels deep"),
+        ("[" * 100_000, "nest"),  # the text is from directory.py, or from a libyaml with a limit of its own
         ("- " * 100_000, "nested more than 100 levels deep"),
         ("!!python/object:os.system {}", "line 1: could not determine a constructor"),
     ],
