@@ -25,7 +25,7 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.translation_settings import Binding
 from tests.reconcile import examples, simulation
-from tests.support import builders, fake_kernel
+from tests.support import builders, fake_kernel, patience
 
 NAMES = ("a", "b", "c")
 CLUSTER_IPS = ("10.96.0.1", "10.96.0.2")
@@ -385,7 +385,7 @@ def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]])
     ),
     data=st.data(),
 )
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=150 if patience.IS_THOROUGH else 80, deadline=None)
 def test_any_order_of_changes_of_desired_states_leads_to_the_last_desired_states(
     history: list[tuple[str, Service | None, EndpointSlice | None]], data: st.DataObject
 ) -> None:

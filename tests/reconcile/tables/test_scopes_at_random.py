@@ -12,7 +12,7 @@ from ipvsproxy.model.sets import IP_SETS, MarkedEntry, SetEntries, mark_entry
 from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, RealServers, VirtualServer, VirtualServerSettings
 from tests.reconcile import simulation
 from tests.reconcile.tables.test_scopes import node_with, plan_additions
-from tests.support import builders
+from tests.support import builders, patience
 
 SERVICES = 6
 STEPS = 40
@@ -135,7 +135,8 @@ def number_of(entry: MarkedEntry) -> int:
     return entry.address[3] - 20
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.untraced
+@pytest.mark.parametrize("seed", range(30 if patience.IS_THOROUGH else 12))
 def test_each_mark_leads_only_to_its_service_and_is_used_while_a_service_waits(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
