@@ -215,13 +215,7 @@ def test_the_view_of_a_service_is_a_diagram_from_clients_to_endpoints_with_reaso
     expect(ins.first).to_contain_text(re.compile(r"\d\sk?conn/s"))  # after two readings
 
 
-def test_the_page_explains_a_service_with_source_ranges_and_a_second_scope(looking: Look) -> None:
-    page = looking("#/service/shop/checkout")
-    expect(page.get_by_text("only from 198.51.100.0/24").first).to_be_visible()
-    expect(page.get_by_text("second scope of")).to_be_visible()
-
-
-def test_the_page_names_the_nodes_to_which_direct_return_sends_packets_by_tunnel(looking: Look) -> None:
+def test_the_page_explains_a_service_with_source_ranges_a_second_scope_and_direct_return_by_tunnel(looking: Look) -> None:
     def with_direct_return(route: Route) -> None:
         answer = route.fetch().json()
         for port in answer["service"]["ports"]:
@@ -231,9 +225,10 @@ def test_the_page_names_the_nodes_to_which_direct_return_sends_packets_by_tunnel
             port["fromTunnels"] = scope
         route.fulfill(json=answer)
 
-    page = looking("#/node")
-    page.route("**/service.json*", with_direct_return)
-    page.goto(page.url.replace("#/node", "#/service/shop/checkout"))
+    page = looking("#/service/shop/checkout")
+    expect(page.get_by_text("only from 198.51.100.0/24").first).to_be_visible()
+    expect(page.get_by_text("second scope of")).to_be_visible()
+    page.route("**/service.json*", with_direct_return)  # from the next update on
     expect(page.get_by_text("clients outside", exact=True).first).to_be_visible()
     expect(page.get_by_text("tunnels of other nodes").first).to_be_visible()
     expect(page.get_by_text("by tunnel to")).to_have_text("by tunnel to 1 node: 172.18.0.3:443 (weight 2)")
@@ -427,22 +422,16 @@ def test_the_whole_page_can_be_used_with_the_keyboard(looking: Look) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
-def test_the_focus_stays_on_a_row_while_the_row_is_updated(looking: Look) -> None:
+def test_the_focus_stays_on_a_row_that_is_updated_or_moves(looking: Look) -> None:
     page = looking("#/services?sort=connections")
     _is_complete(page, "services")
     link = page.locator(f"th a:text-is('{page_scene.WEB}')")
     link.focus()
-    figures = page.locator("tbody tr", has=link).locator("td[data-label='Connections/s']")
+    row = page.locator("tbody tr", has=link)
+    figures = row.locator("td[data-label='Connections/s']")
     before = figures.text_content() or ""
     expect(figures).not_to_have_text(before)
     expect(link).to_be_focused()
-
-
-def test_the_focus_stays_on_a_row_that_moves(looking: Look) -> None:
-    page = looking("#/services?sort=connections")
-    _is_complete(page, "services")
-    link = page.locator(f"th a:text-is('{page_scene.WEB}')")
-    row = page.locator("tbody tr", has=link)
     # Both steps are one call, so that no update of the page comes in between.
     last = row.evaluate(
         "row => { row.parentElement.append(row); row.querySelector('a').focus(); return row === row.parentElement.lastChild }"
