@@ -5,6 +5,7 @@ if kubectl is missing, only the files themselves are checked against the schema.
 operator are not tested.
 """
 
+import functools
 import json
 import pathlib
 import re
@@ -77,7 +78,13 @@ def model_of(item: Object) -> str:
     return "V1" + str(item["kind"])
 
 
-def build(folder: str, manifests: pathlib.Path = MANIFESTS) -> list[Object]:
+@functools.cache
+def shipped(folder: str) -> list[Object]:
+    """The objects that a folder of the repository builds."""
+    return build(folder, MANIFESTS)
+
+
+def build(folder: str, manifests: pathlib.Path) -> list[Object]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl, which brings kustomize, is not installed")
@@ -110,7 +117,7 @@ def test_the_schema_check_finds_errors() -> None:
 
 @pytest.mark.parametrize("folder", BUILT)
 def test_objects_built_by_kustomize_match_the_schema(folder: str) -> None:
-    built = build(folder)
+    built = shipped(folder)
     for item in built:
         if item["kind"] not in OF_THE_OPERATOR:
             assert errors(item, model_of(item), item["kind"]) == []
@@ -121,15 +128,15 @@ def test_objects_built_by_kustomize_match_the_schema(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["overlays/beside-kube-proxy", "overlays/replace-kube-proxy"])
 def test_the_overlays_use_the_config_map_of_kube_proxy_and_create_no_config_map(folder: str) -> None:
-    built = {item["kind"]: item for item in build(folder)}
+    built = {item["kind"]: item for item in shipped(folder)}
     assert "ConfigMap" not in built
     volumes = {volume["name"]: volume for volume in built["DaemonSet"]["spec"]["template"]["spec"]["volumes"]}
     assert volumes["config"]["configMap"]["name"] == "kube-proxy"
 
 
 def test_the_overlay_beside_kube_proxy_differs_in_name_labels_and_ports_and_does_not_prepare_the_node() -> None:
-    shadow = {item["kind"]: item for item in build("overlays/beside-kube-proxy")}
-    proxy = {item["kind"]: item for item in build("overlays/replace-kube-proxy")}
+    shadow = {item["kind"]: item for item in shipped("overlays/beside-kube-proxy")}
+    proxy = {item["kind"]: item for item in shipped("overlays/replace-kube-proxy")}
     assert {kind: item["metadata"]["name"] for kind, item in shadow.items()} == dict.fromkeys(shadow, "ipvsproxy-shadow")
     one, other = shadow["DaemonSet"]["spec"], proxy["DaemonSet"]["spec"]
     assert not one["selector"]["matchLabels"].items() <= other["template"]["metadata"]["labels"].items()
@@ -145,9 +152,9 @@ def test_the_overlay_beside_kube_proxy_differs_in_name_labels_and_ports_and_does
     assert asked == {dry_run.OTHER_PORTS[health.port]}
 
 
-def own_configuration(manifests: pathlib.Path) -> Mapping[str, str]:
-    """The settings in the objects that the overlay own-configuration builds, under their names in cluster.env."""
-    built = {item["kind"]: item for item in build("overlays/own-configuration", manifests)}
+def own_configuration(objects: list[Object]) -> Mapping[str, str]:
+    """The settings in the objects that the overlay own-configuration has built, under their names in cluster.env."""
+    built = {item["kind"]: item for item in objects}
     daemon_set, config_map = built["DaemonSet"], built["ConfigMap"]
     volumes = {volume["name"]: volume for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}
     assert volumes["config"]["configMap"]["name"] == config_map["metadata"]["name"]
@@ -171,30 +178,24 @@ def own_configuration(manifests: pathlib.Path) -> Mapping[str, str]:
 def test_each_setting_of_the_own_configuration_overlay_reaches_the_built_objects(tmp_path: pathlib.Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     settings = tmp_path / "manifests/overlays/own-configuration/cluster.env"
-    shipped = dict(re.findall(r"^(\w+)=(.+)$", settings.read_text(), re.MULTILINE))
-    assert own_configuration(tmp_path / "manifests") == shipped
+    before = dict(re.findall(r"^(\w+)=(.+)$", settings.read_text(), re.MULTILINE))
+    assert own_configuration(shipped("overlays/own-configuration")) == before
     settings.write_text("".join(f"{name}={value}\n" for name, value in OTHER_SETTINGS.items()))
-    assert own_configuration(tmp_path / "manifests") == OTHER_SETTINGS
+    assert own_configuration(build("overlays/own-configuration", tmp_path / "manifests")) == OTHER_SETTINGS
 
 
 def test_a_changed_configuration_renames_its_config_map_so_that_the_pods_are_replaced(tmp_path: pathlib.Path) -> None:
-    names = set()
-    for folder, scheduler in (("one", "rr"), ("other", "wrr")):
-        shutil.copytree(MANIFESTS, tmp_path / folder)
-        settings = tmp_path / folder / "overlays/own-configuration/cluster.env"
-        settings.write_text(settings.read_text().replace("scheduler=rr", f"scheduler={scheduler}"))
-        names |= {
-            item["metadata"]["name"]
-            for item in build("overlays/own-configuration", tmp_path / folder)
-            if item["kind"] == "ConfigMap"
-        }
-    assert len(names) == 2
+    shutil.copytree(MANIFESTS, tmp_path / "other")
+    settings = tmp_path / "other/overlays/own-configuration/cluster.env"
+    settings.write_text(settings.read_text().replace("scheduler=rr", "scheduler=wrr"))
+    both = shipped("overlays/own-configuration") + build("overlays/own-configuration", tmp_path / "other")
+    assert len({item["metadata"]["name"] for item in both if item["kind"] == "ConfigMap"}) == 2
 
 
 def test_the_command_in_the_platforms_page_prints_the_name_of_the_config_map_that_the_cleanup_job_needs(
     tmp_path: pathlib.Path,
 ) -> None:
-    built = {item["kind"]: item for item in build("overlays/own-configuration")}
+    built = {item["kind"]: item for item in shipped("overlays/own-configuration")}
     page = (MANIFESTS.parent / "docs/platforms.md").read_text()
     (path,) = re.findall(r"`kubectl -n kube-system get daemonset ipvsproxy -o jsonpath='(.+)'`", page)
     (tmp_path / "daemonset.yaml").write_text(yaml.safe_dump(built["DaemonSet"]))
@@ -210,9 +211,9 @@ def test_components_of_the_own_configuration_overlay_are_enabled_by_removing_the
     offered = re.findall(r"^# (components:|  - ../../components/.+)$", text, re.MULTILINE)
     assert [one.rpartition("/")[2] for one in offered] == ["components:", "labelled-nodes", "selinux", "nftables-only"]
     overlay.write_text(re.sub(r"^# (components:|  - ../../components/)", r"\1", text, flags=re.MULTILINE))
-    shipped = own_configuration(MANIFESTS)
-    assert own_configuration(tmp_path / "manifests") == shipped
-    (daemon_set,) = (item for item in build("overlays/own-configuration", tmp_path / "manifests") if item["kind"] == "DaemonSet")
+    built = build("overlays/own-configuration", tmp_path / "manifests")
+    assert own_configuration(built) == own_configuration(shipped("overlays/own-configuration"))
+    (daemon_set,) = (item for item in built if item["kind"] == "DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
     assert pod["nodeSelector"]["service-proxy"] == "ipvsproxy"
     assert pod["containers"][0]["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
@@ -277,14 +278,14 @@ def test_the_cleanup_job_accepts_the_component_for_hosts_with_selinux(tmp_path: 
 
 
 def test_the_cleanup_of_all_nodes_runs_the_container_of_the_cleanup_job_as_an_init_container() -> None:
-    (job,), (daemon_set,) = build("cleanup"), build("overlays/cleanup-on-all-nodes")
+    (job,), (daemon_set,) = shipped("cleanup"), shipped("overlays/cleanup-on-all-nodes")
     one, all_nodes = job["spec"]["template"]["spec"], daemon_set["spec"]["template"]["spec"]
     assert all_nodes["initContainers"] == one["containers"]
     assert all_nodes["volumes"] == one["volumes"]
     assert (one["nodeName"], job["metadata"]["name"]) == ("NODE", "ipvsproxy-cleanup")
     assert (daemon_set["kind"], daemon_set["metadata"]["name"]) == ("DaemonSet", "ipvsproxy-cleanup")
     assert daemon_set["spec"]["selector"]["matchLabels"] == daemon_set["spec"]["template"]["metadata"]["labels"]
-    proxy = {item["kind"]: item for item in build("base")}["DaemonSet"]["spec"]["selector"]["matchLabels"]
+    proxy = {item["kind"]: item for item in shipped("base")}["DaemonSet"]["spec"]["selector"]["matchLabels"]
     assert not proxy.items() <= daemon_set["spec"]["template"]["metadata"]["labels"].items()
     (waiting,) = all_nodes["containers"]
     assert waiting["image"] == all_nodes["initContainers"][0]["image"]
@@ -294,11 +295,11 @@ def test_the_cleanup_of_all_nodes_runs_the_container_of_the_cleanup_job_as_an_in
 def test_the_runbook_url_of_the_alerts_is_a_setting_and_the_dashboard_is_a_config_map(tmp_path: pathlib.Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     settings = tmp_path / "manifests/monitoring/kustomization.yaml"
-    shipped = settings.read_text()
-    changed = shipped.replace(
+    before = settings.read_text()
+    changed = before.replace(
         "runbook=https://git.example.com/ipvsproxy/docs/runbook.md", "runbook=https://wiki.example.com/on-call"
     )
-    assert changed != shipped
+    assert changed != before
     settings.write_text(changed + "components:\n  - ../components/scraped-as-kube-proxy\n")
     built = {item["kind"]: item for item in build("monitoring", tmp_path / "manifests")}
     rules = [rule for group in built["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]

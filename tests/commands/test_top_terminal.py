@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from ipvsproxy.model.virtual_servers import ConnectionCounts
-from tests.support import builders
+from tests.support import builders, patience
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
 from tests.support.terminal import Terminal
@@ -113,7 +113,7 @@ async def test_top_runs_on_a_terminal_without_colours(node: PageNode, environmen
     await _at(node, act)
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(10, 3), (300, 4)])
+@pytest.mark.parametrize(("columns", "lines"), [(10, 3), *([(300, 4)] if patience.IS_THOROUGH else [])])
 async def test_top_does_not_fail_on_a_terminal_that_is_too_small(node: PageNode, columns: int, lines: int) -> None:
     def act(port: int) -> None:
         with _top(columns, lines, f"--server=http://127.0.0.1:{port}") as terminal:

@@ -76,7 +76,7 @@ class Machine:
     def makes(self, *, failing: str = "", without: str = "br_netfilter") -> None:
         modules = [name for name in building.modules() if name != without]
         text = MAKE.format(calls=str(self.calls), failing=failing, modules=modules)
-        control.write_program(self._bin / "make", f"#!/usr/bin/env python3\n{text}")
+        control.write_program(self._bin / "make", f"#!/usr/bin/env -S python3 -I -S\n{text}")
 
     def compiles_for_long(self) -> None:
         """Let make start a compiler that never ends.

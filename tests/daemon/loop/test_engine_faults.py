@@ -18,7 +18,7 @@ from ipvsproxy.model.sets import IpSet, SetEntry
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import attempts
 from tests.daemon.loop.test_engine import assert_from_scratch
-from tests.support import builders
+from tests.support import builders, patience
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
 
@@ -42,7 +42,7 @@ def change(node: MemoryNode, dice: random.Random) -> None:
         node.put(item, builders.endpoint_slice(*map(builders.endpoint, addresses), service=name))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(2 if patience.IS_THOROUGH else 1))
 @pytest.mark.parametrize("number", NUMBERS)
 @in_virtual_time
 async def test_everything_is_programmed_after_random_failures(number: int, seed: int) -> None:

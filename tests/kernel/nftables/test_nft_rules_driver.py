@@ -127,35 +127,33 @@ def test_a_saved_rule_set_can_be_loaded_and_differences_are_repaired(driver: Nft
         assert driver.observe(family) == one.in_force
 
 
-@pytest.mark.parametrize("family", [Family.IPV6])
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "flush chain inet ipvsproxy {family}-nat-KUBE-SERVICES",
-        "insert rule inet ipvsproxy {family}-nat-KUBE-SERVICES accept",
-        'insert rule inet ipvsproxy {family}-nat-KUBE-SERVICES drop comment "-j ACCEPT"',
-        "flush chain inet ipvsproxy {family}-nat-POSTROUTING",
-        "add rule inet ipvsproxy {family}-nat-OUTPUT meta nfproto {number} jump {family}-nat-KUBE-SERVICES",
-        "insert rule inet ipvsproxy {family}-filter-INPUT accept",
-        "add rule inet ipvsproxy {family}-nat-POSTROUTING masquerade",
-        "delete table inet ipvsproxy",
-        "flush table inet ipvsproxy",
-        "add table inet ipvsproxy {{ flags dormant ; }}",
-        "flush chain inet ipvsproxy {family}-nat-PREROUTING ; delete chain inet ipvsproxy {family}-nat-PREROUTING",
-        "chain inet ipvsproxy {family}-filter-INPUT {{ policy drop ; }}",
-    ],
+HARMS = (
+    "flush chain inet ipvsproxy IPv6-nat-KUBE-SERVICES",
+    "insert rule inet ipvsproxy IPv6-nat-KUBE-SERVICES accept",
+    'insert rule inet ipvsproxy IPv6-nat-KUBE-SERVICES drop comment "-j ACCEPT"',
+    "flush chain inet ipvsproxy IPv6-nat-POSTROUTING",
+    "add rule inet ipvsproxy IPv6-nat-OUTPUT meta nfproto ipv6 jump IPv6-nat-KUBE-SERVICES",
+    "insert rule inet ipvsproxy IPv6-filter-INPUT accept",
+    "add rule inet ipvsproxy IPv6-nat-POSTROUTING masquerade",
+    "flush table inet ipvsproxy",
+    "add table inet ipvsproxy { flags dormant ; }",
+    "flush chain inet ipvsproxy IPv6-nat-PREROUTING ; delete chain inet ipvsproxy IPv6-nat-PREROUTING",
+    "chain inet ipvsproxy IPv6-filter-INPUT { policy drop ; }",
+    "delete table inet ipvsproxy",
 )
-def test_changes_by_other_programs_are_observed_and_repaired(driver: NftRulesDriver, family: Family, harm: str) -> None:
-    wanted = every_rule(family)
+
+
+def test_changes_by_other_programs_are_observed_and_repaired(driver: NftRulesDriver) -> None:
+    wanted = every_rule(Family.IPV6)
     apply(driver, Verb.SET, wanted)
-    number = "ipv4" if family is Family.IPV4 else "ipv6"
-    nft(harm.format(family=family.label, number=number))
-    assert driver.observe(family) != wanted.in_force
-    if "delete table" in harm:  # the sets must be restored before the rules
-        with contextlib.closing(NftSetsDriver()) as sets:
-            sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
-    assert apply(driver, Verb.SET, wanted).error == ""
-    assert driver.observe(family) == wanted.in_force
+    for harm in HARMS:
+        nft(harm)
+        assert driver.observe(Family.IPV6) != wanted.in_force, harm
+        if "delete table" in harm:  # the sets must be restored before the rules
+            with contextlib.closing(NftSetsDriver()) as sets:
+                sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
+        assert apply(driver, Verb.SET, wanted).error == "", harm
+        assert driver.observe(Family.IPV6) == wanted.in_force, harm
 
 
 @FAMILIES
