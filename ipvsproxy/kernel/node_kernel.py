@@ -154,8 +154,8 @@ class NodeKernel:
     ) -> Iterator[Observation]:
         """Reads the same objects as ``observe``, but in parts; other methods may be called between two parts.
 
-        Most parts take a few milliseconds each. Addresses, local routes, a large set, the parameters of all virtual servers, and
-        changed rules take longer.
+        Most parts take a few milliseconds each. The parts that read addresses, local routes, a large set, the parameters of
+        all virtual servers, or changed rules take more time.
 
         If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out
         unchanged rules, and all other objects for which the kernel gives the same answer as before. If ``whole`` is true, the

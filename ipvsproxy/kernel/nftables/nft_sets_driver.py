@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 class NftSetsDriver(SetsDriver):
     """Reads and writes the sets of our table; a ``SetsDriver``."""
 
-    most_at_once = 1 << 20  # the largest size of a transaction in bytes; one ``send`` sends a transaction
+    most_at_once = 1 << 20  # the largest transaction in bytes, which one ``send`` sends completely
 
     def __init__(
         self,

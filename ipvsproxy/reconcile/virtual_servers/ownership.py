@@ -10,9 +10,9 @@ The set entry of a node port names no address, so the entry is a witness only on
 other address, the virtual server on the same port may belong to keepalived, whether or not this host has the address now. The
 virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or on an address that the
 host has lost. If such a virtual server belongs to ipvsproxy, a twin (a virtual server with the same settings and real servers)
-has a witness. The twin is on the same port of an address where node ports are served, or on the Service's cluster IP. The virtual
-server of another program has other real servers than a virtual server of ipvsproxy, unless the real servers have addresses of
-hosts. Therefore a virtual server that has a real server on an address of this host has no twin.
+has a witness. The twin is on the same port of an address where node ports are served, or on the Service's cluster IP. Virtual
+servers of ipvsproxy and of another program can have the same real servers only if these real servers have addresses of hosts. So
+a virtual server with a real server on an address of this host is never recognised by a twin.
 
 A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 

@@ -680,7 +680,7 @@ def test_if_two_ports_tie_for_a_mark_the_port_with_a_second_mark_uses_the_second
     assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND}
 
 
-def test_a_port_keeps_the_mark_that_most_of_its_entries_give() -> None:
+def test_a_port_keeps_the_firewall_mark_that_most_of_its_set_entries_have() -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21", "192.0.2.22"))
