@@ -100,7 +100,7 @@ def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]
 
 
 def _run(config: Config, read_again: Callable[[], Config]) -> int:
-    """Run the proxy, or do the task that a flag selects. Each task imports the modules that no other task needs."""
+    """Run the proxy, or do the task that a flag selects. Modules that only one task needs are imported only for this task."""
     if config.write_config_to:
         return _write_config(config)
     if config.cleanup:
@@ -134,9 +134,9 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
 def load_module(name: str) -> ModuleType:
     """Import a module that most command lines do not need; this function is faster than a plain import.
 
-    The garbage collector is off during the import: it would find no garbage, and would take a tenth of the time. If rich is
-    installed, structlog would import rich to colour tracebacks, which ipvsproxy never prints. The import of rich takes 0.2 s,
-    more than any other import.
+    The garbage collector is off during the import, because the collector would find no garbage, but would take a tenth of the
+    time of the import. If rich is installed, structlog would import rich to colour tracebacks, which ipvsproxy never prints. The
+    import of rich takes 0.2 s, more than any other import.
     """
     # In ``sys.modules``, None means that a module cannot be imported. A module that is imported later, such as Textual, may need
     # rich.
@@ -171,8 +171,8 @@ def _open_standard_streams() -> None:
 def _end(status: int) -> int:
     """End the process at once, even if a thread hangs in a kernel call or waits for another program.
 
-    It is no error if the reader of a pipe has closed the pipe early; Python would report a BrokenPipeError when the process
-    exits.
+    If the reader of a pipe has closed the pipe early, this function prevents the BrokenPipeError that Python would report when
+    the process exits.
     """
     is_read = True
     for stream in (sys.stdout, sys.stderr):

@@ -338,7 +338,10 @@ def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Pa
 
 
 def _run(line: str) -> str:
-    """Returns the output of a command line, which is stopped after one minute. The node is the namespace of this process."""
+    """Returns the output of a command line; a command that runs for one minute is stopped.
+
+    The node is the namespace of this process.
+    """
     environment = {**os.environ, "PATH": f"{pathlib.Path('.venv/bin').absolute()}:{os.environ['PATH']}"}
     command = ["timeout", "60", "bash", "-c", line]
     # The lab's agent does not run the command, because the clients would stop until the command has ended.

@@ -125,7 +125,7 @@ class Soak:
                 return
 
     def _compare_ports(self) -> None:
-        """At the end the program must listen on the Services' health-check ports and on its own ports, and on no other."""
+        """At the end the program must listen on the Services' health-check ports and on its own ports, but on no other port."""
         observed = usage.listening_ports(self._running.process_id)
         expected = self._world.health_check_ports() | {METRICS_PORT, HEALTHZ_PORT}
         if observed != expected:

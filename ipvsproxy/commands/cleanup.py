@@ -73,10 +73,10 @@ ONLY_OWN_OF_IPTABLES = Extent(
 class NodeToClean(NamedTuple):
     """A node to clean: its kernel, functions that search for rules by their text, and the IP families that can be read.
 
-    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left`` maps
-    each place that can hold rules to a function that searches that place for rules left behind by a proxy. ``skipped`` has a line
-    for each part of the cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the sets
-    in ipvsproxy's nftables table that another version of ipvsproxy created with other parameters. ``kernel`` must have been
+    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. For each place
+    that can hold rules, ``left`` has a function that searches the place for rules that a proxy has left behind. ``skipped`` has a
+    line for each part of the cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the
+    sets in ipvsproxy's nftables table that another version of ipvsproxy created with other parameters. ``kernel`` must have been
     created with the chains and jumps of ``extent``.
     """
 
@@ -95,9 +95,10 @@ class Result:
     """The result of a cleanup, or of a dry run.
 
     ``outcomes`` maps each operation to its outcome. An operation that the cleanups of both backends apply, such as the removal of
-    a virtual server, appears only once. ``left`` maps each place and IP family in which a proxy has left rules to the reason why
-    some rules are not removed. The reason is empty if all rules are removed. ``problems`` has a line for each reason why objects
-    of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a line for each omitted part of the cleanup.
+    a virtual server, appears only once. The keys of ``left`` are the places and IP families in which a proxy has left rules
+    behind; each value is the reason why some of these rules are not removed. The reason is empty if all rules are removed.
+    ``problems`` has a line for each reason why objects of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a
+    line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -321,5 +322,5 @@ def _in_words(operation: Operation) -> str:
 
 
 def _name(operation: Operation) -> str:
-    """The name of the object, without the verb and the kind of object."""
+    """The name of an operation's object, without the operation's verb and the kind of object."""
     return str(operation).split(" ", 2)[2]

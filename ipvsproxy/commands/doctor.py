@@ -409,7 +409,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> Document:
 def render(document: Document) -> Iterator[str]:
     """The result as text: the findings that need attention, the worst first, each with its remedy.
 
-    Topics that need no attention appear only by name.
+    All topics that need no attention are listed in one line, only by their names.
     """
     findings = document["findings"]
     for level in (Level.FAIL, Level.WARN, Level.NOTE):

@@ -49,7 +49,7 @@ def parse_subject(text: str) -> Subject:
     If only a name is given, the namespace is empty.
 
     Raises:
-        ValueError: the text does not have one of the listed forms.
+        ValueError: the text is neither a name nor an address, with or without a port.
     """
     with contextlib.suppress(ValueError):
         return Place(*parse_host_port(text.strip("[]") if text.endswith("]") else text))
@@ -290,7 +290,7 @@ def _pod(pod: Document) -> Iterator[str]:
 
 
 def verdicts(endpoint: Document, traffics: Iterable[str]) -> str:
-    """Whether an endpoint gets connections of the given kinds of traffic, and the reason if the endpoint gets none."""
+    """Whether an endpoint gets connections of the given kinds of traffic, and the reason if it gets no connections."""
     by_traffic = {traffic: _verdict(endpoint, traffic) for traffic in traffics}
     if len(set(by_traffic.values())) > 1:
         by_traffic = {traffic: f"{verdict} for traffic to {_TRAFFIC[traffic]}" for traffic, verdict in by_traffic.items()}
@@ -413,7 +413,7 @@ def _endpoints(port: Document) -> Iterator[str]:
 
 
 def _where(endpoint: Document) -> str:
-    """The node and zone of an endpoint as text, with a space before each; an unknown node or zone is left out."""
+    """The node and zone of an endpoint as text, each preceded by a space; an unknown node or zone is left out."""
     node, zone = endpoint["node"], endpoint["zone"]
     return (f" on {node}" if node else "") + (f" in {zone}" if zone else "")
 

@@ -60,7 +60,7 @@ class UnknownStateError(CannotStartError):
 
 
 class Comparison:
-    """The desired and observed state of this node, as of the last ``read``.
+    """The desired and observed state of this node at the time of the last ``read``.
 
     ``view`` is available only after the first ``read``.
     """
@@ -114,7 +114,7 @@ class Comparison:
         return self._translator.with_refusals(changes)
 
     def differences(self) -> list[Difference]:
-        """The differences between desired and observed state, as of the last ``read``."""
+        """The differences between desired and observed state at the time of the last ``read``."""
         return list(self.survey.differences())
 
 

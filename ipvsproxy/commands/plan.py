@@ -57,7 +57,8 @@ class PlanningKernel:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Record the operations, and apply none.
 
-        The event loop sets the IPVS timeouts at each start. The timeouts count as an operation only if their values would change.
+        The event loop sets the IPVS timeouts at each start. The plan contains this operation only if it would change the values
+        of the timeouts.
         """
         self.operations += (
             one for one in one_by_one(operations) if not isinstance(one.item, Timeouts) or self._would_change(one.item)

@@ -109,7 +109,7 @@ def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
 
 
 def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, mtu: int) -> Iterator[Finding]:
-    """Whether this node can take part in direct return, and whether the other nodes know that it can.
+    """Whether this node can take part in direct return, and whether the other nodes know that this node can.
 
     ``mtu`` is the value that ``mtu_of`` returns.
     """

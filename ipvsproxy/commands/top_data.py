@@ -30,8 +30,8 @@ _FILTER = re.compile(rf"(?i)(namespace|node):.+|type:({'|'.join(_TYPES)})|proble
 def parameters(text: str) -> Mapping[str, str]:
     """The parameters of ``services.json`` for a filter.
 
-    Words such as ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` each become a parameter. All other
-    words form the search text.
+    Words such as ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` each become a parameter. Words that
+    are no filters form the search text.
     """
     found: dict[str, str] = {}
     rest: list[str] = []
@@ -198,7 +198,7 @@ def picture(node: Document, services: Document) -> Picture:
     facts = (
         f"pending {node['pending']['total']}  failed {node['failed']}  drifted {node['drifted']['total']}",
         f"draining {node['draining']}",
-        # an older ipvsproxy does not send the two numbers of connections
+        # an ipvsproxy older than this command does not send the two numbers of connections
         f"{count(node.get('activeConnections'))} active, {count(node.get('inactiveConnections'))} inactive",
         "  ".join(f"{count(node[f'{name}PerSecond'])} {unit}/s" for name, unit in _UNITS.items()),
         f"synced {seconds(synced_ago_s)} ago in {seconds(last['durationSeconds'] if last else None)}",

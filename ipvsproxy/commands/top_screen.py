@@ -124,7 +124,7 @@ class FollowingScreen(Screen[None]):
         self.draw()
 
     def _message(self, problem: str = "") -> str:
-        """A sentence about a lost connection or a paused screen; empty if neither applies."""
+        """A sentence about a lost connection or a paused screen; empty if the daemon answers and the screen is not paused."""
         if problem:
             lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
             return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"

@@ -20,8 +20,8 @@ SECOND_READING_S = 2.0
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
     """Finds the objects that differ from their desired state both now and after a pause.
 
-    If the node has just lost an address, differences at the address's node ports are reported only if they last for another
-    ``grace_s`` seconds.
+    If the node has just lost an address, differences at the address's node ports are reported only if the differences still exist
+    ``grace_s`` seconds after that pause.
 
     Raises:
         UnknownStateError: the kernel could not be read.

@@ -180,7 +180,7 @@ class _Node(Watcher):
     async def _give_up_api_servers(self) -> None:
         """Unbind API-server addresses that an earlier process, or a kube-proxy, has bound to this node for Services.
 
-        While this node has such an address, no API server answers at the address.
+        While this node has the address of an API server, no API server answers at that address.
         """
         servers, allowed = self._store.api_servers, self._engine.translation.allowed_addresses
         try:
@@ -210,7 +210,7 @@ class _Node(Watcher):
         variants = {family: program.variant for family, program in self.programs.items()}
         told: tuple[str, ...] = ()
         while True:
-            with contextlib.suppress(KernelError):  # the query is repeated after the next audit
+            with contextlib.suppress(KernelError):  # the rules are read again after the next audit
                 found = await asyncio.to_thread(iptables_tables.host_ports_before_services, variants)
                 rules = ", ".join(found)
                 message = f"hostPort rules ({rules}) take their ports from all Services: {iptables_tables.HOST_PORTS_REMEDY}"

@@ -1,7 +1,7 @@
 """Writes Kubernetes events (events.k8s.io/v1), which ``kubectl describe`` and ``kubectl get events`` show.
 
-Rule 1: no other work waits for an event to be written, or fails if an event cannot be written. An event that cannot be written is
-dropped.
+Rule 1: no part of the process waits until an event is written, or fails because an event cannot be written. An event that cannot
+be written is dropped.
 Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each object, and another rate
 limit for the whole process.
 Rule 3: if all nodes record the same event, its name is derived from its content, and each node waits for a random delay. The
@@ -229,7 +229,7 @@ class Announcer:
     def _find_hidden_nodes(self, summary: SyncSummary) -> None:
         """Warn about the Services whose addresses make other nodes unreachable.
 
-        Each node treats a Service's address as its own address, and so cannot reach another node at that address.
+        Each node treats a Service's address as its own address, so no node can reach another node that has the same address.
         """
         others = summary.view.other_nodes
         for name in summary.changes.services if others or self._hiding else ():

@@ -155,7 +155,7 @@ class Pace:
 
     @property
     def changes_s(self) -> float:
-        """The time from which ``room`` may return a larger number; infinite if the number does not grow with time."""
+        """The time at which the number that ``room`` returns may grow; infinite if the number does not grow with time."""
         return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:

@@ -5,8 +5,8 @@ changed (drift).
 
 Rule 1: a witness of a virtual server stays until the virtual server is removed and every kind of object has been read at least
 once. A witness that one part of a reading has found stays until the whole reading is complete.
-Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If the drift returns more often,
-another program keeps setting another value, so each repair is delayed for some time.
+Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If the object drifts again after
+that, another program keeps changing the object, so each further repair is delayed for some time.
 Rule 3: a repair is delayed only while the desired value of the object stays the same. A new desired value is programmed at once.
 """
 
@@ -136,8 +136,8 @@ class Observer:
     """Records observations of the whole kernel or of its parts.
 
     ``has_observed_all`` means that every kind of witness was read at least once. ``newcomers`` are undesired set entries,
-    addresses and local routes that have appeared since the current reading in parts began. All newcomers are kept until the
-    reading ends.
+    addresses and local routes that have appeared since the current reading in parts began. All objects in ``newcomers`` are kept
+    until the reading ends.
     """
 
     def __init__(self, tables: NodeTables, drains: Drains, drifts: Drifts) -> None:
@@ -167,8 +167,9 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            # While the addresses of this host are unknown, a twin (see ``ownership``) does not prove that a virtual server
-            # belongs to ipvsproxy. The virtual server may be a desired node port on an address of this host.
+            # While the addresses of this host are unknown, a second virtual server with the same settings and real servers (see
+            # ``ownership``) does not prove that a virtual server belongs to ipvsproxy. The virtual server may be a desired node
+            # port on an address of this host.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

@@ -5,8 +5,8 @@ The reconciler does no I/O and reads no clock; callers pass the time as ``now``,
 Rule 1: a key whose desired and observed values differ stays pending until its desired value is observed or confirmed. A failure
 only delays the next attempt.
 Rule 2: an operation that needs another object waits until the other object exists in the kernel (see ``kinds/declaration.py``).
-Rule 3: a kernel setting that cannot be written is given up, and does not count as pending, until its desired or observed value
-changes.
+Rule 3: a kernel setting that cannot be written is not tried again, and does not count as pending, until its desired or observed
+value changes.
 """
 
 import dataclasses
@@ -141,7 +141,10 @@ class Reconciler:
     # Observed state.
 
     def note_timeouts(self, observed: Timeouts) -> None:
-        """Record the IPVS timeouts, which no other reading contains. A timeout with a desired value of 0 counts as equal."""
+        """Record the IPVS timeouts, which are read separately.
+
+        A timeout whose desired value is 0 counts as equal to any value.
+        """
         self._tables.of_timeouts.note(observed)
 
     def take_drift_news(self) -> News:
@@ -312,7 +315,7 @@ class Reconciler:
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
-        """The time of the next work that does not need an event.
+        """The time at which work is due next, even if no event arrives before.
 
         The work is a retry, a delayed repair, a check of the draining connections, or a step of a slow start.
         """

@@ -215,7 +215,8 @@ class Survey:
     def pending_owners(self) -> Iterator[Owner]:
         """The owner of each desired object whose desired and observed values differ.
 
-        The owner of several objects that differ occurs several times. The caller must not await during the iteration.
+        An owner of several objects whose desired and observed values differ occurs several times. The caller must not await
+        during the iteration.
         """
         for table in self._tables.unequal:
             yield from filter(None, map(table.owner_of, table.pending))

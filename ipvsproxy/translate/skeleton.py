@@ -2,7 +2,8 @@
 
 The number of rules does not grow with the number of Services. A Service adds a rule only if it has a load balancer address that
 this node itself may not use. Names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes),
-except for the chains of traffic scopes. Operators know kube-proxy's rules, and kube-proxy must be able to take over again.
+except for the chains of traffic scopes. The reasons are that operators know kube-proxy's rules, and that kube-proxy must be able
+to replace ipvsproxy at any time.
 """
 
 import dataclasses

@@ -121,10 +121,10 @@ def device_flags(family: Family) -> str:
 def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     """The settings that a node needs in order to take part in direct return.
 
-    The route to a client uses an interface other than the tunnel, and the tunnel has no address. Therefore even a loose
-    ``rp_filter`` would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c). The kernel applies
-    the larger ``rp_filter`` value of the interface and of ``all``. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a
-    connection whose first packets arrived at another node.
+    The route to a client uses an interface other than the tunnel, and the tunnel has no address, so even a loose ``rp_filter``
+    would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c). The kernel applies the larger
+    ``rp_filter`` value of the interface and of ``all``. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a connection
+    whose first packets arrived at another node.
     """
     for family in sorted(families):
         yield Sysctl(device_flags(family), _TUNNEL_UP, for_tunnels=True)

@@ -25,7 +25,7 @@ class Make(Protocol):
     """Makes a system call, and counts it by name."""
 
     def __call__(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of the call."""
+        """Make the call, count the call, and return its result."""
 
 
 class CountedSocket:

@@ -109,7 +109,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     """
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
-    # The short churn has another name, because memory and backlog have less time to grow.
+    # The short churn has a different name than the long churn, because memory and backlog have less time to grow.
     churn = "churn of 10 s" if quick else "churn"
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
@@ -218,8 +218,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
             yield Row(name, "resident MB before the lists", first["imported_mb"])
 
     def rows_beside_main(found: Sequence[Found]) -> Iterator[Row]:
-        # These measurements alternate with pairs of the main size in one boot, because the machine's speed changes by a third
-        # within minutes. The change is different for each phase of a start.
+        # These measurements alternate, in one boot, with measurements of the main size, because the machine's speed changes by a
+        # third within minutes. The speed of each phase of a start changes by a different factor.
         firsts, rounds = found[:2], [found[at : at + 4] for at in range(2, len(found), 4)]
         yield from rows([firsts[1], *(one for of_round in rounds for one in of_round[2:])])
         sides = list(zip(*rounds, strict=True))
@@ -340,7 +340,7 @@ def _steady(
     recording: str = "",
     quick: bool = True,
 ) -> Case:
-    """A case that measures ``parts``, by default the part named ``name``, and, with a ``recording``, replays the messages."""
+    """A case that measures ``parts`` (default: the part named ``name``) and, with a ``recording``, replays the messages."""
     arguments = {
         "pages": (services, endpoints),
         "services": services,

@@ -1,4 +1,4 @@
-"""Finds the kube-proxy to measure beside ipvsproxy, and defines the names of the figures of both.
+"""Finds the kube-proxy to measure beside ipvsproxy, and defines the names of the figures of both programs.
 
 Imports the standard library only, because scripts/bench imports it before .venv is needed.
 """

@@ -19,7 +19,7 @@ ENDPOINTS = {"10", "1"}
 
 
 def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Iterator[str]:
-    """Returns one line per figure; the last column is the value relative to that of the earlier run."""
+    """Returns one line per figure; the last column is the value relative to the value of the earlier run."""
     yield f"{'case':<18} {'figure':<44} {'value':>12} {'target':>8}  {'':<4} {'before':>12}  relative"
     for row in rows:
         target = "" if row.target is None else f"{row.target:g}"

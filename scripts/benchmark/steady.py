@@ -192,7 +192,8 @@ class _Steady:
                 took_s.append(connected.took_s)
                 self._meter.step()
         self._meter.times = True
-        # The client's address leaves the node with the client, and after the grace period all Services are translated once more.
+        # When the client ends, its address is removed from the node, and after the grace period all Services are translated once
+        # more.
         await asyncio.sleep(GRACE_S)
         await self._running.synced()
         return {**distribution(latencies_s), "connect_ms": statistics.median(took_s) * 1e3}

@@ -56,7 +56,7 @@ class BuildError(Exception):
 
 
 def main() -> int:
-    """Build unless this kernel exists; returns the exit status."""
+    """Build the kernel unless it exists; returns the exit status."""
     try:
         build()
     except BuildError as error:

@@ -1,4 +1,4 @@
-"""Exceptions for runs on a test kernel in which the command ended without an exit status."""
+"""The exceptions that are raised if a command on a test kernel ends without an exit status."""
 
 import signal
 from typing import NoReturn

@@ -37,7 +37,7 @@ def run(command: list[str], deadline: float | None, iptables: str | None) -> int
     """
     if reason := why_not():
         raise NoKernelError(f"the host's kernel cannot be used: {reason}")
-    for module in control.modules(iptables):  # loaded one by one, because an unknown name would prevent loading all modules
+    for module in control.modules(iptables):  # one command per module, because an unknown name makes a command load no module
         processes.quiet(["modprobe", module])
     mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]  # this mount shows the devices of the network namespace that mounts it
     with control.directory(command, mounts, iptables) as directory:

@@ -135,7 +135,7 @@ def on_one_processor() -> Iterator[None]:
             processor = available[place % len(available)]
             try:
                 claim.bind(f"\0test-kernel-{place}")
-            except OSError:  # another guest uses this processor until it ends
+            except OSError:  # another guest uses this processor until that guest ends
                 continue
             break
         os.sched_setaffinity(0, {processor})

@@ -27,7 +27,8 @@ class DirectoryChanges:
     (fs.inotify.max_user_instances). Every ``poll_s`` seconds, the watcher also polls two properties of the directory. The first
     property is the directory to which the path leads, because inotify does not report that a symbolic link now points to another
     directory. The second property is the modification time: on NFS, FUSE and similar file systems, inotify may not report changes
-    made by other hosts. On such file systems, a change of a file's content goes unnoticed if the file keeps its name.
+    made by other hosts. On NFS and similar file systems, the watcher does not notice a change of a file's content if the file
+    keeps its name.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:

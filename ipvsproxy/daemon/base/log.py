@@ -36,8 +36,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class _Writer:
     """A thread that writes log lines, so that no caller waits for the log's reader or for a disk.
 
-    A line is dropped if ``MOST_WAITING`` characters are already waiting, or if writing it fails. A later log line says how many
-    lines were dropped. The file stays in blocking mode, because the mode is shared by all processes that have the file open.
+    A line is dropped if ``MOST_WAITING`` characters are already waiting, or if writing it fails. As soon as lines can be written
+    again, a log line says how many lines were dropped. The file stays in blocking mode, because the mode is shared by all
+    processes that have the file open.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -57,8 +57,8 @@ class RateLimits(Generic[Subject]):
 class Backoff:
     """A sequence of delays that double up to a maximum; ``reset`` starts the sequence again.
 
-    Each delay is a random time between half of its upper bound and the upper bound. If a thousand nodes lose the same server,
-    they therefore do not reconnect at the same moment.
+    Each delay is a random time between half of its upper bound and the upper bound. Because of the random times, a thousand nodes
+    that lose the same server do not reconnect at the same moment.
     """
 
     def __init__(self, *, first_s: float, longest_s: float, dice: random.Random) -> None:
@@ -74,7 +74,8 @@ class Backoff:
 
     def next_s(self) -> float:
         """The next delay of the sequence, in seconds."""
-        # An API server may be unreachable for weeks, so without a limit on the exponent, the float would overflow.
+        # An API server may be unreachable for weeks, so without a limit on the exponent, the computation of the delay would
+        # overflow.
         bound_s = min(self._first_s * 2.0 ** min(self.attempts, 64), self._longest_s)
         self.attempts += 1
         return bound_s * self._dice.uniform(0.5, 1.0)

@@ -33,8 +33,8 @@ class Status:
     the first sync is counted from the creation of this object.
 
     ``updated`` has the time when the last complete sync of each IP family ended. ``drifted_s`` is the time when ipvsproxy last
-    found an object that another program had changed. ``unmet_settings`` maps each indispensable sysctl that has a wrong value to
-    the wrong value. ``pending`` counts the objects that differed from their desired state after the last sync.
+    found an object that another program had changed. ``unmet_settings`` has the observed value of each indispensable sysctl whose
+    value is wrong. ``pending`` counts the objects that differed from their desired state after the last sync.
 
     ``stale`` returns the kinds whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load balancers away.
     ``missing`` returns the kinds whose first list is not complete. ``unreadable`` returns a sentence for each part of the kernel

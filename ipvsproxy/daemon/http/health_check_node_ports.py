@@ -3,7 +3,7 @@
 Rule 1: in each IP family, a port answers for the Service that owns the port in the table of desired objects. If the Service has
 no addresses in one family, the port gives the answer of the other family.
 Rule 2: a change of the answer needs no restart of a listener, because each request looks up the current answer.
-Rule 3: binding an address is tried again after growing pauses, which do not delay the binding of other addresses.
+Rule 3: if an address cannot be bound, the attempt is repeated after growing pauses, during which other addresses can be bound.
 Rule 4: all listeners together use at most half of this process's file descriptors, and all of their connections together at most
 a quarter. The remaining descriptors are for the kernel, started programs, the API server and the servers of this node.
 """

@@ -3,8 +3,9 @@
 Rule 1: each server limits the number of connections, the size of headers, and the time for sending a request and reading the
 answer. The server does not wait for request bodies, except for the first bytes of a PUT.
 Rule 2: when the maximum number of connections is reached, a new connection replaces the connection that has been idle for the
-longest time. A client with many connections therefore cannot keep other clients out. A new connection is accepted only if the
-limit on connections allows another connection. Connections that have no file descriptor yet wait in the kernel's queue.
+longest time. Because of this replacement, a client with many connections cannot prevent other clients from connecting. A new
+connection is accepted only if the limit on connections allows another connection. Connections that have no file descriptor yet
+wait in the kernel's queue.
 """
 
 import asyncio

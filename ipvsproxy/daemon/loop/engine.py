@@ -260,8 +260,8 @@ class Engine:
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._in_slices(self._translator.putting(names))
-            # A plan takes longer if more changes wait for the removals, so plans become rarer as the number of waiting changes
-            # grows.
+            # The time of a plan grows with the number of changes that wait for the removals, so plans are made less often as this
+            # number grows.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
                 waiting = self._reconciler.unequal
@@ -301,7 +301,7 @@ class Engine:
         self.watcher.synced(summary)
 
     async def _learn_schedulers(self, now: float) -> None:
-        """Ask the kernel about each scheduler that an annotation names for the first time.
+        """Ask the kernel about each scheduler that an annotation names and that is still unknown.
 
         If the kernel does not answer, the query is repeated later.
         """
@@ -314,7 +314,7 @@ class Engine:
                 self._translator.note_scheduler(name, why_missing, now)
 
     def _unserved(self) -> frozenset[Family]:
-        """The IP families that lack most virtual servers, or a set entry without which the rules have no effect."""
+        """The IP families that lack most of their virtual servers, or a set entry without which the rules have no effect."""
         families, survey = frozenset(self._translator.settings.families), self._reconciler.survey
         return families if self.store.may_lack_all else survey.unserved(families) | survey.lacking_entries(families)
 

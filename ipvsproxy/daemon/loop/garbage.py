@@ -34,8 +34,9 @@ _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
 def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
     """Inside the ``with`` block, small collections run often.
 
-    An object that has survived a collection of each generation is frozen until a thaw. Yields a function that the caller must
-    call now and then. The yielded function thaws the frozen objects when a thaw is due by ``clock`` (in seconds).
+    An object that has survived a collection of each generation is frozen (excluded from collections) until a thaw. Yields a
+    function that the caller must call now and then. The yielded function thaws the frozen objects when a thaw is due by ``clock``
+    (in seconds).
     """
     thawed_s = clock()
 

@@ -189,7 +189,7 @@ class Journal:
                 self._lines.log(log.warning, "scope_without_mark", **about, hint=hint)
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
-        """Log each list that is in doubt, and later that the list is no longer in doubt."""
+        """Log that a list is in doubt, and, when the doubt ends, that the list is no longer in doubt."""
         confirmed = f"before another list, {CONFIRMED_AFTER_S:.0f} s later or more, confirms it"
         for kind in doubts.keys() - self._doubted:
             doubt = doubts[kind]
@@ -243,7 +243,7 @@ class Journal:
             )
 
     def _is_allowed(self, subject: object, lines: int = 1) -> bool:
-        """Whether the rate limits allow a log line about a subject now; otherwise, the subject's lines are counted as untold."""
+        """Whether the rate limits allow a log line about a subject now; lines that are not allowed are counted."""
         if self._subjects.take(subject, self._clock()):
             return True
         self._lines.untold += lines

@@ -8,7 +8,8 @@ external program is run only if a rule has changed since the last examination. N
 an IP family, or a set entry, are missing, because the old rules still serve traffic.
 Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
 Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
-Rule 4: one log line says that the rules in a place cannot be removed, and one says that no leftover rules remain in the place.
+Rule 4: one log line says that the rules in a place cannot be removed, and another log line says later that no leftover rules
+remain in the place.
 Rule 5: the rules and sets of the other backend are removed last, and for all IP families at once, because rules of iptables use
 these sets. The function that cleans the other backend logs the removals itself.
 """
@@ -152,8 +153,8 @@ class _State:
 class Leftovers:
     """Examines places and removes rules in parallel to the event loop.
 
-    Waiting for an iptables program therefore delays no other work. ``in_thread`` is a function that examines a place in another
-    thread.
+    While an iptables program runs, the event loop continues with other work. ``in_thread`` is a function that examines a place in
+    another thread.
 
     ``remove_other_backend`` removes the objects of ipvsproxy from the other backend, and returns the sets that rules still use.
     ``remove_other_backend`` may raise KernelError and OSError.

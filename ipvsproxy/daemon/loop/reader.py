@@ -181,7 +181,7 @@ class KernelReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether an audit has ended or drift was observed, and no reading is in progress.
+        """Whether no reading is in progress, and an audit has ended or drift was observed.
 
         A reading is only useful as a whole, because its parts depend on each other.
         """
@@ -244,8 +244,8 @@ class KernelReader:
                 await self.observe()
                 self.has_audited = True
                 return
-            # The end of this reading sets the time of the next reading, because only then the cost of this reading is known. A
-            # change during this reading requests the next reading earlier.
+            # The end of this reading sets the time of the next reading, because only then the cost of this reading is known.
+            # Before this end, only a change makes a reading due.
             self._due_s[: depth + 1] = [math.inf] * (depth + 1)
             if is_audit:
                 self.reconciler.observer.begin_audit()

@@ -22,14 +22,14 @@ class SyncSummary:
     """The summary of one finished sync.
 
     ``lacking`` are the IP families that lack an object (a device, set, rule or sysctl) that all Services of the family need.
-    ``unmet_settings`` maps each indispensable sysctl that differs from its desired value to the observed value. ``states`` has
+    ``unmet_settings`` has the observed value of each indispensable sysctl whose desired value is different. ``states`` has
     the desired state of each Service, and ``health_checks`` the answer of each health-check node port. The next sync changes the
     mappings ``states`` and ``health_checks``. ``not_in_force`` are the IP families whose traffic may still need the rules and
     sets of another proxy or backend. ``is_audit`` means that an audit was made directly before the sync. ``waited_s`` is the age
     of the oldest change when the sync began; 0 if there were no changes. ``observed_s``, ``translated_s`` and ``applied_s`` are
     the durations of reading the kernel, translating changes and applying operations. ``conflicts`` are the conflicts that are new
-    since the last sync. ``without_scope`` are the Service ports that have lacked a mark for their second scope since this sync.
-    ``drifted`` counts, by kind, the changes of objects by other programs that were found since the last sync.
+    since the last sync. ``without_scope`` are the Service ports that have begun, since the last sync, to wait for a mark for
+    their second scope. ``drifted`` counts, by kind, the changes of objects by other programs that were found since the last sync.
     """
 
     changes: Changes

@@ -3,8 +3,8 @@
 The module takes the store, the node and the operator's settings, and passes the desired state to a reconciler.
 
 Rule 1: ``run`` and all commands use this module to make the desired state, so that their desired states cannot differ. No other
-module calls ``translate`` for the view of the node, the desired state of a Service, or the rules. No other module passes the
-objects that the node itself needs to a reconciler.
+module calls ``translate`` for the view of the node, the desired state of a Service, or the rules. Only this module gives a
+reconciler the objects that the node itself needs.
 Rule 2: a Service is translated after a change of the Service, of its endpoints or of the view of the node.
 """
 
@@ -99,8 +99,8 @@ class Translator:
     def updating_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> Generator[None, None, view.NodeView]:
         """Create the view of the node from the addresses of its interfaces; yields after each piece of work. Returns the view.
 
-        If the view differs from the last view, all Services in the store are marked as changed at ``now``. A lost address keeps
-        its node ports for a while.
+        If the view differs from the last view, all Services in the store are marked as changed at ``now``. On an address that the
+        node has lost, node ports are served for a while.
         """
         node = self.store.node(self._node_name)
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
@@ -156,7 +156,7 @@ class Translator:
     def _log_unknown_pods(self, node_view: view.NodeView) -> None:
         """Log the IP families in which local pods cannot be distinguished from other clients.
 
-        The families are logged again only after they have changed.
+        The families are not logged if they are the same as at the previous call.
         """
         unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, node_view.pod_networks)
         before, self._unknown_pods = self._unknown_pods, unknown

@@ -301,7 +301,7 @@ class Metrics:
 
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
-        await asyncio.sleep(0)  # The event loop runs before and after the snapshot of the tables is taken.
+        await asyncio.sleep(0)  # Other tasks may run before and after the snapshot of the tables is taken.
         counted = gauges(self._sources, self._families) if self._sources else ()
         self._counted.families = [one for one in await in_slices(_gathering(counted), self._clock) if one]
         families = (Families([_as_in_go(family)]) for family in self._registry.collect())

@@ -2,10 +2,11 @@
 
 Rule 1: the counters are read only for a scrape, and at most once every ``FRESH_S`` seconds. The ``Sampler`` reads the counters of
 virtual servers.
-Rule 2: a total grows by the difference between the current and the last reading. A total therefore does not fall when one of its
-virtual servers is removed. A total includes traffic from before the start of this process, because IPVS keeps its counters.
+Rule 2: a total grows by the difference between the current and the last reading. Because a total only adds up differences, a
+total does not fall when one of its virtual servers is removed. A total includes traffic from before the start of this process,
+because IPVS keeps its counters.
 Rule 3: a port that has had no traffic has no series and takes no memory. The first ports with traffic, up to the limit, have a
-separate series for as long as they exist. All other ports share one series.
+separate series for as long as they exist. The ports beyond the limit share one series.
 """
 
 import asyncio
@@ -54,8 +55,8 @@ CountedObject = tuple[Hashable, str, Counters | None]
 class Ledger:
     """The traffic totals by labels; the values of each total are in the order of ``Counters``.
 
-    At most ``limit`` label sets have separate totals. ``unlisted`` are all remaining label sets, and ``others`` is their common
-    total.
+    At most ``limit`` label sets have separate totals. ``unlisted`` are the label sets beyond this limit, and ``others`` is their
+    common total.
     """
 
     def __init__(self, limit: int) -> None:

@@ -77,7 +77,7 @@ class Signals:
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
     """Threads that need not end before the process ends.
 
-    The work of such a thread may hang, for example because an iptables program hangs for a minute. If the limit of processes is
+    A thread of this kind may hang, for example because an iptables program hangs for a minute. If the limit of processes is
     reached, no thread can be started, and ``submit`` raises an ``OSError``, so that the caller can try again.
     """
 
@@ -161,7 +161,7 @@ def take_all_descriptors() -> None:
 
 
 async def watch_descriptors() -> None:
-    """Log when three quarters of the file descriptors are in use, and when fewer descriptors are in use again.
+    """Log when the share of used file descriptors rises above three quarters, or falls below three quarters.
 
     Runs until the task is cancelled.
     """
@@ -208,7 +208,7 @@ async def until_stopped(
     """Run until ``stopping`` is set, or until a coroutine fails; raises the exception of the coroutine.
 
     Servers are stopped last: for ``LAST_ANSWERS_S`` after ``stopping`` is set, they answer that load balancers should use other
-    nodes. Meanwhile, the kernel continues to forward traffic.
+    nodes. While the servers give this answer, the kernel continues to forward traffic.
     """
     stopper = asyncio.create_task(stopping.wait())
     working, answering = [list(map(asyncio.create_task, coroutines)) for coroutines in (work, servers)]

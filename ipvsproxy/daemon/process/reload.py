@@ -65,7 +65,7 @@ class Reloader:
         self._is_asked.set()
 
     async def run(self) -> None:
-        """Follow the file until this task is cancelled."""
+        """Apply the changes of the file until this task is cancelled."""
         if self._path is None:
             while True:
                 await self._is_asked.wait()

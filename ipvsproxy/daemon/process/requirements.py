@@ -1,8 +1,8 @@
 """The requirements for programming the kernel.
 
 The requirements are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are
-missing, the process ends with a sentence for each missing requirement. With ``--init-only``, the process sets up as many
-requirements as possible, and ends.
+missing, the process ends with a sentence for each missing requirement. With ``--init-only``, the process meets as many of the
+requirements as possible, and then ends.
 """
 
 import asyncio
@@ -79,8 +79,8 @@ def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allow
 def end_direct_return(kernel: Kernel) -> bool:
     """Restore what an earlier process has changed for direct return.
 
-    If the changes cannot be read, the start continues, and restores nothing. Returns false if a tunnel device may be up, so that
-    rules must guard the device.
+    If the record of these changes cannot be read, nothing is restored, and the start continues. Returns false if a tunnel device
+    may be up, so that rules must guard the device.
     """
     try:
         if not parse_record(SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, "")):
@@ -302,10 +302,11 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
 
 
 def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The programs that write the rules, for each IP family that this host can serve. A host may serve only one family.
+    """The programs that write the rules, for each IP family that this host can serve.
 
-    A family is left out only if it is certain that its rules cannot be written, or that IPVS does not support the family. In case
-    of doubt, for example while another process holds the iptables lock, the family is served.
+    Some hosts can serve only one of the two families. A family is left out only if it is certain that its rules cannot be
+    written, or that IPVS does not support the family. In case of doubt, for example while another process holds the iptables
+    lock, the family is served.
 
     Raises:
         CannotStartError: no IP family can be served, or a set type is missing.

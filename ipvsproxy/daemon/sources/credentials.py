@@ -10,9 +10,9 @@ plugins". The client library could run plugins itself, but the library does not 
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
 ``client``. Importing all 800 modules would take 34 MB of memory and 0.3 to 1 s, for classes that are not used. The package
-``client`` contains only imports, so its code need not be executed (see ``packages``). Other modules that import the library still
-get the whole library. A version of the library that cannot be imported in parts is imported as a whole, which takes more memory
-and time.
+``client`` contains only imports, so its code need not be executed (see ``packages``). Any module other than this module that
+imports the library still gets the whole library. A version of the library that cannot be imported in parts is imported as a
+whole, which takes more memory and time.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBR
 
 @contextlib.contextmanager
 def _in_parts() -> Iterator[None]:
-    """Inside the ``with`` block, only the needed parts of the library are imported, or the whole library if that fails."""
+    """Inside the ``with`` block, only the needed parts of the library are imported, or, if this fails, the whole library."""
     if LIBRARY not in sys.modules:
         try:
             _import_parts()

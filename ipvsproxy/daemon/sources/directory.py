@@ -58,8 +58,8 @@ class _ManifestLoader(yaml.CSafeLoader):
     def descend_resolver(self, current_node: Any, current_index: Any) -> None:  # noqa: ARG002 - as in the base class
         """Enter a level of nesting.
 
-        The composer calls this method at the beginning of each YAML node. The method of the base class does nothing that
-        manifests need.
+        The composer calls this method at the beginning of each YAML node. The method of the base class is not called, because
+        manifests do not need its effects.
         """
         self._depth += 1
         if self._depth > DEEPEST:

@@ -25,8 +25,8 @@ class Resource(NamedTuple):
     def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
         """The query for one page of a list; a ``limit`` of 0 means all objects.
 
-        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. A query with an oldest version
-        has no limit, because with a limit the server would treat the version as an exact version.
+        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. A query for an oldest version
+        sets no limit, because the server would treat the version of a query with a limit as an exact version.
         """
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 

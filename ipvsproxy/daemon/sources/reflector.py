@@ -5,9 +5,9 @@ Rule 2: a watch continues from the last resource version that was read. If the s
 everything is listed again. Everything is also listed again if a line of the watch could not be read, because the line may have
 contained a change.
 Rule 3: a server that was restored from a backup does not know the resource version that the reflector has read last. A restored
-server answers 504, or the watch stays silent until the server's version reaches the reflector's version again. A watch never
-receives the changes that the restored server makes until then. Therefore the reflector first queries the server's version after a
-watch that broke, or that ended without a line (bookmarks come once a minute).
+server answers 504, or the watch stays silent until the server's version reaches the reflector's version again. The watch receives
+none of the changes that the restored server makes before that moment. To detect a restored server, the reflector first queries
+the server's version after a watch that broke, or that ended without a line (a working watch receives a bookmark once a minute).
 Rule 4: a watch that is silent for ``LONGEST_SILENCE_S`` after its first bookmark counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
 Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. A broken watch begins
@@ -15,7 +15,7 @@ again at a random time within ``BROKEN_WATCH_SPREAD_S``, because the restart of 
 Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so the list may be old. Each later
 list requests the last version that the reflector has read (even in an incomplete list) or a newer version. A list of the latest
 state would need a quorum read of etcd. The latest state is requested only if the server cannot list from the reflector's version
-on, or while a list is in doubt. A cache that lags behind cannot confirm its own list.
+on, or while a list is in doubt. A watch cache that lags behind cannot confirm a list that came from this cache itself.
 
 The protocol is described on the page "Kubernetes API Concepts". Where the reflector of client-go has an interval or a limit, this
 module uses the same value.
@@ -121,7 +121,7 @@ class WatchPace:
     """The clock, the sleep function and the random numbers of a reflector, and the duration of its watches.
 
     The server is requested to end each watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. A watch
-    that is still silent ``grace_s`` after this time counts as dead.
+    that is still silent ``grace_s`` after its requested end counts as dead.
     """
 
     shortest_watch_s: float = 300
@@ -321,7 +321,10 @@ class Reflector:
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
     async def _require_known(self) -> None:
-        """Raise ApiError if the server does not answer, or with EXPIRED if the server has not reached the reflector's version."""
+        """Raise ApiError if the server does not answer.
+
+        If the server has not reached the reflector's version, the ApiError has the reason EXPIRED.
+        """
         query = self._resource.probe_query(self._version)
         async with self._connect() as connection, contextlib.aclosing(self._parts(connection, query)) as parts:
             version = [part.resource_version async for part in parts][-1]
@@ -339,7 +342,7 @@ class Reflector:
     def _read(self, lines: LineBuffer, chunk: bytes, deliver: Deliver) -> None:
         """Deliver the lines that a chunk completes.
 
-        A line that ends the watch raises ApiError, and the lines after it are not delivered.
+        If a line ends the watch, ApiError is raised, and the lines after that line are not delivered.
         """
         events: list[Event] = []
         try:

@@ -9,7 +9,8 @@ node. If a configuration cannot work, ``make`` ends the process before the wait.
 Rule 3: a command gives up if it has no contact for ``PATIENCE_S``, because a person or a script waits for its answer.
 Rule 4: a stale watch is no reason for a restart. A new process could not start without the API server, whereas this process
 continues to serve the Services that it knows. A stale watch turns load balancers away only with ``--stale-watch-unhealthy``.
-Otherwise, if the API server fails, all nodes would turn load balancers away at the same time, and no more traffic would arrive.
+If this flag were the default, a failure of the API server would make all nodes turn load balancers away at the same time, and no
+traffic would arrive any longer.
 """
 
 import asyncio
@@ -89,7 +90,7 @@ class BehindError(ApiError):
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WatchStatus:
-    """The status of the watch of one kind; times are times of ``Pace.now``.
+    """The status of the watch of one kind; its times come from ``Pace.now``.
 
     Only the reflector of the kind changes the status. ``connected`` says whether a watch is open now. ``listed_s`` is the time of
     the last complete list, ``contact_s`` the time of the last data from the server, and ``event_s`` the time of the last change.

@@ -46,10 +46,11 @@ _ADDRESS_START = re.compile(r"[0-9]+\.[0-9.]*|[0-9a-f]*:[0-9a-f:.]*")
 
 
 class Query(NamedTuple):
-    """A search after its text has been parsed.
+    """The parsed text of a search.
 
-    ``text`` is in lower case. If both ``address`` and ``port`` are set, the text was ``address:port``. The other fields are
-    filters: a namespace, the type of a Service, and the node of an endpoint. An empty filter matches every Service.
+    ``text`` is in lower case. If both ``address`` and ``port`` are set, the text was ``address:port``. The fields after
+    ``address`` are filters, such as a namespace, the type of a Service, and the node of an endpoint. An empty filter matches
+    every Service.
     """
 
     text: str = ""

@@ -10,8 +10,8 @@ Rule 4: a rate is computed from two readings of the same virtual server; after a
 Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
 interval may be zero or twice the true rate.
 Rule 6: a Service that had no traffic in all remembered readings takes no memory.
-Rule 7: while somebody looks at the page, the node's open connections are counted at each reading of all real servers that looks
-for drift.
+Rule 7: while somebody looks at the page, each reading that searches all real servers for drift also counts the node's open
+connections.
 """
 
 import asyncio

@@ -6,9 +6,11 @@ The stages give the order of the operations within one plan. Additions come befo
 object comes before the restricted object:
 
 * Rules refer to sets by name, so sets come first. A rule about an empty set has no effect, so entries come before rules.
-* Source ranges take effect before clients can reach the restricted address, and never shut out an admitted client. Therefore the
-order is: the ranges, the rules, the firewall entry that sends packets through the rules, and the virtual server.
-* A virtual server and its real servers come before its address. Otherwise the kernel would refuse clients for a moment.
+* Source ranges take effect before clients can reach the restricted address, and never shut out an admitted client. The stages for
+a virtual server with source ranges have the order: the ranges, the rules, the firewall entry that sends packets through the
+rules, and the virtual server.
+* A virtual server and its real servers come before its address. If the address came first, the kernel would refuse clients for a
+moment.
 * A virtual server is removed before its set entries and its address. The entries and the address are witnesses of the virtual
 server: they show a later process that the virtual server belongs to ipvsproxy. Local routes have the same stages as
   addresses, because a route may replace an address and vice versa.

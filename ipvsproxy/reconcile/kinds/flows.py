@@ -1,8 +1,9 @@
 """The kind of tracked flows.
 
-Flows are cleaned when a Service changes. Flows are never compared, because the absence of a flow proves nothing. Rule: flows are
-cleaned after the kernel has stopped using the real servers that the flows must leave. Otherwise a flow that begins after the
-cleaning could get an undesired real server, and would keep that real server.
+Flows are cleaned when a Service changes. Desired and observed flows are never compared, because the absence of a flow in the
+kernel proves nothing. Rule: flows are cleaned after the kernel has stopped using the real servers that the flows must leave. If
+flows were cleaned earlier, a flow that begins after the cleaning could get an undesired real server, and would keep that real
+server.
 """
 
 import dataclasses

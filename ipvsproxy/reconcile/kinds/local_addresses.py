@@ -4,8 +4,8 @@ Rule 1: an address is added only if it has a virtual server. An address becomes 
 or a local route leads to the address. Without a virtual server, connections to a local address reach a program of this host that
 listens on the Service's port. The rules that close the host's ports do not cover the ports of Services.
 Rule 2: if a route replaces an address on ``kube-ipvs0``, the address stays until the route has been added. If an address on
-``kube-ipvs0`` replaces a route, the route stays until the address has been added. Otherwise the service address would not be
-local for a moment, and nearly every connection would break.
+``kube-ipvs0`` replaces a route, the route stays until the address has been added. If the old address or route were removed first,
+the service address would not be local for a moment, and nearly every connection would break.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -41,7 +41,8 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
         """The settings that could not be written, each with the reason.
 
         A setting is no longer included as soon as its desired or observed value changes. A setting for tunnels is also tried
-        again when another setting for tunnels has changed, because one record holds the former values of all of them.
+        again when another setting for tunnels has changed, because one record holds the former values of all settings for
+        tunnels.
         """
         table = self.objects
         return {
@@ -62,7 +63,7 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
             yield from self.objects.observing(observed.sysctls)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Yields an operation for each pending setting that has not been given up."""
+        """Yields an operation for each pending setting, except for settings that could not be written."""
         given_up = self.given_up
         for operation in super().additions(circumstances):
             setting: Any = operation.item
@@ -70,7 +71,7 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
                 yield operation
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """Gives up the setting after a failed write."""
+        """After a failed attempt to write the setting, prevents further attempts."""
         item: Any = outcome.operation.item
         self._given_up[item.path] = (item, self._observed(item), outcome.error)
         return True
@@ -89,7 +90,7 @@ class IpvsTimeouts(ReconciledKind[str, Timeouts, Timeouts]):
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.TIMEOUTS}
 
     def note(self, observed: Timeouts) -> None:
-        """Records the timeouts that a reading has found. A timeout with a desired value of 0 counts as equal."""
+        """Records the timeouts that a reading has found. A timeout whose desired value is 0 counts as equal to any value."""
         desired = self.objects.desired.get(TIMEOUTS)
         if desired:
             compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
@@ -140,7 +141,7 @@ class Rules(ReconciledKind[Family, Skeleton, ObservedSkeleton]):
     def lacks(self, family: Family) -> bool:
         """Whether the kernel lacks desired rules of a family.
 
-        Rules that mark packets do not count, because a kernel may refuse such rules.
+        Missing rules that mark packets do not count, because a kernel may refuse rules of this kind.
         """
         if family not in self.objects.pending:
             return False

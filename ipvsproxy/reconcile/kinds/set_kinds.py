@@ -1,4 +1,4 @@
-"""The kinds for sets, for the larger copy of a set that a killed process has left behind, and for set entries.
+"""The kinds for sets, for the enlarged copy of a set that a killed process has left behind, and for set entries.
 
 The entries of each set are in a separate table.
 
@@ -161,7 +161,7 @@ class Sets(PresenceKind[IpSet]):
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # these are also the observed rules, because no rules are pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # the rules are also observed, because no rules are pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 

@@ -6,7 +6,7 @@ Rule 2: real servers are added only after the undesired entry that exempts their
 Rule 3: a virtual server by firewall mark is added only when the kernel has its witness, which is a set entry. A virtual server by
 firewall mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program makes a
 virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. The virtual server of a
-mark does not change while an undesired entry gives the mark to packets, which may be for another Service.
+mark does not change while an undesired entry gives the mark to packets, because these packets may be for another Service.
 """
 
 import errno

@@ -99,7 +99,7 @@ def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: boo
 
 def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
     """The removal of all observed leftover rules. The removal leaves out empty chains that must stay."""
-    # both modes have jumps to some chains, but with different comments
+    # ipvsproxy and kube-proxy's iptables mode have jumps to some of the same chains, but with different comments
     known: dict[tuple[ChainKey, ChainKey], list[str]] = {}
     for jump in (*JUMPS, *scope.own_jumps):
         ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)

@@ -5,8 +5,8 @@ A cleanup may also be limited to the objects that kube-proxy does not know, or t
 Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. After the virtual servers, the
 rules are removed, then the sets that the rules name, then the device, and then local routes. Settings that let packets in by
 tunnel are restored before the rules that drop packets from tunnels of unknown senders are removed.
-Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Otherwise no later run would recognise that the
-virtual server belongs to ipvsproxy.
+Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Without the witness, no later run would
+recognise that the virtual server belongs to ipvsproxy.
 """
 
 import itertools
@@ -30,9 +30,9 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 class Cleanup(NamedTuple):
     """The operations of a cleanup. ``witnesses`` must not be removed before all virtual servers of ipvsproxy have been removed.
 
-    ``additions`` come first: they add addresses to ``kube-ipvs0`` that stay in use and that only a route makes local.
-    ``witnesses`` must not be removed before ``additions`` have been made. ``rules`` and ``witnesses`` must not be removed before
-    ``settings`` have been restored.
+    ``additions`` come first: if an address stays in use, but only a route makes the address local, the address is added to
+    ``kube-ipvs0``. ``witnesses`` must not be removed before ``additions`` have been made. ``rules`` and ``witnesses`` must not be
+    removed before ``settings`` have been restored.
     """
 
     virtual_servers: tuple[Operation, ...]
@@ -68,9 +68,10 @@ def plan(
 def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
     """The part of a cleanup that removes only objects that kube-proxy does not know.
 
-    All other objects and their connections stay for kube-proxy. The objects that kube-proxy knows are virtual servers with an
-    address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The rules in ``todo`` depend on the
-    skeletons that were passed to ``plan``. A service address that is local by a route becomes an address of ``kube-ipvs0``.
+    The objects that kube-proxy knows stay, with their connections, for kube-proxy. The objects that kube-proxy knows are virtual
+    servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The rules in ``todo`` depend
+    on the skeletons that were passed to ``plan``. A service address that is local by a route becomes an address of
+    ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:

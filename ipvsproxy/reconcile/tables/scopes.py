@@ -16,9 +16,9 @@ Of marks:
 
 Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps the mark. With direct return a
 Service port has two marks, one for each of the two ways in which its packets arrive.
-Rule 6: marks are given in the order in which Service ports request marks. If there are more Service ports than marks, the later
-Service ports wait. A waiting Service port has only one scope, as with kube-proxy. Marks that were never in use are given before
-marks that were given back.
+Rule 6: marks are given in the order in which Service ports request marks. If there are more Service ports than marks, the Service
+ports that were the last to request a mark wait. A waiting Service port has only one scope, as with kube-proxy. Marks that were
+never in use are given before marks that were given back.
 Rule 7: a mark that an object of any program in the kernel still uses is not given to another Service port.
 Rule 8: the largest marks are given first. Other programs usually number their marks from 1, and a packet with another program's
 mark must not reach a virtual server of ipvsproxy.
@@ -142,11 +142,11 @@ class Marks:
         return self._marks.get(port, 0)
 
     def port_of(self, mark: int) -> MarkedPort | None:
-        """The Service port that has a mark."""
+        """The Service port that has the given mark."""
         return self._ports.get(mark)
 
     def protocol_of(self, mark: int) -> Protocol | None:
-        """The protocol of the Service port that had a mark last; None if the protocol is not known."""
+        """The protocol of the last Service port that had the given mark; None if the protocol is not known."""
         return self._returned.get(mark)
 
 
@@ -324,7 +324,7 @@ class Scopes:
         return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
-        """Gives marks, and drains undesired virtual servers by firewall mark before their removal.
+        """Gives marks to Service ports, and drains undesired virtual servers by firewall mark before their removal.
 
         Yields so that other tasks can run.
 

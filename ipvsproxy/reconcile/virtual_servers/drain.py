@@ -4,8 +4,8 @@ When a drain begins, the weight of the real server becomes 0 at once. A draining
 connection counts are 0 and the kernel's list of removed real servers has room (see ``attempts.py``). A draining real server is
 also removed when its deadline has passed. UDP and SCTP real servers are removed at once, as kube-proxy does.
 
-One reading of connection counts returns the counts of all real servers of one virtual server. Therefore the time of the next
-reading is stored once for each virtual server.
+One reading of connection counts returns the counts of all real servers of one virtual server. Because real servers are not read
+one by one, the time of the next reading is stored once for each virtual server.
 """
 
 import collections
@@ -127,7 +127,7 @@ class Drains:
     def due(self, now: float) -> Collection[VirtualServerKey]:
         """The virtual servers whose connections should be read now.
 
-        A virtual server whose counts are not passed to ``judge`` is soon due again.
+        If the counts of a virtual server are not passed to ``judge``, its connections should soon be read again.
         """
         due: list[VirtualServerKey] = []
         while (due_s := self.next_s()) is not None and due_s <= now:

@@ -3,16 +3,17 @@
 Programs share the kernel's table of virtual servers: keepalived, kube-vip and docker may also have virtual servers in the table.
 A new process recognises the virtual servers of an earlier process by other kernel objects. An entry in a
 set of ipvsproxy is added before its virtual server and removed after the virtual server. The address on ``kube-ipvs0``, or the
-local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Therefore every virtual server
-of an earlier process has a witness.
+local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Because of this order, each
+virtual server of an earlier process has such an entry, address or route as its witness.
 
-The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On any
-other address, the virtual server on the same port may belong to keepalived, whether or not this host has the address now. The
-virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or on an address that the
-host has lost. If such a virtual server belongs to ipvsproxy, a twin (a virtual server with the same settings and real servers)
-has a witness. The twin is on the same port of an address where node ports are served, or on the Service's cluster IP. Virtual
-servers of ipvsproxy and of another program can have the same real servers only if these real servers have addresses of hosts. So
-a virtual server with a real server on an address of this host is never recognised by a twin.
+The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On an
+address where node ports are not served, a virtual server on the same port may belong to keepalived, whether or not this host has
+the address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or
+on an address that the host has lost. If such a virtual server belongs to ipvsproxy, a second virtual server with the same
+settings and real servers exists and has a witness. The second virtual server is on the same port of an address where node ports
+are served, or on the Service's cluster IP. Virtual servers of ipvsproxy and of another program can have the same real servers
+only if these real servers have addresses of hosts. A virtual server with a real server on an address of this host is therefore
+never recognised by a second virtual server.
 
 A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 

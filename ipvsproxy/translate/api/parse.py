@@ -2,7 +2,7 @@
 
 The smallest invalid part of an object, such as a port, an address or an endpoint, is left out, and a ``Skipped(field, reason)``
 is recorded. The rules for fields come from the Kubernetes API reference (Service v1, Node v1, EndpointSlice discovery/v1).
-EndpointSlices with equal ports, or with equal conditions, share one object for the ports or conditions.
+EndpointSlices with equal ports share one object for their ports, and equal conditions of endpoints are also one shared object.
 """
 
 import functools

@@ -9,8 +9,8 @@ import msgspec
 class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because no cycles exist.
 
-    A value that contains no lists can be the key of a dictionary, so equal values are parsed only once. Therefore a field with a
-    list is a tuple if many objects have the same value in the field.
+    A value that contains no lists can be the key of a dictionary, so equal values are parsed only once. A list cannot be a key,
+    so a field with a list is a tuple if many objects have the same value in the field.
     """
 
 

@@ -260,8 +260,8 @@ class Translation:
         """Add two scopes to the external addresses of a port: for clients outside the cluster, and for packets from a tunnel.
 
         The inner packet of a tunnel keeps the address that the client has chosen, and the address must be local on the other
-        node. Therefore node ports have no direct return. The weight of a real server by tunnel is the sum of the weights of its
-        node's endpoints.
+        node. The address of a node port is not local on any other node, so node ports have no direct return. The weight of a real
+        server by tunnel is the sum of the weights of its node's endpoints.
         """
         addresses = dict.fromkeys((*self.external_addresses, *self.load_balancer_addresses))
         keys = tuple(

@@ -5,9 +5,9 @@ these addresses affect only the node's own clients.
 Rule 2: addresses in this node's pod ranges are refused. In the range of the whole cluster, only external addresses are refused,
 because a ``--cluster-cidr`` often includes the range of the cluster IPs. An address on an interface of this node, such as the
 bridge of its pods, does not count as the address of a pod.
-Rule 3: a cluster IP that equals the node's own address is refused. Any other address may be on an interface on purpose, such as
-the address of a DNS cache on each node. Like kube-proxy, ipvsproxy serves an external address on an interface of this node,
-except on the ports of the API server and the kubelet.
+Rule 3: a cluster IP that equals the node's own address is refused. A cluster IP that differs from the node's own address may be
+on an interface on purpose, for example the address of a DNS cache on each node. Like kube-proxy, ipvsproxy serves an external
+address on an interface of this node, except on the ports of the API server and the kubelet.
 Rule 4: an API server's address is refused as an external address, because binding it on this node would hide the API server. The
 known API servers are the endpoints of the API server's Service, and the addresses at which this process connects to its API
 server. An address stays refused after its API server has disappeared, because the API server may come back at that address. On

@@ -36,7 +36,7 @@ def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
 
     The endpoints come from the EndpointSlices that have a port of the service port's name and protocol. All EndpointSlices must
     be of one family. Each address counts once: a later entry replaces an earlier entry, unless the later entry is terminating.
-    Two entries are possible because a new pod may get the address of a terminating pod.
+    Two entries with one address are possible because a new pod may get the address of a terminating pod.
     """
     endpoints: dict[bytes, Conditions] = {}
     for item, number in by_port.get((port.name, port.protocol), ()):

@@ -158,9 +158,9 @@ def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Ski
     """Scheduler and flags.
 
     Without an annotation for flags, ``mh`` gets the fall-back flag. The kernel keeps a real server in the lookup table of ``mh``
-    when the real server's weight becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c). Without the flag, the kernel
-    refuses clients that are mapped to such a real server (kubernetes/kubernetes #139497). If the node's scheduler is ``mh``,
-    virtual servers also get the flag ``mh-port``, as with kube-proxy.
+    when the real server's weight becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c). Without the fall-back flag, the
+    kernel refuses clients that are mapped to a real server of weight 0 (kubernetes/kubernetes #139497). If the node's scheduler
+    is ``mh``, virtual servers also get the flag ``mh-port``, as with kube-proxy.
     """
     why_missing = settings.missing_schedulers.get(chosen.scheduler, "")
     if why_missing:
