@@ -40,7 +40,7 @@ class Chooser:
         self._position = 0
 
     def take(self, count: int) -> bytes:
-        """Takes this many bytes, or all remaining bytes if there are fewer."""
+        """Takes this many bytes, or all remaining bytes if fewer than this number remain."""
         taken = self._data[self._position : self._position + count]
         self._position += count
         return taken

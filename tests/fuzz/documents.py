@@ -89,7 +89,7 @@ def _struct(chooser: Chooser, shape: type[msgspec.Struct]) -> dict[str, Any]:
 def _value(chooser: Chooser, hint: Any, name: str) -> Any:
     (type_,) = [one for one in typing.get_args(hint) or (hint,) if one is not types.NoneType]
     if typing.get_origin(type_) in (list, tuple):
-        inner = typing.get_args(type_)[0]  # the element type of a tuple with "..."
+        inner = typing.get_args(type_)[0]  # the type of the elements of a list, or of a tuple of any length
         return [_value(chooser, inner, name) for _ in range(chooser.integer(0, MOST_ITEMS))]
     if typing.get_origin(type_) is dict:  # labels or annotations
         inner = typing.get_args(type_)[1]

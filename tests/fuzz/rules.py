@@ -1,4 +1,4 @@
-"""Fuzz target ``rules``: from configuration and API objects to rules, set entries and virtual servers.
+"""Fuzz target ``rules``: translates configuration and API objects to rules, set entries and virtual servers.
 
 For any objects, each line for ``iptables-restore`` has a known shape. Encoding and decoding a set entry gives the same entry, and
 each virtual and real server can be encoded.

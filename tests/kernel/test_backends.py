@@ -69,7 +69,7 @@ def test_a_set_that_cannot_be_removed_is_reported_as_in_use_only_if_that_is_the_
 
 
 @pytest.mark.parametrize("present", [(), ("KUBE-IPVS-IPS", "KUBE-CLUSTER-IP")])
-def test_the_removal_of_ipsets_is_logged_if_there_were_any_and_sets_that_have_exceptions_are_removed_first(
+def test_removed_ipsets_are_logged_and_sets_that_apply_unless_another_set_matches_are_removed_first(
     present: Sequence[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[str] = []

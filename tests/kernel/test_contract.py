@@ -380,7 +380,7 @@ def test_entries_of_every_type_are_read_back_unchanged_until_they_are_removed(ke
     assert sets(kernel) == {}
 
 
-def test_adding_or_removing_an_entry_again_is_not_an_error_with_either_backend(kernel: Kernel) -> None:
+def test_with_both_backends_an_entry_can_be_added_twice_or_removed_twice_without_an_error(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     add(kernel, IP_SETS[entry.set], entry)
     add(kernel, entry)
@@ -679,7 +679,7 @@ def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sets_are_copied_from_the_other_backend_and_later_changes_are_written_to_nftables_too(
+def test_sets_are_copied_from_the_former_backend_and_changes_are_also_written_to_former_sets_in_nftables(
     fresh_namespace: None, backend: Backend
 ) -> None:
     skip_without_nftables()

@@ -216,7 +216,7 @@ def test_a_kernel_setting_that_cannot_be_read_at_the_moment_does_not_count_as_mi
     assert host.missing_settings(tmp_path) == ()
 
 
-# Features that an older kernel does not have.
+# Features that some supported kernels do not have.
 
 
 def lists_connections(data: bytes) -> list[fake_netlink.Answer]:

@@ -103,7 +103,7 @@ RP_FILTER = Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
 
 @pytest.fixture
 def tunnel(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The folder of settings, in which a file stands in for the alias of the tunnel device."""
+    """The folder of settings, with a file in place of the alias of the tunnel device."""
     alias = root / "ifalias"
     alias.write_text("\n")
     monkeypatch.setattr(sysctls, "TUNNEL_RECORD", str(alias))

@@ -31,6 +31,6 @@ def test_each_kernel_object_has_a_text_for_operators(item: object, text: str) ->
 @pytest.mark.parametrize(
     ("observed", "exactly", "at_least"), [("4", True, True), ("5", False, True), ("3", False, False), ("", False, False)]
 )
-def test_a_larger_number_is_accepted_if_a_setting_has_a_lower_bound(observed: str, exactly: bool, at_least: bool) -> None:  # noqa: FBT001 - the arguments come from a parametrize table
+def test_a_setting_with_a_lower_bound_accepts_larger_numbers(observed: str, exactly: bool, at_least: bool) -> None:  # noqa: FBT001 - the arguments come from a parametrize table
     assert Sysctl("x", "4").is_met_by(observed) is exactly
     assert Sysctl("x", "4", at_least=True).is_met_by(observed) is at_least

@@ -78,7 +78,7 @@ def test_weights_equal_only_mappings_and_are_not_hashable() -> None:
     assert repr(packed) == "EvenWeights({RealServerKey('10.0.0.1:8080'): 1})"
 
 
-def test_packed_weights_and_other_mappings_give_the_same_weights_by_bytes() -> None:
+def test_packed_weights_are_unpacked_to_a_mapping_and_a_mapping_stays_the_same_object() -> None:
     key = builders.backend("10.0.0.1")
     uneven = {key: 7}
     assert plain(uneven) is uneven

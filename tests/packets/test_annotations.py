@@ -36,7 +36,7 @@ def _web(*endpoints: str, **annotations: str) -> list[Manifest]:
 
 
 def _shares(running: Cluster, family: Family, requests: int = 100) -> Mapping[str, float]:
-    """The share of each pod, by its name, in this many new connections, however long the connections take."""
+    """For each pod name, the share of the pod in this many new connections, however long the connections take."""
     load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=requests)
     assert load.outcomes == {"ok": requests}
     return {name: load.backends.get(cluster.address(name, family), 0) / requests for name in PODS}
@@ -155,7 +155,7 @@ def _identity(running: Cluster, address: str) -> int:
 def test_a_client_is_sent_to_the_same_endpoint_by_two_nodes(
     running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str
 ) -> None:
-    """The second node is this node under another name; with other schedulers, the name changes the order of real servers."""
+    """The second node is this node under another name, which changes the order of real servers unless the scheduler is a hash."""
     sources = {family: _sources(running, family) for family in Family}
     running.have()
     maps = []
@@ -178,7 +178,7 @@ def test_a_client_is_sent_to_the_same_endpoint_by_two_nodes(
 
 
 def test_the_share_of_a_new_endpoint_is_small_and_rises_gradually(running: Cluster) -> None:
-    """The first shares are measured while the weight rises for an hour, because requests take long on a busy machine."""
+    """The first slow start takes an hour, so that the weight stays small even if requests take long on a busy machine."""
     running.have()
     running.have(_web("p1", scheduler="wrr", slow_start="1h"))
     running.have(_web("p1", "r1", scheduler="wrr", slow_start="1h"))

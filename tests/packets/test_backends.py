@@ -1,6 +1,6 @@
 """Rules in nftables: a switch under load, removal by other programs, inspection, clean-up.
 
-Every other packet test runs with nftables as well: see docs/testing.md.
+All other packet tests run with nftables, too: see docs/testing.md.
 """
 
 import functools
@@ -35,8 +35,8 @@ SERVICES = [
 REFUSED = [
     (name, to, port, family)
     for name, to, port in (
-        *[("client2", "balancer 3", 80)] * 5,  # outside the source ranges; a client without an answer sends few requests
-        ("client", "cluster 1", 22),  # the host's own port
+        *[("client2", "balancer 3", 80)] * 5,  # client2 is outside the source ranges; without answers, it sends few requests.
+        ("client", "cluster 1", 22),  # Port 22 is the host's own port.
         ("client", "balancer 1", 22),
     )
     for family in Family

@@ -1,4 +1,4 @@
-"""Local routes: a switch by a reload under load, a kill halfway, and drift."""
+"""Local routes: switches between the bindings by a reload under load, a kill in the middle of a switch, and drift."""
 
 import functools
 import time
@@ -65,8 +65,8 @@ def test_a_switch_of_bindings_survives_a_kill_and_all_services_stay_served(labor
     with Cluster(laboratory, tmp_path, f"--ipvs-vip-binding={Binding.ADDRESSES}") as running:
         running.have(*SERVICES)
         for binding, last, pause_s in (
-            (Binding.ROUTES, Binding.ROUTES, 0.3),  # the next process continues the switch to the new binding
-            (Binding.ADDRESSES, Binding.ROUTES, 0.0),  # the next process switches back
+            (Binding.ROUTES, Binding.ROUTES, 0.3),  # The next process continues the switch to the new binding.
+            (Binding.ADDRESSES, Binding.ROUTES, 0.0),  # The next process switches back to the old binding.
         ):
             running.program.kill()
             running.begin(f"--ipvs-vip-binding={binding}")

@@ -1,4 +1,4 @@
-"""Packets while API objects change: source ranges, UDP endpoints, affinity, Services with one address."""
+"""Packets while API objects change: source ranges, UDP endpoints, affinity, and Services that share an address."""
 
 import ipaddress
 import time
@@ -79,12 +79,12 @@ def test_a_udp_client_is_sent_to_the_new_endpoint_when_the_endpoint_of_its_servi
 
 
 @by_ipv4
-def test_a_udp_client_that_was_refused_is_served_once_there_is_an_endpoint(running: Cluster, family: Family) -> None:
+def test_a_udp_client_that_was_refused_is_served_when_its_service_gets_an_endpoint(running: Cluster, family: Family) -> None:
     running.have(service("web", 1, "p1"))
     connection = running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53)
     running.have(service("web", 1))
-    # IPVS ends connections of a removed real server one timer tick later (expire_nodest_conn_flush, since Linux 5.9). Until that
-    # tick, IPVS drops packets of the tracked flow.
+    # IPVS ends connections of a removed real server one timer tick later (expire_nodest_conn_flush, since Linux 5.9). Until the
+    # connections end, IPVS drops packets of the tracked flow.
     running.wait_until(lambda: not _flows(running, family, "UDP"), "forgotten by connection tracking")
     running.wait_until(lambda: "UDP" not in Path("/proc/net/ip_vs_conn").read_text(), "forgotten by IPVS")
     with pytest.raises(lab.LabError, match="ConnectionRefused"):
@@ -169,8 +169,8 @@ def test_a_direct_connection_to_a_pod_times_out_while_the_same_client_port_is_co
 
 @by_ipv4
 def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> None:
-    # The affinity entry must last longer than the connections, even with a late last answer. If a connection still exists when
-    # the affinity expires, the kernel keeps the affinity for another minute (ip_vs_conn_expire).
+    # The affinity entry must last longer than the connections, even if the last answer comes late. If a connection still exists
+    # when the affinity expires, the kernel keeps the affinity for another minute (ip_vs_conn_expire).
     for_a_while = {"clientIP": {"timeoutSeconds": 2 * UDP_TIMEOUT_S}}
     running.have(service("web", 1, "p1", "r1", protocols=["UDP"], sessionAffinity="ClientIP", sessionAffinityConfig=for_a_while))
     to = cluster.address("cluster 1", family)

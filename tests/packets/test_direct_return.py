@@ -1,4 +1,4 @@
-"""Direct return on three nodes: which pod answers, which client address the pod sees, and what a dead node affects.
+"""Direct return on three nodes: which pod answers, which client address the pod sees, and what the failure of a node affects.
 
 Service addresses are on the device; ``three_nodes.py`` describes the nodes.
 """
@@ -39,7 +39,7 @@ def test_in_a_mixed_cluster_connections_to_nodes_without_direct_return_are_masqu
     assert set(seen.sources) == {"172.18.0.50", "172.18.0.4"}, "the client's address, and the node's towards the other node"
 
 
-def test_clients_on_a_node_and_in_its_pods_are_served_as_without_direct_return(three: Three) -> None:
+def test_direct_return_does_not_change_how_clients_on_a_node_and_in_its_pods_are_served(three: Three) -> None:
     three.have(nodes(*NODES), web("p1", "r1"), concerns=["third"])
     for client in ("host", "p2"):
         seen = three.lab.probe(client, "TCP", cluster.address("balancer 1", Family.IPV4), 80, count=8, timeout_s=20.0)
@@ -90,7 +90,7 @@ def test_a_tunnel_from_a_node_leads_to_service_addresses_only(three: Three) -> N
 
 
 def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) -> None:
-    """The client's route moves from a dead node to another node. Neither node has a pod of the Service."""
+    """The client's route moves from the failed node to another node. Neither of these two nodes has a pod of the Service."""
     three.have(nodes(*NODES), web("r1", "r2"))
     three.enter_by("third")
     connections = {
@@ -157,8 +157,8 @@ def test_two_nodes_of_entry_choose_the_same_node_for_most_clients(
     The connections in two kernels show which nodes the kernels have chosen. Most nodes with endpoints exist only in the API, so
     datagrams to them get no answer.
 
-    ``count`` nodes have endpoints; at first the next node of entry is one of them, and then it is not. Finally, one of these
-    nodes disappears at the moment at which the client changes its node of entry.
+    ``count`` nodes have endpoints. The client changes its node of entry three times: to a node with an endpoint, to a node
+    without an endpoint, and at the moment at which a node with an endpoint disappears.
     """
     three.lab.ip("client", "link set third up")
     three.have(*_many(count - 1, "p1"))
@@ -197,7 +197,7 @@ def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
 
 
 def _choices(three: Three, ports: Collection[int], change: Callable[[], None] = lambda: None) -> list[dict[int, str]]:
-    """The nodes to which two nodes of entry send a datagram, by port of the client; ``change`` is called in between."""
+    """The nodes to which two nodes of entry send a datagram, by the client's port; ``change`` is called after the first node."""
     to, source = (cluster.address(name, Family.IPV4) for name in ("balancer 1", "client"))
     chosen: dict[str, dict[int, str]] = {"third": {}, "node": {}}
 

@@ -48,7 +48,7 @@ WITHIN_S = patience.seconds(600.0)
 
 @pytest.mark.parametrize("way", ["cleanup", pytest.param("off", marks=patience.THOROUGH)])
 def test_a_return_to_kube_proxy_leaves_no_part_of_direct_return_on_the_node(tmp_path: Path, way: str) -> None:
-    """The way back is ``cleanup --only=own``, or a start with the flag off. All connections to other Services must continue.
+    """The node returns by ``cleanup --only=own`` or a start with the flag off. All connections to other Services must continue.
 
     With rules in nftables, kube-proxy starts and writes its own rules before ``cleanup --only=own`` is run. Finally, the flag is
     turned off on the other node, and the other node is cleaned up. Without this cleanup, the other node's virtual servers by mark
@@ -170,7 +170,7 @@ def _sources(node: lab.Lab) -> tuple[str, ...]:
 
 
 def _differing() -> list[tuple[str, str, str]]:
-    """The rows that differ from the rows that kube-proxy left, except intended differences."""
+    """The differences from the rows that kube-proxy left, except intended differences."""
     found = golden_state.differences(RECORDED, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
     return [(part, row, kind) for part, row, kind, *_ in golden_fixtures.unaccepted(found)]
 

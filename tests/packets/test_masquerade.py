@@ -1,7 +1,7 @@
 """The source address that backends see for cluster IPs, with ``--masquerade-all`` and each method to detect local pods.
 
-``test_services.py`` covers all other kinds of address, with one of these methods for each binding. The detection modes of this
-module alternate between the bindings.
+``test_services.py`` covers all other kinds of address, with one of these methods for each binding. Each method is tested with one
+binding; successive methods alternate between the bindings.
 """
 
 import itertools
@@ -73,7 +73,9 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for mode, binding in zip(MODES, itertools.cycle(Binding), strict=False)
     ],
 )
-def test_backends_see_either_the_address_of_the_node_or_that_of_the_sender(running: Cluster, mode: str, binding: Binding) -> None:
+def test_backends_see_either_the_address_of_the_node_or_the_address_of_the_sender(
+    running: Cluster, mode: str, binding: Binding
+) -> None:
     flags, expected = MODES[mode]
     running.objects = [cluster.node() if mode == NO_NETWORKS else NODE, *SERVICES]
     running.start(*flags, f"--ipvs-vip-binding={binding}")

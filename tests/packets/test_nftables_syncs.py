@@ -51,7 +51,7 @@ def transactions(running: Cluster, *manifests: list[Manifest]) -> int:
         return nft.generation(channel) - before
 
 
-def test_a_sync_that_adds_and_removes_objects_needs_two_transactions_and_every_other_sync_one(running: Cluster) -> None:
+def test_a_sync_needs_two_transactions_if_it_adds_and_removes_objects_and_otherwise_one(running: Cluster) -> None:
     first = plain("first", 1)
     assert transactions(running, first) == 1
     assert transactions(running, first, *(plain(f"other-{number}", number) for number in range(2, 8))) == 1

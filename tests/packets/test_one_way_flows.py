@@ -133,7 +133,7 @@ def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_remo
 def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its_next_packet(
     running: Cluster, family: Family
 ) -> None:
-    """Kernels before 5.9, and later ones without ``expire_nodest_conn``, do not search for connections to a removed real server.
+    """Kernels before 5.9, and later kernels without ``expire_nodest_conn``, do not look for connections to a removed real server.
 
     With ``expire_nodest_conn``, a packet of such a connection is dropped, and ends the connection (``ip_vs_in_hook`` in
     net/netfilter/ipvs/ip_vs_core.c). The test ends the program first, because the program would write the setting again. The

@@ -54,7 +54,7 @@ def _node() -> Iterator[lab.Lab]:
 
 
 def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[Any, ...]]:
-    """The rows that differ from the rows that kube-proxy left, except intended differences."""
+    """The differences from the rows that kube-proxy left, except intended differences."""
     return golden_fixtures.unaccepted(golden_state.differences(RECORDED, state, sections))
 
 

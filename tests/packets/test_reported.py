@@ -58,7 +58,7 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
 def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_the_cluster_ips(start: Start) -> None:
     """In this lab, the other node routes all addresses to this node.
 
-    On other networks, no answer would come back to a cluster IP.
+    On a network without these routes, no answer would come back to a cluster IP.
     """
     running = start("--cluster-cidr=10.0.0.0/8,fd00::/8")
     have(running, [cluster.node()], service("web", 1, "r1", protocols=["TCP"]))
@@ -112,7 +112,7 @@ def test_nodelocal_dns_works_with_ipvs_only_in_its_layout_for_ipvs(start: Start)
     laboratory.ip("node", "link add nodelocaldns type dummy")
 
     def add(address: str) -> tuple[lab.Result, list[str]]:
-        """The answer to the host from the cluster IP, and the collisions in ``doctor``, once the cache has this address too."""
+        """Give the cache this address too; return the answer of the cluster IP to the host, and the collisions in ``doctor``."""
         laboratory.ip("node", f"address add {address}/32 dev nodelocaldns")
         laboratory.run("node", "iptables-restore", "--noflush", stdin=DNS_RULES.format(address))
         laboratory.serve("node", "UDP", address, 53)
@@ -140,8 +140,8 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
 ) -> None:
     """ServiceLB puts the addresses of all nodes into the status of each load balancer (k3s#2804, k3s#5000).
 
-    The other workarounds, ``ipMode: Proxy`` and ``--ipvs-refuse-node-addresses``, leave the address out of the desired state, too
-    (``tests/translate``).
+    Two workarounds that are not tested here, ``ipMode=Proxy`` and ``--ipvs-refuse-node-addresses``, also leave the address out of
+    the desired state (``tests/translate``).
     """
     running = start()
     laboratory = running.lab
@@ -202,7 +202,7 @@ def test_an_external_ip_equal_to_the_address_of_another_node_makes_that_node_unr
 
 
 @pytest.mark.parametrize("binding", [Binding.ADDRESSES, pytest.param(Binding.ROUTES, marks=patience.THOROUGH)], ids=str)
-def test_an_address_is_served_before_while_and_after_the_leader_of_kube_vip_has_it(start: Start, binding: Binding) -> None:
+def test_an_address_of_kube_vip_is_served_whether_or_not_this_node_is_the_leader(start: Start, binding: Binding) -> None:
     """kube-vip adds the address to an interface of its leader, here ``eth0``, and removes it when another node leads.
 
     With strict ARP, only the leader of kube-vip answers ARP requests for the address, just as only the chosen node of MetalLB

@@ -44,7 +44,7 @@ def backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
 def have_web(running: cluster.Cluster, *others: list[cluster.Manifest]) -> None:
     """Set the API's objects, with ``WEB``, and wait until the rules of second scopes apply.
 
-    On a busy machine, the rules of a program that has just started may be written only by the sync after the first one.
+    On a busy machine, the rules of a program that has just started may be written only by the second sync.
     """
     running.have(WEB, *others)
     reached = functools.partial(ask, running, "host", "balancer 1")
@@ -61,7 +61,7 @@ def traces(running: cluster.Cluster) -> list[str]:
 
 
 def has_no_traces(running: cluster.Cluster) -> bool:
-    """Whether second scopes have left nothing. Virtual servers are among the last objects, and reading them starts no process."""
+    """Whether second scopes are gone. Virtual servers are among the last objects, and reading them starts no process."""
     return "FWM" not in Path("/proc/net/ip_vs").read_text() and traces(running) == []
 
 
@@ -321,7 +321,7 @@ def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) ->
         assert load.backends.keys() == {cluster.address(pod, Family.IPV4)}, f"balancer {number}"
 
 
-def test_after_a_restart_two_services_with_one_address_answer_for_themselves(running: cluster.Cluster) -> None:
+def test_after_a_restart_the_endpoints_of_two_services_that_desire_one_address_are_not_mixed_up(running: cluster.Cluster) -> None:
     running.have()
     old = service("a", 1, "p1", balancer=True, protocols=TCP, **LOCAL)
     young = with_balancers(service("b", 2, "r1", balancer=True, protocols=TCP, **LOCAL), 1, 2)

@@ -56,7 +56,7 @@ def _differences(verified: Ended) -> list[str]:
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_drift_of_scopes_is_repaired_or_shown_by_plan_and_verify_and_cleanup_removes_only_our_marks(
+def test_run_repairs_drift_of_scopes_plan_and_verify_show_it_and_cleanup_removes_only_our_marks(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
@@ -98,7 +98,7 @@ def _marks() -> list[str]:
 
 
 def _is_repaired(running: cluster.Cluster, found: int, state: golden_state.State) -> bool:
-    """Whether ipvsproxy has found additional drift, and the state of the kernel is again the same as before the drift."""
+    """Whether ipvsproxy has reported drift more than ``found`` times, and the kernel has the ``state`` from before the drift."""
     return len(running.logged("event=drift_found")) > found and _all_scopes() == state
 
 

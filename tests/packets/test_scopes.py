@@ -1,4 +1,4 @@
-"""Two scopes for one address with externalTrafficPolicy Local: who answers clients on this node and other clients."""
+"""Two scopes for one address with externalTrafficPolicy Local: who answers clients on this node and outside clients."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -107,7 +107,7 @@ class Three:
 
     @contextlib.contextmanager
     def pausing(self, place: str) -> Iterator[None]:
-        """Until the end of the block, hide the changes that the block makes from a node."""
+        """While the block runs, this node does not see the changes that the block makes."""
         before, process = len(self._syncs(place, r"services=[1-9]")), self._programs[place].process_id
         os.kill(process, signal.SIGSTOP)
         try:
@@ -188,9 +188,9 @@ class Three:
         return len(self._syncs(place, r"services=[1-9]")) > before
 
     def _is_settled(self, place: str) -> bool:
-        """Whether the program has nothing left to do. On a busy machine, rules may be written only by a later sync.
+        """Whether the program has nothing left to do. On a busy machine, rules may be written after the first sync.
 
-        No sync follows if the next read of the kernel shows that an operation reported as late has succeeded.
+        No sync follows if an operation was reported as late, and the next read of the kernel shows its success.
         """
         return " failed=0 pending=0 " in self._syncs(place)[-1] or self._is_verified(place)
 
@@ -238,7 +238,7 @@ def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[d
 
 
 def check_each_protocol(three: Three, entry: str) -> None:
-    """Outside clients reach an endpoint on each of two nodes through this node of entry, which answers of other nodes bypass."""
+    """Outside clients use this node of entry for endpoints on two nodes; answers of other nodes bypass the node of entry."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by(entry)
     with three.counting_answers(entry) as answers:

@@ -124,7 +124,7 @@ class SimulatedNode:
         return at_once(reconciler.planning(self.now))
 
     def sync(self, *, after_s: float = 0) -> list[Operation]:
-        """Plan, apply and settle until no operation is possible now. Returns the operations."""
+        """Plan and apply operations and report their outcomes, until no operation is possible now. Returns the operations."""
         self.now += after_s
         self.applied, self.reports = [], []
         for _ in range(MOST_ROUNDS):
@@ -139,7 +139,7 @@ class SimulatedNode:
         raise AssertionError(f"still not done after {MOST_ROUNDS} rounds: {self.plan()}")
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply the planned operations to the kernel, without settling them."""
+        """Apply the planned operations to the kernel, without reporting their outcomes to the reconciler."""
         identities = [fake_kernel._identity(operation.item) for operation in one_by_one(operations)]
         assert len(set(identities)) == len(identities), "one plan, one operation per object"
         outcomes = []

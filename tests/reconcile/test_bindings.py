@@ -115,7 +115,7 @@ def test_no_binding_makes_an_address_without_a_virtual_server_local(binding: Bin
 
 
 @BINDINGS
-def test_an_undesired_address_is_removed_after_its_virtual_server_with_either_binding(binding: Binding) -> None:
+def test_with_either_binding_an_undesired_address_is_removed_after_its_virtual_server(binding: Binding) -> None:
     node = running(binding)
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer), times=1)
     node.remove("shop")
@@ -126,7 +126,7 @@ def test_an_undesired_address_is_removed_after_its_virtual_server_with_either_bi
 
 
 @BINDINGS
-def test_changes_by_other_programs_are_drift_and_are_repaired_with_either_binding(binding: Binding) -> None:
+def test_with_either_binding_changes_by_other_programs_are_drift_and_are_repaired(binding: Binding) -> None:
     node = running(binding)
     held = {Binding.ADDRESSES: node.kernel.addresses, Binding.ROUTES: node.kernel.routes}
     stray = parse_address("10.96.7.7")

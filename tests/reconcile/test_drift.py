@@ -27,7 +27,7 @@ def test_the_first_three_drifts_of_an_object_are_repaired_at_once() -> None:
     assert drifts.next_s() is None
 
 
-def test_the_repair_of_returning_drift_is_delayed_longer_each_time_but_never_given_up() -> None:
+def test_each_repair_of_returning_drift_is_delayed_longer_than_the_previous_repair_but_always_happens() -> None:
     waits = []
     for times in range(observation.FREE_HEALS + 1, observation.FREE_HEALS + 10):
         drifts, now = contested(times)

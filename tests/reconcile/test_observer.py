@@ -35,7 +35,7 @@ def test_virtual_servers_of_other_programs_and_their_real_servers_are_not_touche
     assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
 
 
-def test_a_foreign_virtual_server_belongs_to_ipvsproxy_once_it_serves_a_service() -> None:
+def test_a_foreign_virtual_server_belongs_to_ipvsproxy_as_soon_as_it_serves_a_service() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
     node = simulation.SimulatedNode(kernel)
@@ -156,7 +156,7 @@ def test_observed_objects_stay_unchanged_if_a_read_of_the_kernel_fails(part: str
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
-def test_objects_of_a_former_process_that_a_first_read_misses_are_removed_later(part: str) -> None:
+def test_objects_of_a_former_process_that_a_first_read_misses_are_removed_after_the_next_read(part: str) -> None:
     former = simulation.SimulatedNode()
     former.put(builders.service("web", builders.service_port(80, node_port=30080)))
     former.sync()

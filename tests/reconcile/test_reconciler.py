@@ -62,7 +62,7 @@ def test_a_restart_without_changes_only_repeats_operations_whose_result_cannot_b
     assert [str(operation) for operation in node.sync()] == ["set timeouts timeouts 900 120 300"]
 
 
-def test_a_leftover_copy_of_a_set_is_removed_once_and_again_if_it_appears_again() -> None:
+def test_a_copy_of_a_set_left_by_a_killed_process_is_removed_once_each_time_it_appears() -> None:
     node = running("10.244.0.1")
     for _ in range(2):
         node.kernel.set_copy = True

@@ -67,7 +67,7 @@ def test_no_removal_is_postponed_if_clients_would_still_be_sent_to_the_real_serv
     assert weights(node) == [1] * 10
 
 
-def test_a_removal_that_is_not_allowed_yet_does_not_reduce_the_removals_of_waiting_drains() -> None:
+def test_a_plan_limited_to_additions_does_not_reduce_the_allowed_removals_of_waiting_drains() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])

@@ -39,7 +39,7 @@ def test_a_real_server_that_failed_does_not_wake_the_loop_while_its_virtual_serv
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {builders.backend(address) for address in ADDRESSES}
 
 
-def test_delayed_drift_does_not_wake_the_loop_once_the_object_is_no_longer_desired() -> None:
+def test_delayed_drift_does_not_wake_the_loop_if_the_object_is_no_longer_desired() -> None:
     node = running(*ADDRESSES)
     for _ in range(observation.FREE_HEALS + 1):
         node.now += 10

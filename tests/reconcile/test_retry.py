@@ -49,7 +49,7 @@ def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
     assert len(retries) == 1
 
 
-def test_an_unfinished_operation_does_not_count_as_failed_and_is_tried_again_once_it_has_ended() -> None:
+def test_an_unfinished_operation_does_not_count_as_failed_and_is_tried_again_after_its_end() -> None:
     retries = Retries()
     retries.fail(("rules", 4), "wish", 0)
     retries.fail(("rules", 4), "wish", 1, is_running=True)

@@ -89,7 +89,9 @@ def test_a_set_entry_witnesses_a_virtual_server_whose_address_is_missing(node: s
     assert not node.reconciler.survey.is_desired_entry(examples.entry(SetKind.CLUSTER_IP, ELSEWHERE))
 
 
-def test_a_draining_real_server_is_shown_with_its_connections_once_they_have_been_read(node: simulation.SimulatedNode) -> None:
+def test_a_draining_real_server_is_shown_with_its_connections_after_the_connections_were_read(
+    node: simulation.SimulatedNode,
+) -> None:
     node.kernel.connection_counts[KEY, SECOND] = ConnectionCounts(2, 1)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.sync()

@@ -313,7 +313,7 @@ class ApiServer:
     def _drops(self, request: web.Request) -> bool:
         """Whether the answer to a request has objects without managed fields.
 
-        The first media type of the request that the server knows determines the answer.
+        Of the media types in the request, the first that the server knows determines the form of the answer.
         """
         return self.knows_drop and request.headers.get("Accept", "").startswith("application/json;drop=metadata.managedFields")
 

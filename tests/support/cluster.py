@@ -225,9 +225,9 @@ class Cluster:
         self.wait_until(lambda: self.synced_services > before, "synced")
 
     def settle(self) -> None:
-        """Wait until nothing is left to do. On a busy machine, the device and the rules may be written only by a later sync.
+        """Wait until nothing is left to do. On a busy machine, the device and the rules may be written after the first sync.
 
-        No sync follows if the next read of the kernel shows that an operation reported as late has succeeded.
+        No sync follows if an operation was reported as late, and the next read of the kernel shows its success.
         """
         self.wait_until(
             lambda: " failed=0 pending=0 " in self.logged("event=synced")[-1] or self.run("verify")[0].status == 0, "settled"

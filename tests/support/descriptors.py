@@ -7,8 +7,8 @@ import pathlib
 def opened() -> set[tuple[str, str]]:
     """The number of each open descriptor, and the file or socket to which the descriptor leads.
 
-    A thread of an earlier test may close its descriptors at any time. A test that compares two results must therefore accept that
-    descriptors are missing from the later result.
+    A thread of an earlier test may close its descriptors at any time, so a test that compares two results must accept that
+    descriptors are missing from the second result.
     """
     found = set()
     for path in pathlib.Path("/proc/self/fd").iterdir():

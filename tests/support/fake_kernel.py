@@ -277,7 +277,7 @@ class FakeKernel:
                 raise fake_sets.Refusal(failure.number)
 
     def _change(self, verb: Verb, item: Item) -> bool:
-        """Change one object; return whether its state contradicted the verb (an object to add existed). Raises Refusal."""
+        """Change one object; return whether its state contradicted the verb (adding an existing object). Raises Refusal."""
         surprise = False
         match item:
             case VirtualServer():

@@ -39,7 +39,7 @@ class KernelSet:
 
 
 def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
-    """Create or remove a set; return whether its state contradicted the verb (a set to remove was absent). Raises Refusal."""
+    """Create or remove a set; return whether its state contradicted the verb (such as removing an absent set). Raises Refusal."""
     there = sets.get(item.name)
     if verb is Verb.REMOVE:
         if referenced:

@@ -161,7 +161,7 @@ def _tokens() -> tuple[tuple[str, str], ...]:
 def scenario_of(row: str) -> str:
     """The scenario to which a row of a recording belongs; ``(node)`` if it belongs to no single scenario."""
     for token, scenario in _tokens():
-        before = "[0-9a-f.]" if token.isdecimal() else "[0-9a-f.:]"  # in a row, a port follows a colon, and never an address
+        before = "[0-9a-f.]" if token.isdecimal() else "[0-9a-f.:]"  # in a row, a colon precedes a port, never an address
         if re.search(rf"(?<!{before}){re.escape(token)}(?![0-9a-f.])", row):
             return scenario
     return "(node)"

@@ -171,7 +171,7 @@ class Lab:
         self.call("sysctl", namespace="node", values=before)
 
     def _unlink(self) -> None:
-        # The devices would vanish with the agent as well, but later. The build may have failed before there were any devices.
+        # The devices would also vanish with the agent, but not at once. The build may have failed before there were any devices.
         text = "".join(f"link delete {device}\n" for device in ("eth0", "cni0", *self._pods))
         self.call("run", namespace="node", argv=["ip", "-force", "-batch", "-"], stdin=text, within_s=COMMAND_WITHIN_S)
 
@@ -253,7 +253,8 @@ class Lab:
         client, remote = self._namespace("client"), self._namespace("remote")
         building.callback(self._unlink)
         # A program under test leaves its virtual servers when it ends. If a virtual server remained, IPVS would keep the
-        # connections of an earlier lab. IPVS would then translate a pod's answer to a client with the same address and port.
+        # connections of an earlier lab. With a connection of an earlier lab, IPVS would translate a pod's answer to a client with
+        # the same address and port.
         self.run("node", "ipvsadm", "--clear")
         self.ip(
             "node",

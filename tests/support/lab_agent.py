@@ -188,9 +188,9 @@ class DatagramServer(asyncio.DatagramProtocol):
 class Agent:
     """The requests by name: each public method implements the request of the same name.
 
-    Each client gets the next port, after the ``clients`` of earlier agents on this kernel. If ports were random, IPVS or
-    connection tracking might still know an old connection from the same port. An old connection would lead the client to an old
-    endpoint, or would translate an answer that comes directly from a pod.
+    Each client gets the next port number; ``clients`` counts the clients of earlier agents on this kernel. If ports were random,
+    IPVS or connection tracking might still know an old connection from the same port. An old connection would lead the client to
+    an old endpoint, or would translate an answer that comes directly from a pod.
     """
 
     def __init__(self, clients: int) -> None:

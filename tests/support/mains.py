@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def answering_long(flags: Sequence[str]) -> int:
-    """After a signal, the program answers so long that a request falls into this time on a busy machine as well."""
+    """After a signal, the program continues to answer for so long that a request arrives in time even on a busy machine."""
     from ipvsproxy.daemon.process import lifecycle  # noqa: PLC0415 - imported only in the process that needs it
 
     lifecycle.LAST_ANSWERS_S, lifecycle.STOP_WITHIN_S = 5.0, 60.0
@@ -45,7 +45,7 @@ def unprivileged_with_own_sys(flags: Sequence[str]) -> int:
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for number in range(64):
         if not kept >> number & 1:
-            _libc.prctl(_PR_CAPBSET_DROP, number)  # fails for numbers that this kernel does not have
+            _libc.prctl(_PR_CAPBSET_DROP, number)  # the call fails for numbers that this kernel does not have
     _keep_capabilities(kept)
     return cli.main(flags)
 
@@ -97,7 +97,7 @@ def _keep_capabilities(mask: int) -> None:
     """Drop all effective, permitted and inheritable capabilities that are not in this mask."""
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
     _libc.capget(header, sets)
-    for number in range(len(sets)):  # three sets with the capabilities 0 to 31, and three with the others
+    for number in range(len(sets)):  # three sets with the capabilities 0 to 31, and three sets with the capabilities from 32 on
         sets[number] &= mask >> (32 * (number // 3)) & 0xFFFFFFFF
     if _libc.capset(header, sets) != 0:
         raise OSError(ctypes.get_errno(), "the capabilities stay")

@@ -33,7 +33,7 @@ PROGRAM = Program((1, 8, 9), "nf_tables")
 
 
 class Traffic(TrafficReader):
-    """The counters of an in-memory kernel: each virtual server counts ``per_second``, times the age of this object.
+    """The counters of an in-memory kernel: the traffic of a virtual server is ``per_second`` times the age of this object.
 
     Connection counts are read from ``FakeKernel.connection_counts``. ``readings`` counts how often all virtual servers have been
     read.

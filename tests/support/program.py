@@ -166,7 +166,8 @@ class Program:
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         """Poll until a condition holds.
 
-        Some conditions start processes, so polling takes a quarter of the time, or half of the time if a look takes a second.
+        Some conditions start processes, so checks of the condition take only a quarter of the time, or half of the time if one
+        check takes a second.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.

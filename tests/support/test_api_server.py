@@ -1,7 +1,7 @@
 """What the tests' API server refuses, according to the page "Kubernetes API Concepts" of the Kubernetes documentation.
 
-An API server that accepted more requests would hide faults of the program. Answers to accepted requests need no test in this
-module, because the tests that use the server would fail without the answers.
+If the tests' API server accepted requests that a real API server refuses, it would hide faults of the program. Answers to
+accepted requests need no test in this module, because the tests that use the server would fail without the answers.
 """
 
 import contextlib

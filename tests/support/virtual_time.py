@@ -1,6 +1,6 @@
 """An event loop whose clock jumps: if nothing is ready to run, the clock advances to the next timer at once.
 
-Tests therefore never really wait.
+Because the clock jumps, tests never really wait.
 """
 
 import asyncio

@@ -129,7 +129,7 @@ def test_packets_from_ranges_that_may_contain_pods_of_other_nodes_get_no_mark(no
     assert [rule for rule in arrival if "MARK" in rule] == [f"-s {item} -j KUBE-IPVSPROXY-MARK" for item in ranges]
 
 
-def test_chains_of_scopes_exist_only_with_an_occupied_set_and_marks_only_with_scopes() -> None:
+def test_chains_of_scopes_exist_only_if_a_set_of_scopes_has_entries_and_mark_packets_only_if_scopes_exist() -> None:
     skeleton = build_skeleton(Family.IPV4, API, builders.node_view(), frozenset(), ())
     assert not any(key in skeleton.chains for key in SCOPE_CHAINS)
     assert _chains(API, frozenset({SetKind.NO_LOCAL}))["KUBE-IPVSPROXY-MARK"] == []

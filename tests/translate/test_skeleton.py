@@ -106,7 +106,7 @@ def test_if_every_set_of_kube_proxy_has_an_entry_thirty_seven_rules_exist() -> N
 
 
 @pytest.mark.parametrize(("family", "name"), [(Family.IPV4, "icmp-port-unreachable"), (Family.IPV6, "icmp6-port-unreachable")])
-def test_other_ports_of_service_addresses_are_rejected_with_the_icmp_message_of_the_family(family: Family, name: str) -> None:
+def test_unserved_ports_of_service_addresses_are_rejected_with_the_icmp_message_of_the_family(family: Family, name: str) -> None:
     *returns, reject = reading.texts(reading.skeleton_of(family=family), "filter", "KUBE-IPVS-FILTER")
     assert all(rule.endswith("-j RETURN") for rule in returns)
     ips = IpSet(SetKind.IPVS_IPS, family).name

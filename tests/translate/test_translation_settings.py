@@ -84,7 +84,7 @@ def test_only_the_conntrack_settings_that_the_operator_chose_are_set() -> None:
 
 
 @pytest.mark.parametrize(("current", "suffices"), [("262143", False), ("262144", True), ("1000000", True)])
-def test_a_larger_conntrack_maximum_is_not_changed(current: str, suffices: bool) -> None:  # noqa: FBT001 - the arguments come from a table
+def test_a_conntrack_maximum_above_the_desired_value_is_not_changed(current: str, suffices: bool) -> None:  # noqa: FBT001 - the arguments come from a table
     maximum, buckets = conntrack_sysctls(ConntrackChoices(max_per_core=32768), 8)
     assert maximum.is_met_by(current) is suffices
     assert buckets.is_met_by("65536")

@@ -261,7 +261,7 @@ def test_after_a_failed_read_all_addresses_are_kept() -> None:
     assert (list(lost.addresses), lost.next_s) == ([ONE], 20 + 2 * GRACE_S)
 
 
-def test_node_ports_and_health_checks_are_served_on_lost_addresses_but_service_addresses_are_bound_at_once() -> None:
+def test_a_lost_address_still_serves_node_ports_and_health_checks_but_a_service_may_bind_it_at_once() -> None:
     settings = Settings(node_port_networks=builders.networks("172.18.0.0/16"))
     carried = [builders.interface_address("eth0", str(ONE))]
     view = view_node(settings, "node-a", None, carried, (), lingering=[TWO, parse_address("203.0.113.9")])
@@ -299,7 +299,7 @@ def test_no_setting_of_direct_return_is_restored_without_a_record_or_if_another_
         assert without_direct_return(observed) == ()
 
 
-def test_changes_by_direct_return_are_unknown_without_the_settings_or_a_recorded_tunnel_device() -> None:
+def test_changes_by_direct_return_are_unknown_if_the_settings_or_a_recorded_tunnel_device_were_not_read() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     assert knows_direct_return(Observation(sysctls={}))
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))

@@ -125,7 +125,7 @@ def test_answers_to_earlier_requests_are_ignored() -> None:
     assert tested.run([message(0)] * 2) == {}
 
 
-def test_a_refused_first_message_that_prevents_the_remaining_messages_is_the_outcome_of_all() -> None:
+def test_if_a_refused_message_prevents_all_later_messages_its_error_is_the_outcome_of_each_message() -> None:
     tested, opened = channel(lambda data: [error(sequences(data)[0], errno.EBUSY)])
     assert tested.run([message(0)] * 3, errno.EBUSY) == dict.fromkeys(range(3), errno.EBUSY)
     assert not opened[0].closed

@@ -27,7 +27,7 @@ def run_with(answer: Callable[[bytes], Iterable[Answer]]) -> tuple[netlink.Chann
     [
         ({2: 0}, {}),
         ({1: errno.EEXIST, 2: errno.EBUSY}, {0: errno.EEXIST, 1: errno.EBUSY}),
-        ({1: errno.EEXIST}, {0: errno.EEXIST}),  # if other answers are lost, only the messages with an error count as refused
+        ({1: errno.EEXIST}, {0: errno.EEXIST}),  # without the last answer, only the message with an error counts as refused
         ({0: errno.EPERM}, {-1: errno.EPERM}),
         ({}, {-1: LOST, 0: LOST, 1: LOST}),
     ],
@@ -38,7 +38,9 @@ def test_a_transaction_returns_each_refused_message_by_its_index(answers: Mappin
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_a_stale_transaction_is_repeated_and_the_last_attempt_may_name_no_generation(*, insists: bool) -> None:
+def test_a_transaction_for_an_outdated_generation_is_repeated_and_the_last_attempt_may_name_no_generation(
+    *, insists: bool
+) -> None:
     generation = message.integer(nft_message.NFTA_GEN_ID, 7)
 
     def answer(data: bytes) -> list[Answer]:
@@ -49,4 +51,4 @@ def test_a_stale_transaction_is_repeated_and_the_last_attempt_may_name_no_genera
     failed = nft_message.run_while_stale(channel, lambda: (MESSAGES, 7), insists=insists)
     assert failed == ({} if insists else {-1: nft_message.STALE})
     assert [generation in data for data in opened[0].sent] == [True] * (nft_message.ATTEMPTS - 1) + [not insists]
-    assert len(opened) == 1  # a stale transaction gets one answer, so nothing was lost
+    assert len(opened) == 1  # the kernel answers an outdated transaction only once, so no answer was lost

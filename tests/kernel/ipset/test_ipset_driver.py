@@ -143,7 +143,7 @@ def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name(
     apply(driver, Verb.ADD, CLUSTER_IP)
     assert not any(outcome.error for outcome in apply(driver, Verb.ADD, *(entry(number) for number in range(SET_CAPACITY))))
     assert "maxelem 65536" in tool("list", "-terse", CLUSTER_IP.name), "below that its size stays"
-    tool("create", SET_COPY.name, "hash:ip,port")  # by a process that was killed while it enlarged a set
+    tool("create", SET_COPY.name, "hash:ip,port")  # as if a process had been killed while it enlarged a set.
     # The kernel checks the limit per region of the hash, so slightly more entries than the limit may be added.
     more = [entry(SET_CAPACITY + number) for number in range(100)]
     outcomes = apply(driver, Verb.ADD, *more)

@@ -120,7 +120,7 @@ def test_table_names_that_cannot_be_read_are_an_error_and_give_no_fingerprint(pr
 
 
 @pytest.mark.parametrize(("number", "fingerprint"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
-def test_a_kernel_without_nf_tables_has_a_fingerprint_and_any_other_error_gives_no_fingerprint(
+def test_if_nf_tables_cannot_be_read_there_is_a_fingerprint_only_if_the_kernel_has_no_nf_tables(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, fingerprint: object
 ) -> None:
     def refuse(*_: object) -> object:

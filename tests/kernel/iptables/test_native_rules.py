@@ -80,7 +80,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_all_other_tables() -> None:
+def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_all_tables_without_native_rules() -> None:
     create_set(Family.IPV4)
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
@@ -91,7 +91,7 @@ def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_all_other_tab
     assert observed(driver).chains[SERVICES] == skeleton.in_force.chains[SERVICES]
 
 
-def test_a_native_rule_that_appears_later_does_not_prevent_later_changes() -> None:
+def test_a_native_rule_added_after_our_rules_does_not_prevent_changes_of_our_rules() -> None:
     driver, skeleton = driver_beside_set()
     assert change(driver, Verb.SET, skeleton) == ""
     handle = insert_native_rule()

@@ -140,7 +140,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(
     assert second == Outcome(PUT_V6)
 
 
-def test_after_a_slow_program_the_driver_waits_only_briefly_until_a_program_is_fast_again(
+def test_after_a_slow_program_the_driver_waits_only_briefly_for_programs_until_one_of_them_is_fast(
     make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []

@@ -54,7 +54,7 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
     ],
 )
 def test_a_rule_is_written_as_iptables_save_prints_it(rule: Rule, text: str) -> None:
-    """``test_programs`` compares all further parts of rules with the output of the real programs."""
+    """``test_programs`` compares the parts of rules that are not tested here with the output of the real programs."""
     assert render(rule, Family.IPV4) == text
 
 

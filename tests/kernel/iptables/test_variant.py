@@ -114,7 +114,7 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
 def test_the_only_variant_whose_rules_the_kernel_accepts_is_chosen(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
-    monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # makes the choice depend on the programs alone
+    monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so the choice depends on the programs alone
     make_variant(tmp_path, "nf_tables", nft)
     make_variant(tmp_path, "legacy", legacy)
     (tmp_path / "iptables").symlink_to(tmp_path / "iptables-nft")

@@ -153,7 +153,7 @@ def test_a_new_virtual_server_gets_the_scheduler_mh_only_after_its_real_servers_
 
 
 @pytest.mark.kernel
-def test_a_virtual_server_whose_scheduler_is_set_later_is_an_error_if_the_scheduler_does_not_exist(
+def test_adding_a_virtual_server_fails_if_the_scheduler_that_is_set_last_does_not_exist(
     driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ipvs_operations, "PREPARED_SCHEDULERS", frozenset({"dice"}))

@@ -54,7 +54,7 @@ class Table:
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # after a second, the current part of the table ends
+        self.clock_s += 1  # a part of the table ends after a second, so each reading of the clock ends a part
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
@@ -380,7 +380,7 @@ def test_a_read_of_the_whole_table_adds_up_all_connections_on_request_without_fu
     assert table.added_up() is None
 
 
-def test_connections_of_a_virtual_server_that_is_written_while_the_table_is_read_are_added_up_too(table: Table) -> None:
+def test_a_sum_of_all_connections_includes_a_virtual_server_that_is_written_while_the_table_is_read(table: Table) -> None:
     table.reader.adds_connections = True
     for number in range(1, 40):
         table.put(VirtualServerKey(Protocol.TCP, parse_address(f"10.96.1.{number}"), 80), pod(1))

@@ -217,7 +217,7 @@ def test_the_memory_used_does_not_depend_on_the_number_of_flows(*, stale: bool) 
 
     driver = conntrack.ConntrackDriver(lambda _protocol: Forgetful(answer))
     desired = cleaning(Family.IPV4) if stale else cleaning(Family.IPV4, 5)
-    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # allocates the memory that later calls share
+    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # the first call allocates the memory that later calls share
     tracemalloc.start()
     try:
         (count,) = removed(driver.apply([desired]))

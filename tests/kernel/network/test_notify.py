@@ -63,7 +63,7 @@ def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_no_ev
     assert listener.read() == (OURS, OURS, OURS)  # the address was added and removed, and then the device was deleted
 
 
-def test_a_device_that_is_made_again_is_recognised_and_lo_does_not_count_as_the_device_meanwhile(
+def test_a_device_that_is_deleted_and_recreated_is_recognised_and_lo_does_not_count_as_the_device(
     listener: notify.ChangeListener, device: str
 ) -> None:
     ip("link", "del", device)
@@ -180,7 +180,7 @@ def test_after_lost_events_an_older_notification_does_not_hide_the_index_of_the_
     with contextlib.closing(notify.ChangeListener(device=device)) as listener:
         listener.read()
         for number in range(40):
-            ip("link", "set", device, "mtu", str(1400 + number))  # the first events wait, and later events are lost
+            ip("link", "set", device, "mtu", str(1400 + number))  # only the first events fit into the receive buffer
         ip("link", "del", device)
         ip("link", "add", device, "type", "bridge")
         assert listener.read()[-1] == OURS

@@ -54,7 +54,7 @@ def local_routes(family: Family) -> list[dict[str, Any]]:
 
 
 def bind(address: str) -> None:
-    """Add an address to the device other0. The kernel adds the IPv6 routes of a new address some time later."""
+    """Add an address to the device other0, and wait for its route, which the kernel adds with a delay for IPv6."""
     run_ip("address", "add", address, "dev", "other0", *(("nodad",) if ":" in address else ()))
     deadline_s = time.monotonic() + PATIENCE_S
     while "dev other0" not in kernel_route(address):

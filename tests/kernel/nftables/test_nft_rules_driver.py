@@ -417,7 +417,7 @@ def test_a_kernel_that_does_not_show_nf_tables_has_no_rules(number: int, reason:
         ({0: errno.ENOMEM}, "the kernel refuses rules of nf_tables: Cannot allocate memory", False),
     ],
 )
-def test_a_trial_that_the_kernel_refuses_before_its_end_is_explained(
+def test_the_reason_is_given_if_the_kernel_refuses_a_trial_write_of_rules(
     fresh_namespace: None, monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
 ) -> None:
     monkeypatch.setattr(nft_message, "run", lambda *_: failed)
@@ -451,7 +451,7 @@ def test_a_table_that_cannot_be_read_does_not_count_as_absent(
         (errno.ENOBUFS, True, Backend.IPTABLES),
     ],
 )
-def test_iptables_is_cleaned_unless_its_chains_are_certainly_absent_and_the_kernel_has_nf_tables(
+def test_iptables_is_left_out_of_the_cleanup_only_if_it_certainly_has_no_chains_and_nf_tables_exists(
     fresh_namespace: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,

@@ -152,7 +152,7 @@ def test_changed_marks_are_written_even_if_another_program_empties_the_set_meanw
     run = nft_message.run
 
     def emptied(channel: netlink.Channel, messages: Sequence[bytes], generation: int | None = None) -> dict[int, int]:
-        if len(messages) > 1:  # this transaction replaces the marks that were present
+        if len(messages) > 1:  # the transaction with several messages replaces the existing marks
             monkeypatch.setattr(nft_message, "run", run)
             nft("flush", "map", "inet", "ipvsproxy", SCOPE)
         return run(channel, messages, generation)
@@ -324,7 +324,7 @@ def test_elements_behind_a_catch_all_element_are_read() -> None:
 
 
 def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
-    """The catch-all element is shorter than an entry, but even so no message may exceed the permitted length."""
+    """No message may be longer than permitted, even if it contains the catch-all element, which is shorter than an entry."""
     many = [entry(number) for number in range(5000)]
     driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.ADD, SetEntries.of(*many))])
     add_catch_all(CLUSTER)

@@ -166,7 +166,7 @@ def every_rule(family: Family) -> Skeleton:
 
 
 def load_with(*replaced: tuple[str, str]) -> None:
-    """Load the rule set again with replaced text, because an administrator or another version of ipvsproxy may do so."""
+    """Load the rule set again with a changed text, as an administrator or another version of ipvsproxy may do."""
     text = nft("list", "ruleset")
     for before, after in replaced:
         assert text.count(before) == 1

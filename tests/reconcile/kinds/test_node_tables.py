@@ -126,7 +126,7 @@ def test_a_service_that_was_deleted_and_created_again_counts_as_younger() -> Non
     assert tables.virtual_servers.desired[KEY].owner == again
 
 
-def test_a_service_that_gives_up_only_the_contested_address_loses_the_entries_of_this_address() -> None:
+def test_a_service_that_releases_an_address_to_another_service_loses_the_entries_of_this_address() -> None:
     tables = new_claims()
     put(tables, restricted(OLD), free(YOUNG))
     put(tables, examples.state(OLD))
@@ -160,7 +160,7 @@ def test_entries_of_a_node_port_are_removed_when_another_service_has_won_the_nod
     assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(tables, YOUNG)
 
 
-def test_a_lost_node_port_loses_its_entries_even_if_other_objects_have_its_number_or_address() -> None:
+def test_entries_of_a_lost_node_port_are_removed_even_if_other_objects_have_its_number_or_address() -> None:
     """The Service keeps a cluster IP with the same port number, or an entry of a second scope with the node's address."""
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
@@ -258,7 +258,7 @@ def test_flows_are_cleaned_when_the_first_real_servers_come_and_when_real_server
     assert (FLOW in tables.flows.pending) is is_due
 
 
-def test_contested_flows_belong_to_the_winning_service_and_are_cleaned_for_its_successor() -> None:
+def test_flows_that_two_services_desire_belong_to_the_winner_and_are_cleaned_for_the_next_winner() -> None:
     tables = new_claims()
     put_flow(tables, {TWO}, YOUNG)
     put_flow(tables, {ONE}, OLD)
@@ -305,7 +305,7 @@ NOBODYS = builders.frontend("10.96.0.250", 80)
 """A key that no owner has claimed, for any table."""
 
 
-def test_a_table_counts_as_unequal_exactly_while_it_has_pending_or_surplus_keys() -> None:
+def test_a_table_differs_from_the_kernel_exactly_while_it_has_pending_or_surplus_keys() -> None:
     tables = new_claims()
     kernel_tables = examples.tables_of(tables)
     assert len(kernel_tables) == len(IP_SETS) + len(tables.kinds) - 1

@@ -255,7 +255,7 @@ def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_polic
     each_failure(change)
 
 
-def test_after_a_policy_change_while_no_process_ran_remote_endpoints_wait_for_all_desired_states() -> None:
+def test_after_a_policy_change_while_no_process_ran_remote_endpoints_wait_until_all_services_have_desired_states() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()

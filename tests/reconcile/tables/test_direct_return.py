@@ -145,7 +145,7 @@ def test_sets_of_direct_return_are_read_while_they_are_desired_or_observed() -> 
     off.kernel.fail(lambda operation: operation.item == IpSet(SetKind.NODES, Family.IPV4), times=1)
     off.sync()
     assert sets_of_direct_return(off) == {SetKind.NODES}
-    off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])  # the kernel in memory keeps the last chains of a table
+    off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])  # the in-memory kernel does not remove the last chains of a table
     off.sync(after_s=60)
     assert sets_of_direct_return(off) == set()
 

@@ -226,7 +226,7 @@ def test_a_read_only_process_desires_the_sets_of_scopes() -> None:
     assert {ip_set.kind for ip_set in reader._tables.sets.desired}.isdisjoint(DIRECT_KINDS)
 
 
-def test_no_mark_is_given_before_every_service_has_a_desired_state() -> None:
+def test_no_service_gets_a_mark_before_every_service_has_a_desired_state() -> None:
     tables = NodeTables(Drains())
     tables.scopes.use_bits(0x3)
     node = node_with()
@@ -368,7 +368,7 @@ def test_no_scope_is_removed_before_every_service_has_a_desired_state() -> None:
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
 
-def test_a_mark_that_was_given_back_is_reused_only_after_all_unused_marks() -> None:
+def test_a_released_mark_is_reused_only_after_all_marks_that_were_never_used() -> None:
     marks = Marks(lambda _: False)
     marks.adopt(0x3)
     ports = [MarkedPort(ServiceName("shop", "shop"), Protocol.TCP, port) for port in (80, 81, 82, 83)]
@@ -382,7 +382,7 @@ def test_a_mark_that_was_given_back_is_reused_only_after_all_unused_marks() -> N
     assert given == [3, 2, 1, 3]
 
 
-def test_a_mark_taken_by_another_program_while_no_process_ran_is_not_given_again() -> None:
+def test_no_service_gets_a_mark_that_another_program_took_while_no_process_ran() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -579,7 +579,7 @@ def test_ipvsproxy_releases_a_mark_that_another_program_has_taken_since_the_last
     assert not node.reconciler._tables.scopes.is_refused(key)
 
 
-def test_a_mark_is_given_to_a_service_once_another_program_no_longer_uses_the_mark() -> None:
+def test_a_service_gets_a_mark_as_soon_as_another_program_no_longer_uses_the_mark() -> None:
     theirs = {3, 2}
     marks = Marks(lambda mark: mark in theirs)
     marks.adopt(0b11)
@@ -667,7 +667,7 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_if_two_ports_tie_for_a_mark_the_port_with_a_second_mark_uses_the_second_mark(*, is_last: bool) -> None:
+def test_if_two_ports_have_equally_many_entries_of_one_mark_the_port_with_a_further_mark_uses_that_mark(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, "192.0.2.21"))
@@ -692,7 +692,7 @@ def test_a_port_keeps_the_firewall_mark_that_most_of_its_set_entries_have() -> N
     assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND, "192.0.2.22": SECOND}
 
 
-def test_refusing_a_mark_that_no_service_has_any_more_changes_nothing() -> None:
+def test_nothing_changes_if_a_mark_without_a_service_is_refused() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()

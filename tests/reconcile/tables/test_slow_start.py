@@ -68,7 +68,7 @@ def test_the_first_endpoints_of_a_service_have_their_full_weight_at_once() -> No
     assert node.reconciler.next_s() is None
 
 
-def test_the_slow_start_of_an_endpoint_takes_only_a_few_edits() -> None:
+def test_the_slow_start_of_an_endpoint_needs_only_a_few_operations() -> None:
     node = running(1, 2)
     node.put(web(), pods(1, 2, 3))
     node.sync()

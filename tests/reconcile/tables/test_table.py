@@ -127,7 +127,7 @@ def test_a_foreign_key_stays_foreign_even_if_the_observed_value_equals_the_desir
     assert pending(numbers) == []
 
 
-def test_a_foreign_key_belongs_to_ipvsproxy_once_ipvsproxy_has_changed_the_key() -> None:
+def test_a_foreign_key_belongs_to_ipvsproxy_after_ipvsproxy_has_changed_the_key() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})

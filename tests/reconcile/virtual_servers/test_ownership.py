@@ -90,7 +90,7 @@ def test_a_node_port_on_a_lost_address_is_recognised_by_the_real_servers_of_its_
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_virtual_servers_with_no_real_servers_or_equal_real_servers_on_hosts_prove_nothing() -> None:
+def test_equal_virtual_servers_prove_nothing_if_they_have_no_real_servers_or_real_servers_on_hosts() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}

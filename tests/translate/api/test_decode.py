@@ -59,7 +59,7 @@ def test_a_page_of_a_list_has_objects_a_resource_version_and_a_continue_token() 
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
-def test_an_item_of_a_list_becomes_an_event_only_once_it_is_complete() -> None:
+def test_an_item_of_a_list_becomes_an_event_only_when_the_item_is_complete() -> None:
     item = json.dumps(SERVICE).encode()
     event = decode.decode_item(ObjectKind.SERVICE, item)
     assert isinstance(event, Put)
@@ -178,7 +178,9 @@ def test_a_resource_version_that_is_too_old_is_reported_as_error_410(kind: Objec
         ({"code": 500, "message": "x" * 1000}, ServerError(500, "x" * 500)),
     ],
 )
-def test_any_other_server_error_on_a_watch_is_passed_on_in_shortened_form(status: dict[str, Any], event: ServerError) -> None:
+def test_a_server_error_on_a_watch_other_than_410_is_passed_on_in_shortened_form(
+    status: dict[str, Any], event: ServerError
+) -> None:
     assert _line("ERROR", status).event == event
 
 

@@ -50,7 +50,7 @@ def test_items_are_returned_as_they_arrive_and_the_last_item_at_the_end_of_the_l
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
-def test_the_resource_version_of_a_list_is_known_once_its_first_item_is_returned() -> None:
+def test_the_resource_version_of_a_list_is_known_when_the_first_item_is_returned() -> None:
     reader = ListReader(ObjectKind.SERVICE)
     pieces = pieces_of(body_of(service("a"), service("b")), 1)
     assert names(next(events for piece in pieces if (events := reader.feed(piece)))) == ["a"]
@@ -64,7 +64,7 @@ def test_a_json_string_that_looks_like_the_end_of_an_item_does_not_end_the_item(
     assert (names(early), names(page.events), page.resource_version) == (["a", "b"], ["c"], text)
 
 
-def test_after_an_item_with_nested_objects_like_items_the_rest_of_a_list_is_read_as_a_whole(
+def test_if_an_item_contains_objects_that_look_like_items_the_rest_of_the_list_is_read_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[bytes] = []

@@ -58,7 +58,7 @@ def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
 
 
 @pytest.mark.checklist(49, 51)
-def test_a_service_has_a_health_check_only_while_it_is_a_load_balancer_and_keeps_its_ports() -> None:
+def test_only_a_load_balancer_has_a_health_check_and_a_change_of_type_keeps_the_cluster_ip_ports() -> None:
     plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
     assert frontends(plain) < frontends(balancer)

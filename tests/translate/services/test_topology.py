@@ -134,7 +134,7 @@ def test_an_endpoint_that_is_not_used_always_has_a_reason(item: Endpoint, reason
     assert cluster.why_not(item.conditions) is reason
 
 
-def test_for_local_traffic_the_reason_of_being_on_another_node_takes_precedence() -> None:
+def test_an_unready_endpoint_on_another_node_is_unused_for_local_traffic_because_of_its_node() -> None:
     there = dead(THERE, OTHER_NODE)
     _, local = _scopes(endpoint(HERE), there, zone="")
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE

@@ -158,7 +158,7 @@ def test_weights_of_endpoint_slices_are_ignored_if_the_operator_does_not_allow_t
     assert weights(state) == {NEAR: 0, FAR: 0}
 
 
-def test_full_weights_are_larger_with_slow_start_unless_explicit_weights_are_given() -> None:
+def test_slow_start_increases_full_weights_unless_explicit_weights_are_given() -> None:
     state = state_of(annotated(scheduler="wlc", slow_start_s=30), SLICE)
     assert (weights(state), state.rare.slow_start_s) == ({NEAR: 100, FAR: 100}, 30)
     canary = weighty(endpoint_slice(endpoint("10.244.2.9", OTHER_NODE), suffix="canary"), 2)
@@ -247,7 +247,7 @@ def test_with_a_hash_scheduler_real_servers_have_the_same_order_on_all_nodes(sch
         assert orders == {tuple(builders.backend(address) for address in sorted(addresses))}
 
 
-def test_equal_routes_share_one_object_for_their_weights() -> None:
+def test_virtual_servers_of_a_service_with_equal_weights_share_one_object_for_the_weights() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER])
     one, other = state_of(annotated(balanced, scheduler="wrr", weights=WeightRules({}, {}, 3)), SLICE).served
     assert isinstance(one.weights, UnevenWeights)
