@@ -70,7 +70,7 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
 
     A namespace belongs to a thread: threads and processes that the test starts afterwards are in the new namespace. Threads that
     already run, such as threads of a session-wide fixture, stay in the old namespace, and so do their sockets. ``/proc/sys/net``
-    shows the namespace of the thread that reads it, and ``/proc/net`` that of the process's main thread;
+    shows the namespace of the reading thread, and ``/proc/net`` shows the namespace of the process's main thread;
     ``/proc/thread-self/net`` always shows the namespace of the reading thread. ``/sys/class/net`` still shows the interfaces of
     the old namespace. A namespace is deleted with all its contents when the last process, thread and socket in the namespace are
     gone.

@@ -1,6 +1,6 @@
 """The command line as a user sees it: output, output stream and exit status.
 
-Other modules test flags and files; the function that serves is replaced.
+Other modules test flags and files. A stand-in replaces the function that serves.
 """
 
 import os
@@ -27,7 +27,7 @@ def _no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Call(NamedTuple):
-    """A call of the function that does a task, in a module of this name."""
+    """A call of the function that does a task; ``name`` is the name of the function's module."""
 
     name: str
     config: Config
@@ -40,7 +40,7 @@ STATUSES = {"daemon.app": 7, "daemon.process.requirements": 6, "commands.dry_run
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The calls of tasks and commands, which end at once."""
+    """The calls of tasks and commands; the called functions are stand-ins that return at once."""
     made: list[Call] = []
 
     def load_module(name: str) -> types.SimpleNamespace:

@@ -116,7 +116,7 @@ def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
-    """The counts for one more endpoint of the first of ``services`` Services, each of which has ``endpoints`` endpoints."""
+    """The counts for adding an endpoint to the first of ``services`` Services, each with ``endpoints`` endpoints."""
     translated: collections.Counter[str] = collections.Counter()
     translating = desired_state.translating
 

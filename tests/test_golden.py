@@ -2,8 +2,9 @@
 
 Each test compares one section in one phase of one profile; a failure lists the differing rows with their scenarios. Rows that
 ``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
-no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``). In this run, everything except the
-scopes equals the recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
+no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``). In the run with second scopes,
+everything except the scopes equals the recording, and exactly the recorded Services with externalTrafficPolicy Local have second
+scopes.
 """
 
 import functools
@@ -134,7 +135,7 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
     """The state at the time when it equals the recording with its scopes, or when it no longer changes and no real server drains.
 
-    A reading runs several programs, and a sync may continue between them; the scopes are programmed last.
+    A reading runs several programs one after the other, while a sync may continue; a sync programs the scopes last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}

@@ -60,7 +60,7 @@ class Module:
     def events(self, call: ast.Call) -> list[str]:
         """The events that a call logs.
 
-        The result is empty if a function receives the event as an argument; then its callers are checked.
+        If a function receives the event as an argument, the result is empty, and the calls of the function are checked.
         """
         given = [part for one in call.args for part in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
         literal = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]

@@ -203,7 +203,7 @@ def test_every_query_of_the_dashboard_is_limited_by_the_dashboards_variables() -
         for target in panel["targets"]:
             for name, chosen in SERIES.findall(target["expr"]):
                 used = {"cluster", "job", "node"} | ({"namespace", "service"} if "namespace" in target["expr"] else set())
-                if name != "ipvsproxy_build_info":  # joined with series that the variables already limit
+                if name != "ipvsproxy_build_info":  # only joined with series that the variables limit
                     assert set(re.findall(r'(\w+)=~"\$\1"', chosen)) == used, panel["title"]
 
 

@@ -151,7 +151,7 @@ def kubeconfig(server: ApiServer, tmp_path: pathlib.Path) -> str:
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     """The objects of the API server as manifest files, for tests that work with any source.
 
-    The program starts faster without the client library of the API.
+    With manifest files, the program starts faster than with an API server, because it loads no client library.
     """
     folder = tmp_path / "manifests"
     folder.mkdir()
@@ -172,7 +172,7 @@ def read_state() -> State:
 
 
 def virtual_servers() -> State:
-    """The virtual servers of the kernel: reading them needs the fewest external programs, which are slow on user-mode Linux."""
+    """Read only the virtual servers, because other sections need more external programs, which are slow on user-mode Linux."""
     rows: State = golden_state.read_state(("virtual_servers",))["virtual_servers"]
     return rows
 
@@ -183,7 +183,7 @@ def rules() -> State:
 
 
 @pytest.mark.distribution
-async def test_the_program_follows_the_server_and_a_restart_adopts_all_kernel_objects_without_a_single_operation(
+async def test_the_program_applies_changes_of_the_api_server_and_a_restart_keeps_all_kernel_objects_without_an_operation(
     server: ApiServer, kubeconfig: str
 ) -> None:
     # Only the Service that is deleted has a UDP port, because each start reads the conntrack flows of UDP ports.

@@ -1,8 +1,8 @@
 """A real Prometheus scrapes our page over HTTP: each query of the dashboard returns series, each alert is evaluated.
 
-The page is that of a node on which every event happens (tests/test_monitoring.py), and the program's own server sends it. The
-page is scraped as two jobs, with the labels of the Prometheus operator: as our own job, and as the job kube-proxy. The queries
-and alerts of kubernetes-mixin are evaluated for the job kube-proxy.
+The program's own server sends the page of a node on which every event happens (see tests/test_monitoring.py). The page is scraped
+as two jobs, with the labels of the Prometheus operator: as our own job, and as the job kube-proxy. The queries and alerts of
+kubernetes-mixin are evaluated for the job kube-proxy.
 """
 
 import asyncio

@@ -218,7 +218,7 @@ def test_every_command_of_the_pages_about_migration_and_updates_works_as_printed
             assert calls.count(one_node) >= times, "each node is waited for before the next one is touched"
 
 
-def test_the_printed_wait_for_a_pod_gives_up_after_sixty_attempts(tmp_path: pathlib.Path) -> None:
+def test_the_printed_wait_for_a_pod_fails_after_sixty_attempts(tmp_path: pathlib.Path) -> None:
     (ready,) = (part for part in blocks("migration.md") if "ready() {" in part)
     stands_in = 'kubectl() { [[ $* != *" wait "* ]]; }; sleep() { echo slept; }\n'
     script = f"{stands_in}{ready.partition('NODE=')[0]}ready worker-1 k8s-app=kube-proxy || echo gave up\n"
@@ -227,7 +227,7 @@ def test_the_printed_wait_for_a_pod_gives_up_after_sixty_attempts(tmp_path: path
 
 
 @NEEDS_KUBECTL
-def test_the_cleanup_jobs_of_the_migration_run_on_the_named_node_and_first_only_list(
+def test_the_first_cleanup_job_of_the_migration_only_lists_objects_and_both_jobs_run_on_the_named_node(
     tmp_path: pathlib.Path, tools: pathlib.Path
 ) -> None:
     (clean,) = (part for part in blocks("migration.md") if "kubectl drain $NODE" in part and "manifests/cleanup" in part)

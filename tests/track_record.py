@@ -24,7 +24,7 @@ _CODE = re.compile(r"`([^`]+)`")
 class Row(NamedTuple):
     """One fault.
 
-    If a fault has no ``symptom``, no old program shows the fault, but ``command`` is the test that would find the fault today.
+    A fault without a ``symptom`` is visible in no old program; its ``command`` is the test that would find the fault today.
     """
 
     fault: str

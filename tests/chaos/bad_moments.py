@@ -108,7 +108,7 @@ def _restart_under_lock(life: Life) -> None:
 def _live_beside_native_rule(life: Life) -> None:
     """A table cannot be listed, both while the program runs and when it starts.
 
-    Everything except the rules follows changes, and ``/healthz`` reports the fault.
+    Changes must be applied to all kernel objects except the rules, and ``/healthz`` must report the fault.
     """
     with life.native_rules.added():
         for act in (life.change, life.restart):
@@ -122,8 +122,9 @@ def _live_beside_native_rule(life: Life) -> None:
 def _lose_address(life: Life) -> None:
     """An address of the node is missing for a moment, while a connection through a node port on this address is open.
 
-    The client sends nothing in this time, because its packet would take another route than when the connection was masqueraded.
-    The kernel would then delete the connection (``nf_nat_oif_changed``), whatever the proxy does.
+    While the address is missing, the client sends nothing, because a packet would take a different route than the first packet of
+    the connection, which was masqueraded. The kernel deletes a masqueraded connection if the route of its packets changes,
+    whatever the proxy does (``nf_nat_oif_changed``).
     """
     with moments.second_address(), contextlib.ExitStack() as cleaning:
         life.wait_until_quiet(REACHED_WITHIN_S)
@@ -176,7 +177,7 @@ def _reload_without_room(life: Life) -> None:
 
 
 def _stall_log(life: Life) -> None:
-    """No process reads the log. Nevertheless, changes are applied, and the process answers and ends on request."""
+    """Although no process reads the log, the program must apply changes, answer requests, and stop on a signal."""
     life.stall_log()
     _expect_service(life)
     life.stop_and_start()

@@ -100,7 +100,7 @@ class Directory:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest, which stays until after the next change; or replace later files by links to late files."""
+        """Write a broken manifest until the next change, or let all further changes write files that cannot be read at first."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:
@@ -170,7 +170,7 @@ class Server:
                 raise ValueError(kind)
 
     async def _restore(self) -> None:
-        """Restore a backup. After the program has observed the restored state, add the later objects again."""
+        """Restore a backup; after the program watches the restored state, bring back the objects from before this call."""
         server = self._server
         lost = {resource: {_name(item): item for item in server.store.objects(resource)} for resource in RESOURCES.values()}
         server.restore(self._backups[0])
@@ -186,7 +186,7 @@ class Server:
                 server.delete(resource, name)
 
     def cut_and_forget(self, resource: api_store.Resource) -> None:
-        """Cut the watch and forget the history, so that the watch cannot always resume."""
+        """Cut the watch and forget the history of changes, so that the program may have to list the objects."""
 
         def cut() -> None:
             self._server.cut_watches(resource)

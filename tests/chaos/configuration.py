@@ -15,7 +15,7 @@ _KUBECONFIG = "--kubeconfig="
 class Configuration:
     """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are the present values in the file.
 
-    The reload that switches to the other scheduler also changes the binding.
+    A change between the two values of ``scheduler`` also changes ``binding``.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Configuration:
         self.write(SCHEDULERS[0])
 
     def move(self, backend: Backend) -> None:
-        """Set this backend of rules and sets in the file."""
+        """Write into the file that this backend holds the rules and sets."""
         self.backend = backend
         self.write(self.scheduler)
 

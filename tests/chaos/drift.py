@@ -79,7 +79,7 @@ def change_weight(state: State, dice: random.Random) -> str:
 def change_method(state: State, dice: random.Random) -> str:
     """Change the forwarding method of a real server, or add an extra real server.
 
-    With these forwarding methods, ipvsadm uses the virtual server's port for the real server, whatever port it was given. If the
+    With ``-g`` and ``-i``, ipvsadm uses the virtual server's port for the real server, whatever port ``-r`` names. If the two
     ports differ, ipvsadm does not edit the real server, but adds another real server.
     """
     *server, _, real_server = _pick_real_server(state, dice)
@@ -133,7 +133,7 @@ def destroy_sets(_state: State, _dice: random.Random) -> str:
             run(program, "-t", table, "-F")
             run(program, "-t", table, "-X", check=False)
     names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
-    # The program may have written its rules again already, and then the rules use a set again.
+    # If the program has already written its rules again, the rules use some sets, which cannot be destroyed.
     run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
     _put_foreign_rules_back()
     return "iptables -F, -X; ipset destroy of each KUBE set"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """Kinds of faults. The first five kinds of fault answer instead of the kernel, which does not receive the message."""
+    """Kinds of faults. For the first five kinds, the socket itself answers a message, and the kernel does not receive it."""
 
     ENOBUFS = "ENOBUFS"
     EBUSY = "EBUSY"
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class Order(NamedTuple):
-    """A requested fault of the next suitable message, or of every suitable message with this probability."""
+    """A requested fault, which affects the next suitable message, or each suitable message with the probability ``share``."""
 
     kind: Kind
     share: float

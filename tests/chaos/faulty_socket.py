@@ -17,7 +17,7 @@ _ALSO_LISTINGS = frozenset({Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM})
 
 
 def install(faults: Faults) -> None:
-    """Make all channels that are created later fail in the ordered way."""
+    """Make all channels that are created from now on fail as a test orders."""
     dice = random.Random()
     usual = netlink.Channel
 

@@ -16,10 +16,9 @@ class Figures:
     """All counts. ``heals_s`` are the times from each drift until its repair, by kind of drift.
 
     ``patient_heals_s`` has the times of repairs that the program delayed because the same drift had returned; ``readings_s`` has
-    the duration of each read of the kernel. ``lost`` counts requests that failed while only the API, the program and its
-    sockets changed; ``lost_to_drift`` counts requests that failed during drift. ``broken`` counts connections lost without drift,
-    and ``broken_by_drift`` counts connections lost during drift. ``used`` has the resource usage of each process, by the number
-    of the process.
+    the duration of each read of the kernel. ``lost`` counts requests that failed without drift; ``lost_to_drift`` counts requests
+    that failed during drift. ``broken`` counts connections lost without drift, and ``broken_by_drift`` counts connections lost
+    during drift. ``used`` has the resource usage of each process, by the number of the process.
     """
 
     histories: int = 0

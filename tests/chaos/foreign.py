@@ -71,7 +71,7 @@ def add(*, virtual_servers_only: bool = False) -> None:
 
 
 def put_back_after_flush() -> None:
-    """Add the rules of other programs that ``nft flush ruleset`` has removed.
+    """After ``nft flush ruleset``, add the rules of the other programs again.
 
     Rules of iptables are added only if they were in nf_tables.
     """
@@ -81,7 +81,7 @@ def put_back_after_flush() -> None:
 
 
 def remove() -> None:
-    """Remove the objects of other programs that remain when the tables are cleared."""
+    """Remove the network device of the other programs, which clearing the tables does not remove."""
     _run("ip", "link", "delete", DEVICE)
 
 

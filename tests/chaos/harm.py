@@ -1,4 +1,4 @@
-"""Harm: drift at a moment at which a program may read the kernel differently than before and may therefore miss the drift."""
+"""Harm: drift at a moment when a program may miss the drift, because it reads the kernel differently than before."""
 
 import enum
 from typing import NamedTuple

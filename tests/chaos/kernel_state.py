@@ -1,7 +1,7 @@
 """The desired and the observed state of the kernel for the objects of a world, and their differences.
 
 The desired state is a translation from scratch, without a loop or earlier events. The observed state is read with the operators'
-tools. Neither state is computed with our drivers.
+tools. Both the desired and the observed state are computed without our drivers.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The reader of a program's log: a pipe like that of a container runtime. The reader copies the log into a file and can pause."""
+"""Reads a program's log through a pipe, as a container runtime does. The reader copies the log into a file and can pause."""
 
 import contextlib
 import os

@@ -54,8 +54,9 @@ def held_lock() -> Iterator[None]:
 class NativeRules:
     """A wrapper of ``iptables-save``, whose directory ``path`` must be prepended to PATH.
 
-    Some test kernels have only legacy tables, and legacy tables cannot hold native nft rules. Therefore, while ``added`` is set,
-    the wrapper prints what the real program prints for a table with native rules: a sentence instead of the table, and status 0.
+    Because some test kernels have only legacy tables, which cannot hold native nft rules, the wrapper simulates a native rule.
+    While the block of ``added`` runs, the wrapper prints a sentence instead of the table and returns status 0, as the real
+    program does for a table with native rules.
     """
 
     def __init__(self, directory: Path) -> None:

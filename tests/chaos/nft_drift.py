@@ -94,7 +94,7 @@ def change_rule(_state: drift.State, _dice: random.Random) -> str:
 
 
 def flush_ruleset(_state: drift.State, _dice: random.Random) -> str:
-    """Flush all tables, as a firewall does when it is reloaded. The other programs then write their tables again."""
+    """Flush all tables, as the reload of a firewall does; after the flush, write the tables of the other programs again."""
     done = _nft("flush", "ruleset")
     foreign.put_back_after_flush()
     return done

@@ -78,7 +78,7 @@ def only(*kinds: Special) -> Plan:
 
 
 def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLES) -> Plan:
-    """The plan of the history with this number and length; at first, this backend has the rules and sets."""
+    """The plan of the history with this number and length; ``backend`` holds the rules and sets when the history starts."""
     moves = MOVES if backend is Backend.NFTABLES else 0
     shares = (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE, MOMENT_SHARE)
     drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)

@@ -1,7 +1,8 @@
 """Take-overs from kube-proxy, one after the other in one lab, while clients send requests without a pause.
 
 The kernel has kube-proxy's recorded state. Each take-over starts the program on the recorded state, waits until everything has
-been programmed, and ends the program. The program leaves the state as kube-proxy left it, for the next take-over.
+been programmed, and ends the program. At its end, the program leaves the kernel's state as kube-proxy had left it, so that the
+next take-over starts from the same state.
 """
 
 import contextlib

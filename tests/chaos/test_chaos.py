@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_his
     assert live(1) != live(2)
 
 
-def test_the_changes_of_a_world_add_up_to_its_objects() -> None:
+def test_applying_all_changes_of_a_world_results_in_the_objects_of_the_world() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):
@@ -67,7 +67,7 @@ def test_a_world_with_direct_return_has_tunnels_to_nodes_that_come_and_go(
     assert nodes == ({(), *others} if direct_return else {()})
 
 
-def test_all_kinds_of_drift_faults_troubles_and_moments_occur() -> None:
+def test_a_few_histories_contain_all_kinds_of_drift_faults_troubles_and_moments() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)

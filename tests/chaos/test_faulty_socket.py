@@ -74,7 +74,7 @@ def test_a_change_is_applied_although_its_answer_is_lost(node: _Node) -> None:
     assert node.received == [b"1..."]
 
 
-def test_messages_that_could_not_be_sent_do_not_count_as_done(node: _Node) -> None:
+def test_changes_that_could_not_be_sent_are_reported_as_unanswered(node: _Node) -> None:
     node.faults.order(Order(Kind.UNSENT, 1, once=True))
     assert node.change(b"1...") == {0: netlink.UNANSWERED}
     assert node.received == []

@@ -108,7 +108,7 @@ async def test_a_silent_proxy_keeps_its_connections_open_and_serves_new_connecti
     server.close()
 
 
-def test_the_configuration_file_names_the_same_cluster_with_either_scheduler(tmp_path: Path) -> None:
+def test_the_configuration_file_still_names_the_kubeconfig_after_a_change_of_the_scheduler(tmp_path: Path) -> None:
     from_server = Configuration(tmp_path, "--kubeconfig=/k")
     from_server.write(SCHEDULERS[1])
     assert from_server.flags == (f"--config={tmp_path / 'config.json'}", "--hostname-override=node-a")
@@ -118,7 +118,7 @@ def test_the_configuration_file_names_the_same_cluster_with_either_scheduler(tmp
 
 
 @pytest.mark.kernel
-@patience.THOROUGH  # a usual run has them in test_chaos.py, tests/limits, test_node_addresses.py and test_native_rules.py
+@patience.THOROUGH  # a usual run causes moments in test_chaos.py, tests/limits, test_node_addresses.py and test_native_rules.py
 def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
     kinds = [kind for kind in plan.MOMENTS[BACKEND] if kind is not Moment.LOCKED_MOVE]
     figures = live_through(node, tmp_path, *kinds)
@@ -139,7 +139,7 @@ def test_old_iptables_rules_have_no_effect_after_a_start_with_nftables_under_a_h
     node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (f"{program}{ending}" for program in ("iptables", "ip6tables") for ending in ("", "-save", "-restore")):
-        (tmp_path / name).symlink_to("/usr/sbin/xtables-legacy-multi")  # the other iptables variant takes no lock
+        (tmp_path / name).symlink_to("/usr/sbin/xtables-legacy-multi")  # the nft variant of iptables takes no lock
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert live_through(node, tmp_path, Moment.LOCKED_MOVE).lost == 0
 
@@ -157,6 +157,6 @@ def test_the_node_recovers_from_each_kind_of_harm(node: lab.Lab, tmp_path: Path,
 def test_the_suite_detects_a_program_from_which_a_fix_was_removed(
     node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # a shorter time, because the condition never holds
+    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # wait only a minute, because the condition never holds
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
         live_through(node, tmp_path, kind, without=kind)

@@ -12,7 +12,7 @@ _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 class Usage(NamedTuple):
-    """``resident_mb`` is in units of 2**20 bytes, and ``processor_s`` counts since the process started.
+    """``resident_mb`` is in units of 2**20 bytes; ``processor_s`` is the processor time since the start of the process.
 
     ``tasks`` is -1 if their number is unknown.
 

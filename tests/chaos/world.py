@@ -103,7 +103,7 @@ class World:
         self.objects: dict[Key, Object] = {key_of(item): item for item in anchors()}
 
     def change(self) -> tuple[str, list[Object], list[Key]]:
-        """Change something; return a description, the objects to put, and the keys to delete."""
+        """Make one random change; return its description, the objects to put, and the keys to delete."""
         number = self._dice.randrange(SERVICES)
         name = f"s{number}"
         known = Key("Service", name) in self.objects

@@ -171,7 +171,7 @@ def test_cleanup_reports_unreadable_kernel_objects_and_keeps_sets_and_device(ker
     assert kernel.device
 
 
-def test_cleanup_fails_if_only_one_of_the_two_backends_can_remove_a_set(
+def test_cleanup_fails_if_one_of_the_two_backends_cannot_remove_a_set(
     kernel: FakeKernel,
 ) -> None:
     result = clean(kernel)

@@ -94,7 +94,7 @@ def _reminds(finding: Finding) -> bool:
     return (finding.level, finding.topic) == (Level.NOTE, "mtu")
 
 
-def test_doctor_reports_ok_for_every_topic_on_a_complete_node() -> None:
+def test_doctor_reports_ok_for_every_topic_on_a_node_without_faults() -> None:
     found = list(doctor.judge(FINE, WANTED, _config("--ipvs-traffic-scopes=api")))
     assert {one.level for one in found if not _reminds(one)} == {Level.OK}
     topics = "privileges kernel modules sysctl ipvs mtu iptables kube-proxy firewall marks ports timeouts"
@@ -314,7 +314,7 @@ def test_doctor_treats_a_scheduler_in_use_as_available_and_ports_of_our_own_proc
     assert _judge(observation=seen, modules={"ip_vs_rr": ModuleState.UNKNOWN}, listeners=ours) == []
 
 
-def test_doctor_prints_faults_with_remedies_then_notes_and_then_only_the_topics_of_other_findings() -> None:
+def test_doctor_prints_faults_with_remedies_then_notes_and_then_one_line_of_topics_that_are_ok() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),

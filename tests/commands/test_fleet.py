@@ -214,7 +214,7 @@ async def test_fleet_reports_exactly_the_silent_hostile_and_differing_nodes_amon
     assert cluster.most_open <= fleet.PARALLEL
 
 
-async def test_fleet_gives_up_silent_nodes_after_the_timeout_even_if_they_outnumber_its_parallel_requests() -> None:
+async def test_fleet_stops_waiting_for_silent_nodes_after_the_timeout_even_if_it_cannot_query_all_nodes_at_once() -> None:
     handlers = {f"n{number}": silent if number % 2 else slow for number in range(fleet.PARALLEL * 2)}
     nodes = await asked(Cluster(handlers), timeout_s=0.2)
     assert {node.troubles for node in nodes.values()} == {((Fault.NO_ANSWER, "no complete answer within 0.2 s"),)}
@@ -271,7 +271,7 @@ async def test_each_fault_in_the_health_answer_of_a_node_is_reported(handler: Ha
     assert (await asked(Cluster({"n1": handler})))["n1"].troubles == (expected,)
 
 
-async def test_drift_of_more_than_ten_minutes_ago_is_not_a_fault() -> None:
+async def test_fleet_reports_no_fault_for_drift_that_is_more_than_ten_minutes_old() -> None:
     nodes = await asked(Cluster({"n1": healthz(me={"lastDrift": paths.render_time(NOW_S - 601)})}))
     assert nodes["n1"].troubles == ()
 

@@ -220,7 +220,7 @@ async def test_list_prints_hostile_names_as_escaped_text(capsys: pytest.CaptureF
     kernel = await synced_kernel(*WEB)
     hostile = {key: Target("default/\x1b[31m[red]\nTCP", "node\x07\u202e") for key in TARGETS}
     document = await _list(kernel, *WEB, targets=hostile)
-    capsys.readouterr()  # drops the log lines of the sync
+    capsys.readouterr()  # this call drops the log lines of the sync
     inspection.show(document, listing.render(document), as_json=False)
     output = capsys.readouterr().out
     assert "default/\\x1b[31m[red]\\nTCP on node\\x07\\u202e" in output
@@ -240,7 +240,7 @@ async def test_list_without_service_names_prints_the_bare_table_and_json_says_th
 
 
 def test_list_reports_a_kernel_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # keeps the log configuration of the test run
+    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # the test run keeps its log configuration
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())
     assert listing.run(loading.from_flags("--manifests=.")) == 2

@@ -126,7 +126,9 @@ async def test_top_does_not_report_a_missing_module_of_ipvsproxy_as_missing_text
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize(("sort", "order"), [(Sort.NAME, "asc"), (Sort.BYTES, "desc")])
-async def test_busy_services_come_first_and_names_are_sorted_alphabetically(sort: Sort, order: str, *, is_reversed: bool) -> None:
+async def test_top_sorts_services_by_traffic_in_descending_order_and_by_name_in_ascending_order(
+    sort: Sort, order: str, *, is_reversed: bool
+) -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         return {what: query.get("order")}
 
@@ -251,7 +253,7 @@ async def test_top_reports_an_answer_that_is_not_a_document_of_ipvsproxy(answer:
     ],
     ids=["nothing", "half", "ssh", "endless", "silent"],
 )
-async def test_top_gives_up_a_server_that_does_not_speak_http_or_whose_answer_never_ends(
+async def test_top_reports_an_error_if_a_server_does_not_speak_http_or_its_answer_never_ends(
     said: bytes | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(top, "MOST_BYTES", 100)

@@ -149,7 +149,7 @@ def _states(details: Picture) -> dict[str, str]:
     return {one.texts[2]: one.texts[-1] for one in details.rows}
 
 
-async def test_a_picture_has_the_node_and_the_rows_in_the_requested_order(node: PageNode) -> None:
+async def test_a_picture_of_top_shows_the_state_of_the_node_above_the_rows_of_services(node: PageNode) -> None:
     services = await node.ask("services")
     picture = top_data.picture(await node.ask("node"), services)
     assert picture.lines[0] == f"{builders.THIS_NODE}: in force"

@@ -157,7 +157,7 @@ async def test_verify_does_not_report_a_difference_that_has_vanished_when_it_rea
     [("172.16.0.9", 3, True, 3), ("172.16.0.9", 99, False, 3), (builders.CLUSTER_IP, 99, False, 2)],
     ids=["gone within the grace", "still there", "on an address of this node"],
 )
-async def test_verify_waits_for_the_grace_period_of_node_ports_on_a_lost_address(
+async def test_verify_reports_a_node_port_on_a_lost_address_only_after_the_grace_period(
     address: str, gone_at: int, *, is_equal: bool, readings: int
 ) -> None:
     kernel = await synced_kernel(*NODE_PORT)
@@ -171,7 +171,7 @@ async def test_verify_waits_for_the_grace_period_of_node_ports_on_a_lost_address
             del kernel.virtual_servers[lost]
         return observe(*arguments)  # type: ignore[arg-type]  # the wrapper passes on its arguments
 
-    kernel.observe = give_up  # type: ignore[assignment]  # removes the virtual server as run does
+    kernel.observe = give_up  # type: ignore[assignment]  # the wrapper removes the virtual server, as run does
     document = await _verify(kernel, *NODE_PORT)
     assert document["equal"] is is_equal, document["differences"]
     assert next(looks) == readings + 1

@@ -21,7 +21,7 @@ KUBE_PROXY_FLAGS = """
     logging-format machine-id-file masquerade-all master metrics-bind-address metrics-port nodeport-addresses oom-score-adj
     pod-bridge-interface pod-interface-name-prefix profiling proxy-mode show-hidden-metrics-for-version v version vmodule
     write-config-to
-""".split()  # noqa: SIM905 - a list of quoted strings is harder to compare with the source
+""".split()  # noqa: SIM905 - without quotes, the names are easy to compare with the code of kube-proxy
 
 # These fields are from staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go in kubernetes/kubernetes v1.36.
 KUBE_PROXY_FIELDS = """
@@ -37,7 +37,7 @@ KUBE_PROXY_FIELDS = """
     nftables.masqueradeBit nftables.minSyncPeriod nftables.syncPeriod nodePortAddresses oomScoreAdj portRange
     showHiddenMetricsForVersion windowsRunAsService winkernel.enableDSR winkernel.forwardHealthCheckVip winkernel.networkName
     winkernel.rootHnsEndpointName winkernel.sourceVip
-""".split()  # noqa: SIM905 - a list of quoted strings is harder to compare with the source
+""".split()  # noqa: SIM905 - without quotes, the names are easy to compare with the code of kube-proxy
 
 ALL = [option for options in catalogue.OPTIONS.values() for option in options]
 

@@ -116,8 +116,8 @@ _ALL = ("10.1.0.5", "10.2.0.5", "2001:db8::5", "2001:db8::6")
         ("all,10.1.0.0/16", _OWN, _ALL),
         ("primary,localhost,10.1.0.0/16", _OWN, ("10.1.0.5", *_OWN)),
         ("primary,localhost,all,10.1.0.0/16", _OWN, _ALL),
-        # In a family without any range, node ports use every address (NewNodePortAddresses), because the Node may have no address
-        # of this family.
+        # In a family without any range, node ports use every address, because the Node may have no address of this family
+        # (NewNodePortAddresses).
         ("primary", ("10.2.0.5",), ("10.2.0.5", "2001:db8::5", "2001:db8::6")),
         ("primary,10.1.0.0/16", ("10.2.0.5",), _ALL),
         ("primary,localhost", ("10.2.0.5",), ("10.2.0.5",)),

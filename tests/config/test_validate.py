@@ -254,7 +254,7 @@ def test_the_local_pod_detection_by_interface_needs_the_name_of_an_interface(mod
 @INTERFACE_MODES
 @pytest.mark.parametrize("name", ["a b", "a\nb", "a\x00b", "a\x7fb", 'a"', "a'", "a\\", "a+", "a/b", "ñ" * 8, ""])
 def test_an_interface_name_that_cannot_be_written_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
-    """The name of a prefix must leave room for the plus sign that a rule appends.
+    """A prefix must be a character shorter than the longest name, because a rule appends a plus sign to the prefix.
 
     In the parameters, an empty text stands for a name that is one character too long.
     """

@@ -9,6 +9,6 @@ from ipvsproxy.daemon.process import lifecycle
 def _no_forced_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow a program ten minutes to end after a signal.
 
-    On a busy machine, a program with less time would end the process of the tests by force.
+    If this time were short, a program on a busy machine would end the process of the tests by force.
     """
     monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 600.0)

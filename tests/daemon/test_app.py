@@ -413,7 +413,7 @@ def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: path
         run(configured(f"--manifests={tmp_path}"))
 
 
-def test_an_address_in_use_ends_the_program_if_so_configured(
+def test_an_address_in_use_ends_the_program_if_bind_address_hard_fail_is_set(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def serve(*_: object, **__: object) -> None:
@@ -587,7 +587,7 @@ async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_the_
 
 
 @pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
-def test_a_family_is_given_up_if_its_iptables_program_fails_but_not_if_the_program_hangs(
+def test_a_family_whose_iptables_program_fails_is_not_served_but_a_program_that_hangs_raises_an_error(
     number: int, *, is_given_up: bool
 ) -> None:
     def program(family: Family) -> Program:

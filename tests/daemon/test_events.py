@@ -279,7 +279,7 @@ async def test_a_service_with_the_address_of_another_node_causes_an_event_and_a_
     assert stage.status.notices == {}
 
 
-async def test_an_address_conflict_causes_an_event_on_each_waiting_service() -> None:
+async def test_an_address_conflict_causes_an_event_on_each_service_that_does_not_get_the_address() -> None:
     stage = Stage()
     old = Owner(1, ServiceName("shop", "old"))
     conflict = Conflict(builders.frontend("10.96.0.10", 80), old, (Owner(2, WEB),), ("is older",))

@@ -141,7 +141,7 @@ async def test_nothing_is_removed_in_an_hour_without_the_api_server_and_missed_c
         await here.quiet(HOUR_S / 2)
         assert memory_node.contents(here.kernel) == before_outage
         assert set(stale.stale()) == set(ObjectKind)
-        # Once the pauses have grown, each kind is requested every 15 to 30 s.
+        # After the pauses have grown, each kind is requested every 15 to 30 s.
         assert 3 * HOUR_S / 30 < server.connections - before < 3 * (HOUR_S / 15 + 10)
 
         server.add_service("new", 2)

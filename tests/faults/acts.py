@@ -1,7 +1,7 @@
 """An act is one interaction of a start with the system: a netlink message, ``getsockopt``, a process, or a file of the kernel.
 
-``install`` intercepts all acts of the calling process. ``install`` also records all acts in a file, in order, and makes the acts
-fail that a test has chosen.
+``install`` intercepts all acts of the calling process, and records the acts in a file in their order. The acts that a test has
+chosen fail.
 """
 
 import builtins
@@ -49,7 +49,7 @@ _MODULE = re.compile("^/sys/module/[^/]+/")
 _HEADER = struct.Struct("=IHHII")
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
-_REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h)
+_REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h).
 _FIRST_FAMILY = 17  # Numbers of generic netlink families begin after the number of their controller
 
 

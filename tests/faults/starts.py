@@ -75,7 +75,7 @@ class Ending(NamedTuple):
 
     @property
     def failed(self) -> frozenset[str]:
-        """The names of the acts for which a test has ordered a failure, and which have occurred and failed."""
+        """The names of the acts that have failed because a test ordered the failure."""
         return frozenset(act.name for act in self.acts if act.failed)
 
 
@@ -117,7 +117,7 @@ class Node:
         self._cleaning.close()
 
     def start(self, *orders: acts.Order, spoiled: bool = True, within_s: float = WITHIN_S) -> Ending:
-        """Start the program with these failing acts, and end it once all is programmed or a fault is reported."""
+        """Start the program with these failing acts, and end it as soon as everything is programmed or a fault is reported."""
         if spoiled:
             if self._missing():  # the previous start has removed objects
                 self.start(spoiled=False)
@@ -196,9 +196,9 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     Rule 2: after acts that failed once, all objects are programmed, and the process continues.
     Rule 3: while an act always fails, a metric and at least one log line report the objects that are not programmed.
     Rule 4: ``/healthz`` also reports objects that are not programmed if all Services need these objects. A missing object of one
-    Service does not make the node unhealthy, because taking the node out of load balancers would hurt all other Services. Rule 5:
-    a process that cannot start because an act always fails may end, with the reason and with nothing programmed. The kernel
-    continues to serve, and the ended process is visible.
+    Service does not make the node unhealthy, because taking the node out of load balancers would hurt all other Services.
+    Rule 5: a process that cannot start because an act always fails may end if it logs the reason and has programmed nothing. The
+    kernel continues to serve, and anyone can see that the process has ended.
     """
     is_permanent = any(order.time == 0 for order in orders)
     wrong = []
@@ -221,7 +221,7 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
 
 
 def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - the arguments are the fields of ``Ending``
-    """The places (a metric, the log, /healthz) that fail to report objects that are not programmed."""
+    """Which signs (a metric, the log, /healthz) show no fault although kernel objects differ from the desired state."""
     signs = {"a metric": bool(shown), "the log": bool(warnings)}
     if any(item.startswith(SHARED) for item in lacking):  # a missing object of one Service does not make the node unhealthy
         signs["/healthz"] = not is_healthy

@@ -1,6 +1,6 @@
 """Each act of a start fails once, on a real kernel of a serving node: nothing is removed, and everything is programmed.
 
-Several acts fail in one start, because a start takes seconds. Some acts always fail: then everything else is programmed, or a
+Several acts fail in one start, because a start takes seconds. If some acts always fail, either everything else is programmed or a
 fault is reported. ``scripts/faults`` tries all acts, all occurrences and all kinds of failure, each in a separate start.
 """
 

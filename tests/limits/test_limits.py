@@ -1,4 +1,4 @@
-"""A node at each of its limits, under traffic. Services are still served and changed.
+"""A node at each of its limits, under traffic: Services are still served, and changes of Services are applied.
 
 ``/livez`` still answers, and SIGTERM ends the program.
 """
@@ -57,7 +57,7 @@ Limit = Callable[[Cluster, Path], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def _nothing(_running: Cluster, _directory: Path) -> Iterator[None]:
-    """The program was started with this limit."""
+    """Add no limit, because the program was started with a log pipe that no process reads."""
     yield
 
 
@@ -65,7 +65,7 @@ def _nothing(_running: Cluster, _directory: Path) -> Iterator[None]:
 def _descriptors(running: Cluster, _directory: Path) -> Iterator[None]:
     """The Services need more listening sockets than the program's limit of file descriptors allows.
 
-    Every page answers, and flushed rules and sets are restored.
+    All HTTP pages are still served, and flushed rules and sets are restored.
     """
     assert _gauge("ipvsproxy_health_check_ports_unopened") > 0
     _flush(running)
@@ -172,7 +172,7 @@ def test_a_node_at_a_limit_still_serves_traffic_applies_changes_answers_requests
 ) -> None:
     """The limits are tested one after the other.
 
-    Each limit has its own Service, because the Service of the previous test drains.
+    Each limit is tested with a separate Service, because the Service of the previous limit drains.
     """
     with _working_node(laboratory, tmp_path, starter) as running:
         usual = running.objects[3:]
@@ -229,7 +229,7 @@ def _open_flows() -> Iterator[None]:
 
 
 def _change(running: Cluster, answer: Callable[[], int], number: int = 200) -> None:
-    """Change one Service, add another Service, and remove a virtual server as another program would; the program answers."""
+    """Change a Service, add a Service, and delete a virtual server; wait for each effect, while the program answers."""
 
     def is_in_force() -> bool:
         assert answer() == 200

@@ -39,7 +39,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> types.Modu
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_each_recording_of_a_case_has_a_name(*, quick: bool) -> None:
-    """Without a name, the folder of all recordings would be opened as a file."""
+    """If a name were empty, the benchmark would open the folder of all recordings as a file."""
     given = [arguments for case in cases.all_cases(quick=quick) for _, arguments in case.measurements]
     names = [arguments["recording"] for arguments in given if "recording" in arguments]
     assert names

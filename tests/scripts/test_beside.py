@@ -132,7 +132,7 @@ async def test_a_sync_has_finished_once_the_metrics_show_its_time() -> None:
 
 
 def _in_namespace(what: str, arguments: str) -> dict[str, Any]:
-    """The result of a measurement in a network namespace with a matching /sys, which the measured program shares."""
+    """A measurement's result; the measurement and the measured program run in one network namespace with a matching /sys."""
     inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
     measure = [sys.executable, "-m", "scripts.benchmark.measure", what, arguments]
     done = subprocess.run(

@@ -284,7 +284,9 @@ def test_a_kernel_built_without_a_required_module_is_refused(machine: Machine, c
     assert not machine.built.exists()
 
 
-def test_setup_prints_the_missing_packages_on_another_distribution(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_setup_prints_the_missing_packages_on_a_distribution_other_than_debian(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
     machine.have("dpkg-query", "exit 1")
     assert building.main() == 1
     assert "is this Debian 12, with the packages user-mode-linux and linux-source-6.1?" in capfd.readouterr().err
@@ -297,7 +299,7 @@ def test_the_kernel_configuration_is_debians_with_nf_tables_for_both_families() 
     assert {"CONFIG_XFS_FS_QUOTA=y", "CONFIG_NET=y"} <= set(lines)
 
 
-def test_of_directories_that_are_never_compiled_only_the_configuration_files_are_unpacked(
+def test_only_configuration_files_are_unpacked_from_directories_that_are_never_compiled(
     machine: Machine, tmp_path: pathlib.Path
 ) -> None:
     building.unpack(tmp_path / "tree", tmp_path / "log")

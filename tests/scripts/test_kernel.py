@@ -134,7 +134,7 @@ def test_output_is_printed_while_the_command_runs_and_an_interrupt_ends_the_comm
         assert process.stderr is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
-        # The output ends when no process that could write to it remains.
+        # The output ends when all processes that could write to it have ended.
         assert process.stdout.read() == b""
         assert process.stderr.read() == b"scripts/kernel: stopped by SIGINT\n"
         assert process.wait() == 128 + signal.SIGINT

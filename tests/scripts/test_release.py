@@ -44,7 +44,7 @@ def git(folder: pathlib.Path, *words: str) -> str:
 
 @pytest.fixture(name="origin", scope="module")
 def _origin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A repository with the files from which a release is made; its changelog has the version. No test changes it."""
+    """A repository with the files from which a release is made; its changelog has the version. No test changes the files."""
     folder = tmp_path_factory.mktemp("origin")
     left_out = shutil.ignore_patterns("__pycache__", "*.so")
     for name in (*NEEDED, *(f"scripts/{script}" for script in SCRIPTS)):

@@ -228,7 +228,7 @@ def test_the_page_explains_a_service_with_source_ranges_a_second_scope_and_direc
     page = looking("#/service/shop/checkout")
     expect(page.get_by_text("only from 198.51.100.0/24").first).to_be_visible()
     expect(page.get_by_text("second scope of")).to_be_visible()
-    page.route("**/service.json*", with_direct_return)  # from the next update on
+    page.route("**/service.json*", with_direct_return)  # each further update gets this answer
     expect(page.get_by_text("clients outside", exact=True).first).to_be_visible()
     expect(page.get_by_text("tunnels of other nodes").first).to_be_visible()
     expect(page.get_by_text("by tunnel to")).to_have_text("by tunnel to 1 node: 172.18.0.3:443 (weight 2)")
@@ -271,7 +271,7 @@ def test_a_change_of_an_endpoint_is_shown_within_two_seconds(looking: Look, node
 
 @contextlib.contextmanager
 def _two_answers_after(change: ApiObject, page: Page, what: str, node: Running) -> Iterator[None]:
-    """Program a change; while the block runs, the page gets two more answers, and then waits for the third answer."""
+    """Program a change; while the block runs, the page gets two answers, and its third request stays unanswered."""
     node.put(change)
     routes: list[Route] = []
 
@@ -432,7 +432,7 @@ def test_the_focus_stays_on_a_row_that_is_updated_or_moves(looking: Look) -> Non
     before = figures.text_content() or ""
     expect(figures).not_to_have_text(before)
     expect(link).to_be_focused()
-    # Both steps are one call, so that no update of the page comes in between.
+    # The row is moved and focused in one call, so that the page is not updated in between.
     last = row.evaluate(
         "row => { row.parentElement.append(row); row.querySelector('a').focus(); return row === row.parentElement.lastChild }"
     )
@@ -531,6 +531,6 @@ def test_each_page_can_be_saved_as_a_picture(
     if part == "events":
         _tell_a_story(node)
         page.get_by_text("! drift").first.wait_for()
-    page.wait_for_timeout(20_000)  # the page then has enough points to draw a line beside each figure
+    page.wait_for_timeout(20_000)  # after 20 s, the page has enough points to draw a line beside each figure
     IMAGES.mkdir(exist_ok=True)
     assert len(page.screenshot(path=IMAGES / f"{picture}.png")) > 10_000

@@ -108,7 +108,7 @@ def test_a_sync_that_never_ends_makes_the_node_unhealthy_even_without_changes() 
     assert not node.is_healthy()
 
 
-def test_rules_that_cannot_be_written_for_long_make_only_their_family_unhealthy() -> None:
+def test_rules_that_could_not_be_written_for_a_long_time_make_only_their_family_unhealthy() -> None:
     node = Node()
     node.sync()
     node.sync(lacking=[Family.IPV6])

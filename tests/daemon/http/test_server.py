@@ -115,7 +115,7 @@ async def test_a_server_on_the_unspecified_address_listens_on_both_families(addr
 
 @pytest.mark.usefixtures("ipv6")
 @pytest.mark.parametrize(("address", "mine", "other"), [(ANY_IPV4, "127.0.0.1", "::1"), (ANY_IPV6, "::1", "127.0.0.1")])
-async def test_a_single_family_listener_does_not_occupy_the_port_of_the_other_family(
+async def test_a_single_family_listener_leaves_the_same_port_of_the_other_family_free(
     address: Address, mine: str, other: str
 ) -> None:
     async with _listening(address=address, one_family=True) as port:

@@ -168,7 +168,7 @@ def node_ports(name: str = "web") -> Service:
 
 
 @in_virtual_time
-async def test_few_plans_are_made_when_many_services_change_while_removals_wait(
+async def test_changes_of_many_services_while_removals_wait_cause_few_plans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)

@@ -98,7 +98,7 @@ async def test_an_api_change_during_a_read_of_the_kernel_does_not_remove_a_lefto
 
 
 @in_virtual_time
-async def test_a_foreign_virtual_server_counts_as_ours_once_our_sets_have_an_entry_for_it() -> None:
+async def test_a_foreign_virtual_server_counts_as_ours_as_soon_as_our_sets_have_an_entry_for_it() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         add_stray_node_port(node.kernel)
         node.kernel.sets[STRAY_PORT.set].entries.clear()

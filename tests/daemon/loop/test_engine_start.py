@@ -25,7 +25,7 @@ DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-sy
 async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_listed(order: Sequence[ObjectKind]) -> None:
     node = MemoryNode()
     objects: tuple[ApiObject, ...] = (WEB, SLICE, builders.node())
-    node.kernel.unreadable = set(PARTS)  # reading the kernel at this time would log errors
+    node.kernel.unreadable = set(PARTS)  # if the loop read the kernel before the lists, it would log errors
     with structlog.testing.capture_logs() as logs:
         async with node.running():
             node.put(*objects)

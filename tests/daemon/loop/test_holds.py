@@ -38,7 +38,7 @@ class Kernel(InlineExecutor):
 
 
 class CountedNode(MemoryNode):
-    """A node whose clock advances with each step."""
+    """A node whose clock advances with each step of Python."""
 
     def __init__(self, counted: steps.Steps) -> None:
         self._counted = counted

@@ -69,7 +69,7 @@ class Scene:
         await asyncio.sleep(0.001)
 
     async def _remove_other_backend(self) -> Collection[str]:
-        """At each removal, return or raise the next element of ``of_other_backend``; later removals repeat the last element."""
+        """At each removal, return or raise the next element of ``of_other_backend``; the last element is used repeatedly."""
         self.removals_s.append(asyncio.get_running_loop().time())
         answer = self.of_other_backend.pop(0) if len(self.of_other_backend) > 1 else self.of_other_backend[0]
         if isinstance(answer, KernelError):
@@ -106,7 +106,7 @@ async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
 
 
 @in_virtual_time
-async def test_leftover_rules_are_removed_once_our_rules_of_the_family_are_programmed() -> None:
+async def test_leftover_rules_of_a_family_are_removed_after_our_rules_of_this_family_are_programmed() -> None:
     async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
         await asyncio.sleep(100)
         assert not node.tables.reads, "nothing is in force yet"
@@ -182,7 +182,7 @@ def test_a_failed_removal_is_logged_once_retried_after_growing_pauses_and_logged
 
 
 @in_virtual_time
-async def test_a_clean_table_that_cannot_be_read_counts_as_having_leftover_rules() -> None:
+async def test_a_table_that_cannot_be_read_counts_as_having_leftover_rules_even_if_it_is_clean() -> None:
     async with scene() as node:
         await node.sync()
         node.tables.failing = {("read", OTHER)}
@@ -271,7 +271,7 @@ async def test_leftover_rules_that_return_are_logged_once_and_removed_every_ten_
 
 
 @in_virtual_time
-async def test_kube_proxys_nftables_tables_are_removed_once_our_rules_of_the_family_are_programmed() -> None:
+async def test_kube_proxys_nftables_table_of_a_family_is_removed_after_our_rules_of_this_family_are_programmed() -> None:
     async with scene() as node:
         for place in (IPV4, IPV6):
             node.of_kube_proxy.put(place, left_tables.LEFT)
@@ -314,7 +314,7 @@ def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
 
 
 @in_virtual_time
-async def test_objects_of_the_unused_backend_are_removed_once_all_families_are_programmed() -> None:
+async def test_objects_of_the_unused_backend_are_removed_after_all_families_are_programmed() -> None:
     async with scene() as node:
         node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
         await node.sync(Family.IPV4)

@@ -38,7 +38,7 @@ async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
 @in_virtual_time
-async def test_slow_audits_become_rarer_and_polls_keep_their_interval(
+async def test_slow_audits_are_made_less_often_and_polls_keep_their_interval(
     audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = MemoryNode(audit_interval_s=30)
@@ -185,7 +185,7 @@ async def test_a_change_while_the_kernel_is_read_causes_the_kernel_to_be_read_ag
 
 
 @in_virtual_time
-async def test_polls_read_everything_at_the_drift_check_interval_and_cheap_parts_more_often() -> None:
+async def test_polls_read_everything_at_each_drift_check_interval_and_only_cheap_parts_in_between() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=60).serving(WEB, SLICE, after_s=1) as node:
         before = node.kernel.polls, node.kernel.whole_polls
         await node.quiet(600)

@@ -157,7 +157,7 @@ async def test_tunnelled_packets_of_all_other_nodes_are_accepted_until_the_nodes
 async def test_a_changed_node_changes_only_a_few_objects_of_each_service_with_endpoints_on_the_node() -> None:
     """The test counts objects and measures no time.
 
-    The number of changed objects does not depend on how many further Services or Nodes exist.
+    The number of changed objects does not depend on the number of Nodes, or of Services without endpoints on the node.
     """
     given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
     services, there = 20, 8

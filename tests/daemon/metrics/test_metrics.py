@@ -82,7 +82,7 @@ async def test_every_recorded_series_exists_with_its_type_labels_and_buckets(pro
     assert {series: present.get(series) for series in expected} == expected
 
 
-async def test_the_only_series_missing_from_the_recording_are_series_that_kube_proxy_adds_later() -> None:
+async def test_series_of_our_page_that_the_recording_lacks_are_series_that_kube_proxy_adds_after_an_event() -> None:
     recorded = golden_fixtures.recording("default", "P0")["metrics"]
     present = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
     assert sorted(set(present) - set(recorded)) == [

@@ -69,7 +69,7 @@ async def grows_too_fast(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 async def holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the loop makes clearly more steps without a pause if there are more Services."""
+    """Whether the longest run of steps without a pause grows clearly with the number of Services."""
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]
     return many - few > (MANY - FEW) * 2

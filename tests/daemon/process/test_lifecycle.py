@@ -18,7 +18,7 @@ HANGS_S = 60.0
 """How long a hanging thread hangs."""
 
 
-async def test_a_failing_task_stops_all_other_tasks_and_the_status_changes_before_the_servers_stop() -> None:
+async def test_a_failing_task_stops_all_other_tasks_and_the_health_status_changes_before_the_servers_stop() -> None:
     order: list[str] = []
 
     async def work(name: str) -> None:

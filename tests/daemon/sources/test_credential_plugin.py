@@ -36,7 +36,7 @@ def is_running(pid: str) -> bool:
 
 
 def wait_until_ended(pids: list[str]) -> None:
-    """A killed process ends only when the kernel schedules it again, which takes longer on a busy machine."""
+    """A killed process ends only when the kernel schedules it again, which may take seconds on a busy machine."""
     deadline_s = time.monotonic() + 60
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline_s, "a process still runs"

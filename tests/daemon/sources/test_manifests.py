@@ -162,7 +162,7 @@ def test_objects_that_a_watch_would_not_select_are_not_served(world: World) -> N
         ("a: b: c", "line 1: mapping values are not allowed"),
         ("a: [", "line 2: did not find"),
         ("a: \x00", "unacceptable character"),
-        ("[" * 100_000, "nest"),  # the text is from directory.py, or from a libyaml with a limit of its own
+        ("[" * 100_000, "nest"),  # the text is from directory.py, or from a libyaml that limits nesting
         ("- " * 100_000, "nested more than 100 levels deep"),
         ("!!python/object:os.system {}", "line 1: could not determine a constructor"),
     ],
@@ -221,7 +221,7 @@ def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
 # Conflicts
 
 
-def test_two_files_with_the_same_object_cause_one_rejection_of_the_alphabetically_second_file(
+def test_if_two_files_have_the_same_object_the_alphabetically_second_file_is_rejected_once(
     world: World,
 ) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
@@ -231,7 +231,7 @@ def test_two_files_with_the_same_object_cause_one_rejection_of_the_alphabeticall
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_the_alphabetically_first_of_two_files_with_the_same_object_is_used_until_it_is_removed(
+def test_if_two_files_have_the_same_object_the_alphabetically_first_file_is_used_until_its_removal(
     world: World,
 ) -> None:
     world.write(b=text(service("web", "10.0.0.2")))

@@ -276,7 +276,7 @@ async def test_repeated_status_410_gone_causes_lists_after_growing_pauses() -> N
     assert world.sleeps == sorted(world.sleeps)
 
 
-async def test_status_410_gone_causes_an_immediate_list_again_if_the_last_watch_was_open_for_long() -> None:
+async def test_repeated_status_410_gone_causes_an_immediate_list_if_the_last_watch_was_open_for_a_long_time() -> None:
     world = World(page(), GONE, page(), [3600.0], GONE, page())
     await world.run()
     assert world.sleeps == []
@@ -494,7 +494,7 @@ async def test_while_a_list_is_unconfirmed_every_list_request_asks_for_the_lates
 
 
 @in_virtual_time
-async def test_no_third_list_is_requested_if_the_second_list_confirms_the_first_list_at_its_end() -> None:
+async def test_no_third_list_is_requested_if_the_end_of_the_second_list_confirms_the_first_list() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60
@@ -502,7 +502,7 @@ async def test_no_third_list_is_requested_if_the_second_list_confirms_the_first_
     def deliver(events: Sequence[Event]) -> None:
         world.delivered += events
         confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
-        if not confirmed:  # the answer of a store that needs a second list to each delivery
+        if not confirmed:  # what a store that needs a second list answers to each delivery
             world.reflector.list_again(due_s)
 
     for _ in range(2):

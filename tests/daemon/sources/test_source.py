@@ -46,7 +46,7 @@ class Scene:
         return paths.healthz(self.status).status, paths.livez(self.status).status
 
 
-def test_a_watch_without_contact_for_the_limit_is_stale_even_if_it_never_had_contact() -> None:
+def test_a_watch_whose_time_without_contact_reaches_the_limit_is_stale_even_if_it_never_had_contact() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S - 1
     assert list(scene.staleness.stale()) == []
@@ -78,7 +78,7 @@ def test_a_stale_watch_is_logged_once_and_its_recovery_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize(("turns_away", "codes"), [(False, (200, 200)), (True, (503, 200))])
-def test_a_stale_watch_makes_the_node_ineligible_only_if_so_configured_and_never_demands_a_restart(
+def test_a_stale_watch_makes_the_node_ineligible_only_if_configured_and_never_makes_livez_fail(
     *, turns_away: bool, codes: tuple[int, int]
 ) -> None:
     scene = Scene(turns_away=turns_away)
@@ -158,7 +158,7 @@ async def test_a_serving_process_waits_without_a_limit_and_logs_from_time_to_tim
     async def heal() -> None:
         nonlocal healed
         healed += 1
-        await asyncio.sleep(10)  # before these ten seconds end, the next line of progress is logged
+        await asyncio.sleep(10)  # the next progress line is logged before these ten seconds end
 
     with structlog.testing.capture_logs() as logs:
         task = asyncio.create_task(sources.wait_for_lists(store, Lists(), silent=sources.log_silence, heal=heal))

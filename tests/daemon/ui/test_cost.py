@@ -36,7 +36,7 @@ def _table(node: PageNode) -> Board:
 
 
 async def _asked(count: int, **query: str) -> int:
-    """The steps of one more answer after one Service has changed, on a node with this many Services."""
+    """The steps of the second answer, before which one Service changes, on a node with this many Services."""
     node = _node(count)
     async with node.reading():
         await node.quiet(1)
@@ -126,7 +126,7 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
 
 @in_virtual_time
 async def test_a_viewer_uses_less_than_a_kilobyte_of_memory_for_each_service() -> None:
-    """On a node with ten thousand busy Services, a viewer of the page therefore costs at most 10 MB of memory."""
+    """With a kilobyte for each Service, a viewer of the page costs 10 MB of memory on a node with ten thousand busy Services."""
     node = _node(FEW)
     async with node.reading():
         await node.quiet(1)
