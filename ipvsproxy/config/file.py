@@ -113,8 +113,8 @@ class _File(Values):
             self.given[option.key] = Given(value, source)
 
     def _source(self, name: str, node: yaml.Node) -> ValuePlace:
-        # A key may hold any text, even a line break, but error messages show the place in a single line.
-        is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - ``quoted`` has the same limit
+        # A key may hold any text, even a line break, but error messages show the key in a single line.
+        is_plain = name.isprintable() and len(name) <= 80  # noqa: PLR2004 - ``quoted`` shortens longer names
         return ValuePlace(name if is_plain else quoted(name), self.config_file, node.start_mark.line + 1)
 
 

@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
 
 
 def _split(argument: str) -> tuple[str, str | None]:
-    """The normalised name of the flag, and its value if the argument contains one."""
+    """The normalised name of the flag, and its value if the argument contains a value."""
     if not argument.startswith("--") and argument[1] in _SHORTHANDS:
         value = argument[2:].removeprefix("=")
         if argument[1] != "h" or not argument[2:]:

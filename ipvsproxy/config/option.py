@@ -204,9 +204,9 @@ class Option(NamedTuple):
 
     ``flag`` is the flag's name without leading dashes, or empty; ``field`` is the dotted path of the field, or empty. ``to`` is
     the attribute of ``Config`` that stores the value. ``default`` is a text in the syntax of a flag's value; if a file is given,
-    ``file_default`` is used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. The
-    three bounds of a duration are in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that
-    only some commands take.
+    ``file_default`` is used instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. For a
+    duration, ``minimum``, ``maximum`` and ``above`` are in seconds. An empty value is allowed in addition to the ``choices``,
+    except for a flag that only some commands take.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes). An empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even if
@@ -282,7 +282,7 @@ class Option(NamedTuple):
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def default_in(self, *, file: bool) -> str:
-        """The option's default in a file or among flags, as the text of a flag's value."""
+        """The default of the option's field in a file or of the option's flag, as the text of a flag's value."""
         return self.file_default if file and self.file_default is not None else self.default
 
     @property

@@ -30,7 +30,7 @@ _ALL = "all"
 _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
 """The ranges that a word of ``nodePortAddresses`` stands for (cmd/kube-proxy/app/server.go since 1.37)."""
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # The kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL.
-_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # The excluded characters are not allowed in a rule or in a name.
+_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # A rule or an interface's name must not contain the excluded characters.
 _MARK_DROP = 0x8000  # The mark bit of the kubelet's chain KUBE-MARK-DROP.
 _MOST_SCOPE_BITS = 16
 _INTERFACE_NAMES: Mapping[LocalMode, tuple[str, int]] = {
@@ -137,7 +137,8 @@ def resolve(values: Values, hostname: str) -> Config:
 def _fields(values: Values) -> dict[str, dict[str, Any]]:
     """The value of each option that has an attribute of ``Config`` (``Option.to``), grouped by section and then by name.
 
-    An option with a fixed set of values has a member of an enumeration as its value. A value with any other syntax stays a text.
+    An option with a fixed set of values has a member of an enumeration as its value. The value of any other option keeps its
+    type, so an address is still text.
     """
     fields: dict[str, dict[str, Any]] = collections.defaultdict(dict)
     for key, option in catalogue.BY_KEY.items():

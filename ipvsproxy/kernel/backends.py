@@ -76,7 +76,7 @@ def choose(asked: Backend) -> BackendChoice:
 
 
 def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/")) -> tuple[Backend, ...]:
-    """The backends that may hold our rules or sets; if there is none, the backend that needs no additional kernel module.
+    """The backends that may hold our rules or sets; without such a backend, the backend that needs no additional module.
 
     ``chains`` are our chains.
 

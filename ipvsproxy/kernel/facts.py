@@ -75,9 +75,9 @@ class Facts:
     are rules of other programs that write a packet's mark before IPVS sees the packet. ``backend`` is the backend that holds
     rules and sets; None means that the kernel did not answer. ``other_backend`` describes our objects in the unused backend;
     empty if there are none, or if the unused backend could not be read. ``unread_tables`` has a reason for each part of
-    ``chains`` and ``tables`` that could not be read. ``unread_backend`` says why the other backend could not be read; it is empty
-    if the other backend could be read. ``lacks`` are the optional features that this kernel does not have. ``host_ports`` says
-    where hostPort rules have precedence over our rules.
+    ``chains`` and ``tables`` that could not be read. ``unread_backend`` says why the unused backend could not be read; it is
+    empty if the unused backend could be read. ``lacks`` are the optional features that this kernel does not have. ``host_ports``
+    says where hostPort rules have precedence over our rules.
     """
 
     release: str

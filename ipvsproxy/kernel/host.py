@@ -84,7 +84,7 @@ def kernel_version() -> tuple[int, int]:
 
 
 class Lack(NamedTuple):
-    """A feature that this kernel lacks: the feature's name in docs/compatibility.md, and the consequence of the lack."""
+    """A feature that this kernel lacks: the feature's name in docs/compatibility.md, and what happens without the feature."""
 
     name: str
     without: str
@@ -96,9 +96,9 @@ def lacking(
     """The optional features that the kernel certainly does not have.
 
     The function sends one socket option and one message to the kernel to find out about features. The kernel's answer takes
-    precedence over ``version``, because distributions port features back to older kernels. ``version`` decides only about
-    features whose presence the kernel does not show. ``needs_arrival`` means that rules in nftables recognise this node's pods by
-    their interface.
+    precedence over ``version``, because distributions port features back to older kernels. ``version`` is used only for features
+    about which the kernel gives no answer. ``needs_arrival`` means that rules in nftables recognise this node's pods by their
+    interface.
     """
     if _filters_routes(connect) is False:
         yield Lack("filtered-routes", "the kernel dumps all routes of the host at each poll, and ipvsproxy picks its own")
@@ -125,7 +125,7 @@ def processor_count() -> int:
 
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
-    """The additional kernel modules that a kernel of this older ``version`` needs.
+    """The additional kernel modules that a kernel of this ``version`` needs because it is old.
 
     A module that this kernel does not have is left out, because the module's successor may have been ported back.
     """

@@ -27,8 +27,8 @@ _CREDENTIALS = struct.Struct("3i")  # the fields of struct ucred: process ID, us
 class Instance:
     """The right to program this network namespace, from the creation of this object until ``close`` or the end of the process.
 
-    ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; empty if there is no such process. The
-    squatter must not stop ipvsproxy, because any process can bind the socket's name.
+    ``squatter`` describes a process that has bound the socket's name but is not ipvsproxy; empty if there is no such process.
+    ipvsproxy runs in spite of a squatter, because any process can bind the socket's name.
 
     Raises:
         KernelError: another ipvsproxy has the right to program this network namespace.
@@ -71,8 +71,9 @@ class Running(NamedTuple):
     """The ipvsproxy that runs in this network namespace.
 
     ``process`` is the process ID, or 0 if the process is not visible, for example because it runs in another container.
-    ``arguments`` are the command-line arguments after the program's name. None means that the running process has another mount
-    namespace, in which the file names in its arguments may mean other files.
+    ``arguments`` are the command-line arguments after the program's name. ``arguments`` is None if the mount namespace of the
+    running process differs from that of this process, because the file names in its arguments may mean different files in this
+    process.
     """
 
     process: int
@@ -96,7 +97,7 @@ def running(name: str = NAME) -> Running | None:
 
 
 def _owner(connected: socket.socket) -> tuple[int, int]:
-    """The IDs of the process and user that listen on the other side of a connection; 0 for a process that is not visible."""
+    """The process ID and user ID of the process that listens at the other end of a connection; 0 if it is not visible."""
     process, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return process, user
 

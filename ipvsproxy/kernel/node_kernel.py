@@ -213,7 +213,7 @@ class NodeKernel:
         if hidden:
             self._hidden[family] = f"{family.label}: {iptables.describe_hidden(hidden)}"
             part["errors"] = (self._hidden[family],)
-        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None makes the next poll read the rules
+        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # with None, the next poll reads the rules
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:
@@ -239,13 +239,14 @@ class NodeKernel:
     def inherit_sets(self, families: Collection[Family]) -> int:
         """Copy the set entries that a former process left behind in the other backend, and return the number of copied entries.
 
-        If neither our device nor any of our local routes exists, no process has served Services since the host was booted. All
-        existing entries then come from a saved ruleset, so all entries are removed, and no entry is copied.
+        If neither our device nor any of our local routes exists, no process has served Services since the host was booted, so all
+        existing entries come from a saved ruleset, and are removed instead of copied.
 
         Entries in the chosen backend are not changed. If nftables is chosen, only entries that may show which virtual servers
         belong to ipvsproxy are copied, because the new rules follow soon. If iptables is chosen, programming its rules may have
-        to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables apply to packets.
-        Therefore all entries of the old sets are copied to the new sets, and then ``apply`` changes the old and the new sets.
+        to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables apply to packets,
+        so all entries of the old sets are copied to the new sets, and from then on ``apply`` changes both the old and the new
+        sets.
 
         Raises:
             KernelError: the old sets could not be read.
@@ -369,8 +370,8 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # Nothing shows which of the operations the driver has applied. Therefore all operations of the driver are
-                # repeated, which causes no error.
+                # Because it is unknown which operations the driver has applied, all operations of the driver are repeated, which
+                # causes no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_fingerprints(run)
             ended_s = time.monotonic()

@@ -32,8 +32,8 @@ class KernelThread(Generic[T_co]):
         self._executor = executor
         self._target = target
         self._on_slow = on_slow
-        # The thread itself writes these counters, because a call that has begun continues even if its caller gives up. A call
-        # that was cancelled while it waited never begins.
+        # The thread itself writes these counters, because a call that has begun continues even if its caller stops waiting. A
+        # call that was cancelled while it waited never begins.
         self._begun = 0
         self._ended = 0
         self._awaited = 0
@@ -77,7 +77,7 @@ class KernelThread(Generic[T_co]):
     def _watch(self, ended: int) -> None:
         """Call ``on_slow`` if a call is running and the number of ended calls is still ``ended``.
 
-        If ``on_slow`` was not called, check again later while a call is running or waiting.
+        If ``on_slow`` was not called, but a call is running or waiting, schedule another check.
         """
         self._timer = None
         is_running = self._begun != self._ended

@@ -105,10 +105,10 @@ def parse_record(alias: str) -> dict[str, str]:
 class Sysctl(NamedTuple):
     """A sysctl: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
-    ``at_least`` means that a larger observed number counts as equal to ``value``. Either an administrator has chosen the larger
-    number, or the kernel has rounded our value up. ``for_tunnels`` means that the sysctl lets in packets that arrive by tunnel.
-    Rules that drop tunnel packets from unknown hosts are written before a sysctl with ``for_tunnels``. The former value of the
-    sysctl is recorded in ``TUNNEL_RECORD``.
+    ``at_least`` means that a larger observed number counts as equal to ``value``. If the observed number is larger, either an
+    administrator has chosen the number, or the kernel has rounded our value up. ``for_tunnels`` means that the sysctl lets in
+    packets that arrive by tunnel. Rules that drop tunnel packets from unknown hosts are written before a sysctl with
+    ``for_tunnels``. The former value of the sysctl is recorded in ``TUNNEL_RECORD``.
     """
 
     path: str

@@ -100,7 +100,7 @@ class Network(NamedTuple):
         if len(address) != len(self.address):
             return False
         whole, rest = divmod(self.prefix_length, 8)
-        if not rest:  # true for nearly all ranges; comparing whole bytes takes half the time (0.7 µs)
+        if not rest:  # true for nearly all ranges; comparing bytes (0.7 µs) takes half the time of comparing numbers
             return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift

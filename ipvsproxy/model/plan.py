@@ -84,10 +84,10 @@ def count_objects(item: Item) -> int:
 class Outcome(NamedTuple):
     """The outcome of an operation.
 
-    ``error`` is empty if the change has been applied; otherwise ``error`` is one line of text for the operator. An operation on
-    several objects may fail, or may be a surprise, for only some of the objects. Each of these objects then has a separate
-    outcome, whose operation contains only this object. One more outcome covers the remaining objects of the operation, and its
-    operation contains only the remaining objects.
+    ``error`` is empty if the change has been applied; otherwise ``error`` is one line of text for the operator. If an operation
+    on several objects fails, or has a ``surprise``, for only some of the objects, each of these objects has a separate outcome,
+    whose operation contains only this object. One more outcome covers the remaining objects of the operation, and its operation
+    contains only the remaining objects.
 
     ``errno`` is the kernel's error number, or 0 if the kernel reported no error. ``surprise`` means that the object already
     existed before an addition, or was already absent before a removal. After a surprise, the change has been applied, but the

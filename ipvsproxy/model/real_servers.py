@@ -42,8 +42,9 @@ def pieces(packed: bytes, size: int) -> list[bytes]:
 class RealServerKey(bytes):
     """The key of a real server within its virtual server: the packed address, then the port in network byte order.
 
-    Messages to the kernel contain the same bytes. A node of a large cluster has hundreds of thousands of keys. A key has 6 bytes
-    for IPv4 and 18 bytes for IPv6, so keys of different IP families are never equal. Keys are ordered by address, then by port.
+    Messages to the kernel contain exactly the bytes of the key. A node of a large cluster has hundreds of thousands of keys. A
+    key has 6 bytes for IPv4 and 18 bytes for IPv6, so keys of different IP families are never equal. Keys are ordered by address,
+    then by port.
     """
 
     __slots__ = ()
@@ -86,7 +87,8 @@ class Weights(Mapping[RealServerKey, int]):
     def plain(self) -> Mapping[bytes, int]:
         """Maps the plain bytes of each key to the weight.
 
-        The plain bytes of a key are equal to the key, and take a third of the time to create. Callers must not change the result.
+        The plain bytes of a key are equal to the key, and are created in a third of the time that a key takes. Callers must not
+        change the result.
         """
 
     def unpacked(self) -> dict[RealServerKey, int]:

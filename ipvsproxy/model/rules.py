@@ -301,7 +301,7 @@ class ObservedSkeleton:
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those that ipvsproxy last wrote.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
     programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
-    in ``strange_rules``. ``idle_jumps`` has the reason for each existing jump that no packet reaches.
+    in ``strange_rules``. ``idle_jumps`` maps each existing jump that no packet reaches to a text that says why.
     """
 
     family: Family
@@ -398,9 +398,9 @@ class NftTable:
     """The content of a table of nf_tables, without set elements. The rules are reduced to their effect on packets of Services.
 
     ``family`` is the family's name in nft, such as ``ip``, ``ip6`` or ``inet``. For a table of iptables-legacy, ``family`` is the
-    name of the program. ``comment`` is empty if the table has no comment. ``chains`` maps each base chain to its hook and
-    priority, and each other chain to None. ``maps`` are the names of all sets that are maps. ``closed`` are the base chains of
-    type ``filter`` whose policy or last rule refuses every packet that no earlier rule has accepted.
+    name of the iptables program. ``comment`` is empty if the table has no comment. ``chains`` maps each base chain to its hook
+    and priority, and each other chain to None. ``maps`` are the names of all sets that are maps. ``closed`` are the base chains
+    of type ``filter`` whose policy or last rule refuses every packet that no earlier rule has accepted.
     """
 
     family: str

@@ -86,7 +86,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     All Services that have only default values share one object. An ``affinity_timeout_s`` of 0 means that there is no session
     affinity. ``load_balancer_addresses`` are the addresses of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent.
     ``admits_nobody`` means that the Service specifies source ranges, but every range is invalid. If every source range is
-    invalid, nobody knows which clients to admit, so no client is admitted.
+    invalid, it is unknown which clients to admit, so no client is admitted.
     """
 
     type: ServiceType = ServiceType.CLUSTER_IP

@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 
 
 class Clients(enum.Enum):
-    """The clients of a second scope.
+    """The clients that the endpoints of a ``ClusterScope`` serve.
 
     The value of each member is the kind of the set that gives the scope's mark to the packets of these clients. ``OF_NODE``:
     processes and pods on this node, for addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of the cluster,
@@ -35,7 +35,7 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
 
     ``virtual_servers`` are the virtual servers of the port's external addresses, with the endpoints for all other clients.
     ``protocol`` and ``port`` are the protocol and port of the Service port. ``settings``, ``weights`` and ``thresholds`` belong
-    to the virtual server by mark for the packets of ``clients``.
+    to the virtual server that takes the packets of ``clients`` by their mark.
     """
 
     family: Family
@@ -56,9 +56,9 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on this node.
     ``without_local`` has pairs of a traffic policy (``internal`` or ``external``) and an IP family. In each pair, the policy is
     Local, and only other nodes have endpoints of the family. ``skipped`` are the fields of the Service that are not used.
-    ``scopes`` are the second scopes of external addresses. The weight of a new endpoint reaches its final value after
-    ``slow_start_s`` seconds; 0 means that there is no slow start. ``drain_deadline_s`` replaces the node's drain deadline; 0
-    means that the node's deadline applies.
+    ``scopes`` says which endpoints serve only some of the clients of external addresses. The weight of a new endpoint reaches its
+    final value after ``slow_start_s`` seconds; 0 means that there is no slow start. ``drain_deadline_s`` replaces the node's
+    drain deadline; 0 means that the node's deadline applies.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -107,12 +107,12 @@ class Observation:
 
     ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
     some objects, and do not say anything about other objects; a value of None means that an object is absent.
-    ``has_shown_virtual_servers`` means that, with this part, an audit has read all virtual servers. ``set_copy`` says whether a
-    ``SetCopy`` exists in the kernel. ``skeletons`` has only IP families in use, and ``sysctls`` has only paths that exist in this
-    kernel. ``addresses`` are the addresses on the dummy device, ``routes`` are the addresses of our local routes, and
-    ``interface_addresses`` are the addresses on all other interfaces. ``foreign_virtual_servers`` is the number of virtual
-    servers whose protocol a Service cannot have. ``errors`` has one line for each field that could not be read. ``is_of_rules``
-    means that this part of the result contains only rules.
+    ``has_shown_virtual_servers`` is true for the part with which an audit has finished reading all virtual servers. ``set_copy``
+    says whether a ``SetCopy`` exists in the kernel. ``skeletons`` has only IP families in use, and ``sysctls`` has only paths
+    that exist in this kernel. ``addresses`` are the addresses on the dummy device, ``routes`` are the addresses of our local
+    routes, and ``interface_addresses`` are the addresses on all other interfaces. ``foreign_virtual_servers`` is the number of
+    virtual servers whose protocol a Service cannot have. ``errors`` has one line for each field that could not be read.
+    ``is_of_rules`` means that this part of the result contains only rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None

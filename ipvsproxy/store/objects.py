@@ -7,8 +7,8 @@ Rule 3: if an object cannot be parsed, the last valid version of the object stay
 A list that lacks many known objects is doubted, because an API server that has just started may return an empty list (``Guard``).
 
 Rule 4: if more than a given share of all known objects is missing from one complete list, none of the objects is removed.
-Rule 5: a doubted list is confirmed by a second complete list, at least ``CONFIRMED_AFTER_S`` later, that also lacks more than the
-given share.
+Rule 5: a doubted list is confirmed if a second complete list arrives at least ``CONFIRMED_AFTER_S`` after it, and also lacks more
+than the given share of all known objects.
 Rule 6: an empty first list is doubted, because every API server has at least the Service ``kubernetes``. Until a doubted list is
 confirmed, the kernel objects of missing API objects stay.
 Rule 7: a deletion that a watch reports for a single object is always accepted.
@@ -52,7 +52,7 @@ from ipvsproxy.store.node_addresses import NodeAddresses
 class Complaint(NamedTuple):
     """An object, and the fields of the object that are not used; each change of an object causes at most one ``Complaint``.
 
-    ``where`` is the name of a file, or empty.
+    ``where`` is the name of the file that contains the object; empty if no file is known.
     """
 
     kind: ObjectKind
@@ -66,8 +66,9 @@ class Changes:
     """The changes since the last call of ``take``.
 
     ``services`` maps each Service that must be translated again to the time at which its first untranslated change arrived.
-    ``triggers`` holds the IP family and the time of each change of these Services' endpoints. An annotation of the EndpointSlice
-    gives the time at which the change began, in seconds since the epoch. ``counts`` holds the number of changed objects by kind.
+    ``triggers`` holds the IP family and the time of each change of the endpoints of the Services in ``services``. An annotation
+    of the EndpointSlice gives the time at which the change began, in seconds since the epoch. ``counts`` holds the number of
+    changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)

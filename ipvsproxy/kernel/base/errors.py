@@ -20,7 +20,7 @@ class KernelError(Exception):
 
 
 class Tolerated(contextlib.AbstractContextManager[None]):
-    """A context manager that ends its ``with`` block silently if a ``KernelError`` with one of these numbers occurs in the block.
+    """A context manager that ends its ``with`` block silently at a ``KernelError`` with one of the given error numbers.
 
     The context manager is meant for work on kernel objects that may be absent.
     """

@@ -196,12 +196,12 @@ class _Places(NamedTuple):
 class Layout:
     """Reads the same attributes from many messages.
 
-    The attributes are walked only in the first message of each length.
+    For each message length, only the attributes of the first message are walked one by one.
 
     Reading seven fields takes 0.4 µs with a layout, and 2.3 µs by walking the attributes.
 
-    In a given kernel, all messages of one kind and length have their attributes in the same order. A message whose attribute
-    headers differ from the layout is walked, too.
+    In a given kernel, all messages of one kind and length have their attributes in the same order. If the attribute headers of a
+    message differ from the layout, the attributes of this message are walked one by one, too.
     """
 
     def __init__(self, fields: Sequence[Field]) -> None:

@@ -1,11 +1,12 @@
 """A netlink socket for dumps and for large numbers of requests.
 
 Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and produces the next part of a dump at each
-``recv``. Therefore each answer either is available at once or is lost.
+``recv``. Because the kernel works only during ``send`` and ``recv``, each answer either is available at once or is lost.
 
 Rule 2: the kernel answers a failed message with the sequence number of the message, even if the message does not request an
-acknowledgement. After a failed message, the kernel continues with the next message. Therefore only the last message of a chunk
-requests an acknowledgement, which proves that all messages of the chunk were handled.
+acknowledgement. After a failed message, the kernel continues with the next message. Because an acknowledgement of the last
+message of a chunk proves that the kernel has handled all messages of the chunk, only the last message requests an
+acknowledgement.
 
 Rule 3: a socket that has lost an answer is closed, because a late answer could be mistaken for the answer to another request.
 
@@ -168,7 +169,7 @@ class Channel:
         messages.
 
         Returns the error number of each failed message by the index of the message, in any order; ``UNANSWERED`` means that the
-        answer was lost. All messages outside of the result have been applied.
+        answer was lost. Every message without an entry in the result has been applied.
         """
         failed: dict[int, int] = {}
         numbered, first = self._numbered(*messages)
@@ -252,7 +253,7 @@ class Channel:
                 number, detail = error.errno or 0, f"the dump broke off: {os.strerror(error.errno or 0)}"
                 lost += 1
                 continue
-            except KernelError:  # a refusal is an answer, and shows that answers arrive
+            except KernelError:  # the kernel has refused the request, so its answers do arrive
                 self._loses_answers = False
                 raise
             self._loses_answers = False

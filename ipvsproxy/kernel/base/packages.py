@@ -1,6 +1,6 @@
 """Imports single modules of a package; the package itself is not executed, because its code would import all of its modules.
 
-A package can be in ``sys.modules`` although its code has not been executed. Single modules of the package can then be imported in
+A package can be in ``sys.modules`` although its code has not been executed; single modules of such a package can be imported in
 the usual manner.
 """
 

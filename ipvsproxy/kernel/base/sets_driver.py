@@ -80,7 +80,7 @@ class SetsDriver(abc.ABC):
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Make ``observe_changed`` return each set once more, even if the set has not changed."""
+        """Make the next ``observe_changed`` of each set return the set, even if the set has not changed."""
         self._digests.clear()
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:

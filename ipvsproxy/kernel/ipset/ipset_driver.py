@@ -1,8 +1,8 @@
 """The ipset driver: reads and writes sets and their entries, with many entries in one message.
 
-When a set is full, the driver fills a larger copy of the set, then swaps the copy with the set. Therefore packets are never
-matched against an incomplete set. The copy is necessary because the kernel cannot change the ``maxelem`` of a set. After the
-swap, rules that use the set's name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
+When a set is full, the driver fills a larger copy of the set, then swaps the copy with the set, so that packets are never matched
+against an incomplete set. The copy is necessary because the kernel cannot change the ``maxelem`` of a set. After the swap, rules
+that use the set's name match against the copy (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
 """
 
 import errno
@@ -57,7 +57,7 @@ class IpsetDriver(SetsDriver):
     If the kernel refuses an entry, all entries of the entry's message are sent again one by one, after all other messages.
     """
 
-    most_at_once = 60_000  # in bytes; with socket buffers of the usual size, one more message fits into the same ``send``
+    most_at_once = 60_000  # in bytes; a ``send`` that exceeds this size by one message still fits into the usual socket buffer
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         super().__init__(connect)
@@ -127,7 +127,7 @@ class IpsetDriver(SetsDriver):
         return explain(number, set_type)
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The lowest revision of the set's type that our set needs, or the nearest revision that this kernel has.
+        """The lowest revision of the set's type that our set needs, or the revision nearest to it that this kernel has.
 
         Raises:
             KernelError: the kernel lacks the set type or, for a set that assigns marks, a revision of the set type that supports

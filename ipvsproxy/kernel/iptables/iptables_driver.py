@@ -170,9 +170,9 @@ class IptablesDriver:
     def try_writing(self, family: Family) -> Refusal | None:
         """The reason why the kernel accepts no rules of this IP family.
 
-        None means that the kernel accepts rules; then ``usable`` returns None, too. ``usable`` only reads, and the nf_tables
-        variant shows empty tables even if the kernel does not have the tables. Therefore ``try_writing`` writes a chain and
-        deletes the chain in the same transaction.
+        If the kernel accepts rules, both ``try_writing`` and ``usable`` return None. ``usable`` only reads. Because the nf_tables
+        variant shows empty tables even if the kernel does not have the tables, ``try_writing`` writes a chain and deletes the
+        chain in the same transaction.
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
@@ -266,7 +266,7 @@ class IptablesDriver:
         """The listed rules. If jumps cannot be listed, the jumps of the driver's last write are used instead.
 
         If a jump of an earlier process cannot be listed, the jump is written a second time; the second copy changes nothing for
-        packets. Once both copies of a jump can be listed, the next write removes one copy.
+        packets. As soon as iptables lists both copies of a jump, the next write removes one copy.
         """
         put = self._last_skeletons.get(family)
         try:

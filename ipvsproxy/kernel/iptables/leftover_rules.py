@@ -8,8 +8,8 @@ loaded once.
 Rule 4: a program of iptables reads nf_tables only if the kernel has a chain that may contain leftover rules, or if the chains
 cannot be read.
 Rule 5: if our rules are in nftables, each rule of iptables that has one of our names is a leftover.
-Rule 6: no rule is removed if the variant of the program in PATH has changed since the start, because our rules then move to the
-new variant.
+Rule 6: no rule is removed if the variant of the program in PATH has changed since ipvsproxy started, because our rules will move
+to the new variant.
 """
 
 import contextlib
@@ -146,7 +146,7 @@ class LeftoverRules:
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        # The variant of the program in PATH must be ``place.variant`` if ``is_in_path`` is true, and must differ otherwise.
+        # If ``is_in_path`` is true, the program in PATH must have the variant ``place.variant``; if false, any other variant.
         is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"

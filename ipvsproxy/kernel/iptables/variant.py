@@ -1,8 +1,9 @@
 """Finds out which variant of iptables, nf_tables or legacy, holds this node's rules on a node with both variants.
 
 The kernel applies the rules of both variants, but neither variant shows the other variant's rules. If a node has rules in both
-variants, the rules of two programs may be applied in the wrong order. Therefore our rules are written to the variant that the
-kubelet and the CNI plugin use. This module considers the same evidence as kubernetes-sigs/iptables-wrappers, in the same order.
+variants, the rules of two programs may be applied in the wrong order. To keep all rules in one variant, our rules are written to
+the variant that the kubelet and the CNI plugin use. This module considers the same evidence as kubernetes-sigs/iptables-wrappers,
+in the same order.
 """
 
 import enum
@@ -64,7 +65,7 @@ def commands(variant: Variant) -> Mapping[Family, str]:
 def installed() -> tuple[Variant, ...]:
     """The variants whose programs are in PATH under names that contain the variant.
 
-    Distributions that have only one variant often do not have programs with these names.
+    Distributions that have only one variant often have no programs whose names contain the variant.
     """
     return tuple(
         variant

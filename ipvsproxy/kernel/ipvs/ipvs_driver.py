@@ -1,10 +1,11 @@
 """The IPVS driver: manages virtual servers, real servers and timeouts, and finds out whether the kernel has a given scheduler.
 
-The kernel loads the module of a scheduler when a virtual server with this scheduler is added. Therefore only an attempt to add a
-virtual server shows whether the scheduler exists. The driver attempts to add an invalid virtual server: the kernel looks up the
-scheduler before it refuses the virtual server (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Therefore a process that
-is killed during the attempt leaves no virtual server behind. The attempt uses a virtual server with an invalid IPv6 prefix
-length. If IPVS in this kernel has no IPv6, the driver looks for the scheduler in the files of kernel modules instead.
+The kernel loads the module of a scheduler when a virtual server with this scheduler is added, so only an attempt to add a virtual
+server shows whether the scheduler exists. The driver attempts to add an invalid virtual server: the kernel looks up the scheduler
+before it refuses the virtual server (``ip_vs_add_service`` in net/netfilter/ipvs/ip_vs_ctl.c). Because the kernel refuses the
+virtual server, a process that is killed during the attempt leaves no virtual server behind. The attempt uses a virtual server
+with an invalid IPv6 prefix length. If IPVS in this kernel has no IPv6, the driver looks for the scheduler in the files of kernel
+modules instead.
 """
 
 import errno
@@ -91,8 +92,8 @@ class IpvsDriver:
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
         """Reads the whole IPVS table in parts; other methods may be called between two parts.
 
-        If another method writes a virtual server between two parts, the next poll reads the virtual server again. In a part, None
-        means that a virtual server no longer exists. If the module of IPVS has been loaded again, later operations use the number
+        If another method writes a virtual server between two parts, the next poll reads the virtual server again. A part has None
+        for a virtual server that no longer exists. If the module of IPVS has been loaded again, later operations use the number
         of the new module.
 
         Raises:
@@ -128,14 +129,14 @@ class IpvsDriver:
         """The error number with which the kernel refuses an invalid virtual server with this scheduler.
 
         The kernel looks up the scheduler before it refuses the virtual server. ENOENT means that the scheduler does not exist.
-        EINVAL means that the scheduler exists, and that its module is loaded now. Any other number means that the kernel did not
-        look up the scheduler.
+        EINVAL means that the scheduler exists, and that its module is loaded now. A number other than ENOENT and EINVAL means
+        that the kernel did not look up the scheduler.
 
         Raises:
             KernelError: the kernel did not answer.
         """
         number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
-        if number == errno.ENOENT:  # ENOENT is also the answer if the IPVS module was loaded again
+        if number == errno.ENOENT:  # the kernel also answers ENOENT if the IPVS module was loaded again
             self._table.renew()
             number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
         return number
@@ -198,9 +199,10 @@ class IpvsDriver:
         No two operations may be about the same object.
 
         Operations take effect in their order, except operations that are repeated. If an object to add is present, the operation
-        is repeated at the end as a change; if an object to change is absent, as an addition. The addition of a virtual server by
-        firewall mark that is already present fails (EEXIST). The outcomes have the same order as the operations. If some real
-        servers of an operation could not be added, or were already present, each of these real servers has a separate outcome.
+        is repeated at the end as a change; if an object to change is absent, the operation is repeated at the end as an addition.
+        The addition of a virtual server by firewall mark that is already present fails (EEXIST). The outcomes have the same order
+        as the operations. If some real servers of an operation could not be added, or were already present, each of these real
+        servers has a separate outcome.
         """
         for _, item in operations:
             # The virtual server is read again next time, even if the operation has failed. A virtual server counts as removed

@@ -59,7 +59,7 @@ class Shape(NamedTuple):
 
 
 class Encoder:
-    """Encodes operations as messages for one number of the generic netlink family of IPVS.
+    """Encodes operations as messages that contain a given number of the generic netlink family of IPVS.
 
     The number of the family changes when the IPVS module is loaded again.
     """

@@ -51,7 +51,7 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
-    """The other verb with which an operation must be repeated after this error; None if the other verb would not help.
+    """The verb with which to repeat the operation after this error; None if repeating it with another verb would not help.
 
     An unexpectedly present virtual server with a firewall mark belongs to another program, because no firewall mark is reserved
     for ipvsproxy.

@@ -171,7 +171,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
             elif not waits and self._added is not None:
                 self._real_servers(row)  # the result is not needed: this call only adds connections to the total
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
-                self._known |= hashes  # recorded only now, so that the part is read again after an error
+                self._known |= hashes  # recorded at the end of the part, so that the part is read again after an error
                 yield reading
                 self._note_written()
                 reading, hashes = {}, {}

@@ -58,7 +58,8 @@ def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
     return message.Layout([((of, kind), code) for kind, code in codes.items()])
 
 
-# All dumps use the same layout, because a new layout has to walk its first message, which takes as long as a dump.
+# All dumps use the same layout, because a new layout has to walk the attributes of its first message one by one, which takes as
+# long as a dump.
 _SETTINGS = {6: "s", 7: "I", 8: "I", 9: "4s"}
 _BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
 _BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)
@@ -230,8 +231,8 @@ class TrafficReader:
     is the function that opens a socket.
 
     ``open_connections`` returns the number of connections of all real servers at the last read; None if no total was computed.
-    With ``is_wanted``, each later read of real servers computes the total. The total needs no additional system call, because the
-    kernel's answers about real servers contain their connections.
+    With ``is_wanted``, every read of real servers after this call computes the total number of their connections. The total needs
+    no additional system call, because the kernel's answers about real servers contain their connections.
     """
 
     connect: Callable[[int], netlink.Socket]
@@ -254,7 +255,7 @@ class TrafficReader:
         """Read the counters of virtual servers, in parts.
 
         Virtual servers whose counters are all 0 are left out, except the virtual servers in ``always``. If virtual servers are
-        added or removed during the read, the result may also lack other virtual servers.
+        added or removed during the read, the result may lack other virtual servers that existed during the whole read, too.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are

@@ -68,8 +68,8 @@ class AddressDriver:
 
     Only the thread that creates this object may use it.
 
-    The device stays down. The addresses of a device that was never up are local to this host, whereas a device that goes down
-    loses its IPv6 addresses.
+    The dummy device stays down, because the addresses of a device that was never up are local to this host, whereas a device that
+    goes down loses its IPv6 addresses.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:

@@ -52,8 +52,8 @@ class ConntrackDriver:
     """Deletes flows in the network namespace of the thread that creates this object.
 
     Only the thread that creates this object may use it. The kernel lists flows in parts. The stale flows of each part are deleted
-    through a second socket before the kernel produces the next part. Therefore the memory that the driver uses does not grow with
-    the number of flows.
+    through a second socket before the kernel produces the next part. Because only one part of the listing is in memory at a time,
+    the memory that the driver uses does not grow with the number of flows.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:

@@ -114,8 +114,8 @@ class ChangeListener:
                 self._has_lost = True
         if self._has_lost:
             # The kernel reports lost notifications only once, ahead of the notifications that are already in the queue. Until the
-            # queue has been read, the kernel loses further notifications (netlink_overrun in net/netlink/af_netlink.c). Therefore
-            # a notification in the queue may name an index that the device no longer has.
+            # queue has been read, the kernel loses further notifications (netlink_overrun in net/netlink/af_netlink.c), so a
+            # notification in the queue may name an index that the device no longer has.
             self._index = self._find_device()
             self._has_lost = not is_empty
             changes.append(Change.OURS)
@@ -126,7 +126,8 @@ class ChangeListener:
 
         A start of ipvsproxy causes one notification for each Service, and a routing daemon may change a million routes. The
         filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. Without the filter,
-        ``_decode`` would ignore the same notifications, but other notifications might be lost.
+        ``_decode`` would ignore the unneeded notifications, but these might fill the queue, so that needed notifications would be
+        lost.
         """
         load_kind, load_port, load_protocol = (
             (0x28, 0, 0, 4),

@@ -47,7 +47,7 @@ _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket on which the kernel filters dumps of routes, if the kernel supports this.
+    """A socket on which the kernel filters dumps of routes, if the kernel supports filters for dumps.
 
     A kernel without filters dumps all routes.
     """

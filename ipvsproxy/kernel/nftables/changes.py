@@ -1,9 +1,9 @@
 """Notifications of nf_tables, which show whether another program has changed our table.
 
 The generation of nf_tables changes whenever any table of the network namespace changes. A notification names the changed table,
-so our sets are not read again when another program changes a different table. Notifications also arrive at once. The layouts of
-messages are from nfnetlink.h and nf_tables.h in include/uapi/linux/netfilter. The first attribute of each message about a table
-or its content is the table's name.
+so our sets are not read again when another program changes a different table. A notification arrives immediately, whereas the
+generation has to be polled. The layouts of messages are from nfnetlink.h and nf_tables.h in include/uapi/linux/netfilter. The
+first attribute of each message about a table or its content is the table's name.
 """
 
 import errno
@@ -36,8 +36,8 @@ def open_socket() -> socket.socket:
 class NftChanges:
     """Counts changes that other programs make in our table. Any thread may call ``read`` and use ``count``.
 
-    ``count`` is None if the kernel sends no notifications; then only the generation shows changes. ``own_ports`` are the port IDs
-    of the sockets through which ipvsproxy changes the table; the caller may add port IDs later.
+    ``count`` is None if the kernel sends no notifications, so that only the generation shows changes. ``own_ports`` are the port
+    IDs of the sockets through which ipvsproxy changes the table; the caller may add port IDs later.
     """
 
     def __init__(self, own_ports: Collection[int], connect: Callable[[], socket.socket] = open_socket) -> None:

@@ -153,8 +153,8 @@ class NftSetsDriver(SetsDriver):
     def _send(self, pending: Sequence[Part]) -> None:
         """As in ``SetsDriver``.
 
-        Later messages may depend on a refused message. Therefore a message that the kernel accepts takes the place of the refused
-        message. Entries are not tried one by one, because the kernel takes about 10 ms to refuse a transaction.
+        Because later messages may depend on a refused message, the driver replaces the refused message by a message that the
+        kernel accepts. Entries are not tried one by one, because the kernel takes about 10 ms to refuse a transaction.
         """
         parts = [_Part(verb, [one.entry for one in part], [message_of(verb, part)]) for verb, part in pending]
         while parts:

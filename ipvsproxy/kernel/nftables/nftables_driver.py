@@ -1,9 +1,9 @@
 """The nftables driver for rules and sets: consecutive operations of a plan become one transaction.
 
-Because of the transaction, no packet meets a rule whose sets are missing, or a half-changed set. Operations on IPVS cannot be
-part of a transaction, and are applied between the additions and the removals. Therefore a sync with both additions and removals
-takes two transactions. A Service with source ranges or a second scope takes one or two more transactions, because its virtual
-server is added between its set entries.
+Because a transaction takes effect as a whole, no packet meets a half-changed set, or a rule whose sets are missing. Operations on
+IPVS cannot be part of a transaction. Because operations on IPVS are applied between the additions and the removals, a sync with
+both additions and removals takes two transactions. A Service with source ranges or a ``ClusterScope`` takes one or two additional
+transactions, because its virtual server is added between its set entries.
 """
 
 import itertools
@@ -73,8 +73,9 @@ class NftDriver:
         """Replace each existing set that has the same name as a set to be created, but different parameters.
 
         Another version of ipvsproxy, or a file that nft loaded, created these sets. A set cannot be removed while a rule uses the
-        set. Therefore the same transaction also writes the rules of the set's family: the desired rules if the operations contain
-        rules, otherwise the present rules. If the transaction fails, the later attempt to create the set reports the reason.
+        set, so the transaction that replaces a set also writes the rules of the set's family: the desired rules if the operations
+        contain rules, otherwise the present rules. If the transaction fails, the later attempt to create the set reports the
+        reason.
         """
         created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
         if not created:
@@ -127,7 +128,7 @@ class NftDriver:
         return not failed
 
     def _with_rules(self, of_sets: Sequence[bytes], of_rules: Sequence[Operation]) -> tuple[Sequence[bytes], int | None]:
-        """The messages of a transaction, and their generation; None means that they are valid for every generation.
+        """The messages of a transaction, and the generation for which they are valid; None means every generation.
 
         Raises:
             ValueError: the transaction would be too large, or a rule has no equivalent in nf_tables.
@@ -136,7 +137,7 @@ class NftDriver:
         if of_rules:
             listing = self.rules.listing()
             generation = listing.generation
-            # The messages for sets come first: rules need created sets, and no rule uses a removed set.
+            # The messages for sets come first, because rules may use the created sets, and no rule uses a removed set.
             messages += (one for operation in of_rules for one in self.rules.messages(operation, listing))
         if len(messages) > self._channel.limit:
             raise ValueError(f"{len(messages)} messages are too many for one transaction")

@@ -1,8 +1,8 @@
 """Translates one rule into expressions of nf_tables that have the same effect on packets as the rule has in iptables.
 
 Most rules become one rule of nf_tables; a rule that matches a set of ranges or several protocols becomes several nf_tables rules.
-Expressions cannot be translated back into a rule. Therefore each rule of nf_tables carries the text of the original rule. Each
-rule of nf_tables also carries a fingerprint of the expressions that this module made from the original rule. To find changes, the
+Because expressions cannot be translated back into a rule, each rule of nf_tables carries the text of the original rule. Each rule
+of nf_tables also carries a fingerprint of the expressions that this module made from the original rule. To find changes, the
 driver compares the observed expressions with the fingerprint.
 
 The following differences from iptables do not matter to packets:
@@ -16,8 +16,8 @@ The following differences from iptables do not matter to packets:
 * A rule with a set of marks writes the whole mark, and only for packets without a mark, because kernels before 6.13 cannot
   combine two registers.
 
-The program ``nft`` can load these rules from its own output, so a saved ruleset with our table can be restored. For ``nft``, a
-key must not contain a constant, and a rule may use a port of connection tracking only after a match on the protocol.
+The program ``nft`` can load these rules from its own output, so a saved ruleset with our table can be restored. ``nft`` accepts
+no key that contains a constant, and accepts a port of connection tracking in a rule only after a match on the protocol.
 """
 
 import enum
