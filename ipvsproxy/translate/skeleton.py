@@ -268,10 +268,10 @@ def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
 def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
     """The ranges whose pods are all on this node: the pod ranges of the Node object, and the ranges of this node's bridges.
 
-    Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. With such a plug-in, a pod of
-    any node may have an address in the ranges of the Node object. If a plug-in uses ``spec.podCIDRs``, this node itself has an
-    address in the ranges. A network that contains the Node's own address is the network of the nodes, and its pods may be on any
-    node.
+    Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. If a plug-in ignores
+    ``spec.podCIDRs``, a pod on another node may have an address in the ranges of this node's Node object. If a plug-in uses
+    ``spec.podCIDRs``, this node itself has an address in the ranges. A network that contains the Node's own address is the
+    network of the nodes, and its pods may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]

@@ -171,7 +171,7 @@ CHANGES: Mapping[str, tuple[Callable[[Table], object], bool]] = {
 
 
 @pytest.mark.parametrize(("change", "is_seen"), CHANGES.values(), ids=CHANGES)
-def test_the_cheap_read_sees_all_changes_except_weights_thresholds_and_replaced_real_servers(
+def test_the_cheap_read_sees_each_change_except_a_weight_a_threshold_or_a_replaced_real_server(
     table: Table, change: Callable[[Table], object], *, is_seen: bool
 ) -> None:
     table.put(WEB, pod(1), pod(2))

@@ -184,7 +184,10 @@ def test_a_set_with_another_definition_is_replaced_together_with_its_entries_and
     driver.apply([*SETS, entries(Verb.ADD, 1), Operation(Verb.ADD, SetEntries.of(other)), *wanted])
     load_with(UNLIKE)
     created = [Operation(Verb.ADD, IP_SETS[name]) for name in (CLUSTER, other.set)]
-    driver.apply([*created, entries(Verb.ADD, 1, 2, 3), wanted[0]])
+    operations = [*created, entries(Verb.ADD, 1, 2, 3), wanted[0]]
+    driver._replace_unlike(operations)
+    assert held(driver) == {entry(1), entry(2), entry(3)}, "the new set never exists without its entries"
+    driver.apply(operations)
     assert set(driver.sets.shaped_as_ours(IP_SETS.values()).items()) == {(ip_set, True) for ip_set in IP_SETS.values()}
     assert held(driver) == {entry(1), entry(2), entry(3)}
     assert driver.sets.observe([other.set])[other.set].entries == {other}, "this set had our definition"

@@ -160,7 +160,7 @@ def test_witnesses_of_an_existing_virtual_server_must_not_be_removed() -> None:
     assert witnesses.addresses == {KEY.address, NODE_PORT.address}
 
 
-def test_entries_that_are_no_witness_of_an_existing_virtual_server_may_be_removed() -> None:
+def test_entries_without_an_existing_virtual_server_may_be_removed() -> None:
     witnesses = ownership.Witnesses([KEY, NODE_PORT])
     assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, msgspec.structs.replace(KEY, port=81)))
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))
