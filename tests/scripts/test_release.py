@@ -229,6 +229,8 @@ def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_
     script.pack_manifests(one, "registry.example.com", digest)
     with tarfile.open(output / f"ipvsproxy-{VERSION}-manifests.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
+    patch = (tmp_path / f"ipvsproxy-{VERSION}" / script.IMAGE_PATCH).read_text()
+    assert f"image: registry.example.com/ipvsproxy:{VERSION}@{digest}\n" in patch
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl, which brings kustomize, is not installed")
