@@ -34,8 +34,6 @@ CLUSTER, HERE, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.back
 
 UNUSED = "weight 0 (its endpoint is not used; its connections go on until they end)"
 
-UNUSED = "weight 0 (its endpoint is not used; its connections go on until they end)"
-
 
 async def _verify(kernel: FakeKernel, *objects: object) -> Document:
     comparison = Comparison(inspected(kernel, *(objects or WEB)))  # type: ignore[arg-type]  # API objects of three kinds

@@ -1,9 +1,7 @@
 """Main functions of the program for ``Program(main=...)``, each of which first changes something in its own process."""
 
 import ctypes
-import fcntl
 import os
-import resource
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -14,8 +12,6 @@ from ipvsproxy.kernel.iptables import process
 READ_ONLY_SETTINGS = "for dir in /proc/sys /sys; do mount --bind $dir $dir && mount -o remount,bind,ro $dir || exit 9; done"
 OWN_SYS = "mount -t sysfs none /sys"
 """Shows the interfaces of the network namespace, as in a pod in the host network."""
-DESCRIPTORS = 256
-"""The limit of file descriptors in ``near_descriptor_limit``."""
 _PR_SET_PDEATHSIG = 1
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -72,19 +68,6 @@ def first_process_without_modules(flags: Sequence[str]) -> int:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os._exit(cli.main(flags))
     return os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
-
-
-def near_descriptor_limit(flags: Sequence[str]) -> int:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    return cli.main(flags)
-
-
-def with_full_pipe(flags: Sequence[str]) -> int:
-    """The log goes to a small pipe that nobody reads."""
-    _reader, writer = os.pipe()
-    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    os.dup2(writer, 2)
-    return cli.main(flags)
 
 
 def _mount(script: str) -> None:
