@@ -52,12 +52,18 @@ def programs(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def run(programs: pathlib.Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a copy of the script, so that the results of other runs are not changed."""
+def copied_script(programs: pathlib.Path) -> pathlib.Path:
+    """A copy of the script, so that the results of other runs are not changed."""
     script = programs / "project/scripts/conformance"
     script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_bytes(SCRIPT.read_bytes())
-    command = [sys.executable, str(script), "--kubeconfig", str(programs / "kubeconfig"), "--binaries", str(programs), *arguments]
+    script.write_text(SCRIPT.read_text().replace("#!/usr/bin/env python3", f"#!{sys.executable}"))
+    script.chmod(0o755)
+    return script
+
+
+def run(programs: pathlib.Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    script = copied_script(programs)
+    command = [str(script), "--kubeconfig", str(programs / "kubeconfig"), "--binaries", str(programs), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "", **environment})
 
 
@@ -72,6 +78,26 @@ def test_parallel_and_serial_tests_run_and_the_tests_of_each_status_are_counted(
     saved = json.loads((programs / "project/build/conformance/kube-proxy.json").read_text())
     assert saved[AFFINITY] == "passed"
     assert len(saved) == 4
+
+
+def test_programs_are_found_by_path_and_kind_tells_how_to_reach_its_cluster(programs: pathlib.Path) -> None:
+    kind = programs / "kind"
+    kind.write_text(
+        '#!/bin/sh\n[ "$*" = "get kubeconfig --name blue" ] || { echo "no nodes" >&2; exit 1; }\necho "server: blue"\n'
+    )
+    kind.chmod(0o755)
+    script = copied_script(programs)
+    environment = {"PATH": str(programs)}
+    done = subprocess.run([script, "--kind", "blue"], capture_output=True, text=True, check=False, env=environment)
+    assert re.search(r"passed +2\n", done.stdout), done.stdout + done.stderr
+    kubeconfig = programs / "project/build/conformance/ipvsproxy/kubeconfig"
+    assert kubeconfig.read_text() == "server: blue\n"
+    assert kubeconfig.stat().st_mode & 0o077 == 0, "the file has the key of an administrator"
+    for command in ("parallel.command", "serial.command"):
+        assert f"--kubeconfig={kubeconfig}" in (programs / command).read_text()
+
+    done = subprocess.run([script, "--kind", "red"], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (2, "scripts/conformance: --kind: no nodes\n")
 
 
 def test_a_failure_that_the_other_proxy_also_has_does_not_count_as_a_new_failure(programs: pathlib.Path) -> None:
