@@ -5,11 +5,11 @@
 never ipvsproxy's drivers, so that a bug in ipvsproxy cannot affect both sides of a comparison.
 """
 
-import importlib
 import json
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,6 @@ from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.support import nft_state, scope_rows
-
-# The module ``compare`` belongs to the recordings: it has no types, and is not edited.
-compare: Any = importlib.import_module("tests.golden.compare")
 
 State = dict[str, Any]
 
@@ -294,17 +291,43 @@ def _rule_text(label: str, iptables: Mapping[str, list[str]]) -> str:
 def differences(
     expected: Mapping[str, Any], actual: Mapping[str, Any], sections: Iterable[str]
 ) -> dict[str, list[tuple[str, str, Any, Any]]]:
-    """The rows that differ, by section.
+    """The rows that differ, by section; each difference is a tuple (row, kind, expected, actual).
 
-    Sections have their names in ``compare.py``, and each difference is a tuple (row, kind, expected, actual).
+    Each set and each chain is a section.
     """
     chosen = tuple(sections)
-    rows_expected, rows_actual = (
-        compare.rows("", {name: state[name] for name in chosen if name in state}) for state in (expected, actual)
-    )
-    differing = {}
-    for section in sorted({*rows_expected, *rows_actual}):
-        different, _ = compare.diff(rows_expected.get(section, {}), rows_actual.get(section, {}))
-        if different:
-            differing[section] = different
-    return differing
+    first, second = (_rows({name: state[name] for name in chosen if name in state}) for state in (expected, actual))
+    differing = {name: list(_different(first.get(name, {}), second.get(name, {}))) for name in sorted({*first, *second})}
+    return {name: rows for name, rows in differing.items() if rows}
+
+
+_ORDER = "(order)"
+
+
+def _rows(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of each section; the rows of a chain are its rules with their numbers, and the order of the rules."""
+    found: dict[str, dict[str, Any]] = {}
+    for section, value in state.items():
+        if section == "ipsets":
+            for name, one in value.items():
+                found[f"ipset {name}"] = dict.fromkeys(one["members"], True) | {"(set)": f"{one['type']} {one['options']}"}
+        elif section == "iptables":
+            for chain, rules in value.items():
+                found[f"iptables {chain}"] = {"(chain)": True, **Counter(rules), _ORDER: rules}
+        else:
+            found[section] = value
+    return found
+
+
+def _different(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    for row in sorted({*expected, *actual}):
+        one, other = expected.get(row), actual.get(row)
+        if row == _ORDER:
+            if one and other and one != other and sorted(one) == sorted(other):
+                yield row, "different", one, other
+        elif row not in actual:
+            yield row, "missing", one, None
+        elif row not in expected:
+            yield row, "extra", None, other
+        elif one != other:
+            yield row, "different", one, other
