@@ -76,11 +76,13 @@ def test_a_logged_value_cannot_forge_a_line(read: Read, text: str, as_json: bool
     assert lines[0].strip("\n").isprintable()
 
 
-def test_an_exception_is_logged_in_the_line_of_its_event(read: Read) -> None:
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "of a library"])
+def test_an_exception_is_logged_in_the_line_of_its_event(read: Read, *, is_ours: bool) -> None:
+    ours = logger()
     try:
         int("wrong")
     except ValueError:
-        logger().exception("failed")
+        (ours if is_ours else logging.getLogger("some.library")).exception("failed")
     (line,) = read()
     assert "ValueError: invalid literal" in line
 
@@ -107,16 +109,6 @@ def test_a_message_of_a_library_is_logged_as_a_line_and_its_repetitions_are_limi
     now_s = log.REPEAT_S
     library.error("exec: process returned %d.\nnot logged in", 3)
     assert len(read()) == 1
-
-
-def test_an_exception_that_a_library_logs_is_in_the_line_of_its_message(read: Read) -> None:
-    logger()
-    try:
-        int("x")
-    except ValueError:
-        logging.getLogger("some.library").exception("a task has failed")
-    (line,) = read()
-    assert "ValueError: invalid literal" in line
 
 
 # Tests of the thread that writes log lines.

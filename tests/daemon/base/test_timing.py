@@ -38,15 +38,9 @@ class Highest(random.Random):
         return max(a, b)
 
 
-def test_retry_delays_double_up_to_the_upper_bound() -> None:
+def test_retry_delays_double_up_to_the_upper_bound_and_start_again_at_the_shortest_delay_after_a_success() -> None:
     delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
     assert [delays.next_s() for _ in range(5)] == [0.5, 1, 2, 3, 3]
-
-
-def test_retry_delays_start_again_at_the_shortest_delay_after_a_success() -> None:
-    delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
-    delays.next_s()
-    delays.next_s()
     delays.reset()
     assert (delays.next_s(), delays.attempts) == (0.5, 1)
 

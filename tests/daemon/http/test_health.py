@@ -43,12 +43,6 @@ class Node:
     def is_healthy(self) -> bool:
         return self.status.is_healthy
 
-    def queue(self) -> None:
-        self.status.queued(self.clock.now)
-
-    def pass_time(self, seconds: float) -> None:
-        self.clock.now += seconds
-
 
 def test_a_starting_node_is_healthy_and_becomes_eligible_with_the_first_complete_sync() -> None:
     node = Node()
@@ -65,21 +59,21 @@ def test_a_starting_node_is_healthy_and_becomes_eligible_with_the_first_complete
 
 def test_a_process_whose_first_sync_is_late_is_unhealthy() -> None:
     node = Node()
-    node.pass_time(LATE_S)
+    node.clock.now += LATE_S
     assert not node.is_healthy()
 
 
 def test_a_process_is_unhealthy_if_a_change_has_waited_for_more_than_two_sync_periods() -> None:
     node = Node()
     node.sync()
-    node.pass_time(500)
+    node.clock.now += 500
     assert node.is_healthy()
     assert node.status.oldest_change_age_s == 0
-    node.queue()
-    node.pass_time(LATE_S - 0.001)
-    node.queue()
+    node.status.queued(node.clock.now)
+    node.clock.now += LATE_S - 0.001
+    node.status.queued(node.clock.now)
     assert node.is_healthy()
-    node.pass_time(0.001)
+    node.clock.now += 0.001
     assert node.status.oldest_change_age_s == LATE_S
     assert not node.is_healthy()
     assert all(map(node.status.is_late, BOTH))
@@ -91,12 +85,12 @@ def test_a_change_during_a_sync_counts_as_waiting_from_its_arrival() -> None:
     node = Node()
     node.sync()
     node.status.syncing(node.clock.now)
-    node.pass_time(10)
-    node.queue()
-    node.pass_time(10)
+    node.clock.now += 10
+    node.status.queued(node.clock.now)
+    node.clock.now += 10
     node.status.synced(summary())
     assert node.status.oldest_change_age_s == 10
-    node.pass_time(LATE_S - 10)
+    node.clock.now += LATE_S - 10
     assert not node.is_healthy()
 
 
@@ -104,7 +98,7 @@ def test_a_sync_that_never_ends_makes_the_node_unhealthy_even_without_changes() 
     node = Node()
     node.sync()
     node.status.syncing(node.clock.now)
-    node.pass_time(LATE_S)
+    node.clock.now += LATE_S
     assert not node.is_healthy()
 
 
@@ -112,15 +106,15 @@ def test_rules_that_could_not_be_written_for_a_long_time_make_only_their_family_
     node = Node()
     node.sync()
     node.sync(lacking=[Family.IPV6])
-    node.pass_time(LATE_S - 1)
+    node.clock.now += LATE_S - 1
     node.sync(lacking=[Family.IPV6])
     assert node.is_healthy()
-    node.pass_time(1)
+    node.clock.now += 1
     assert not node.is_healthy()
     assert [node.status.is_late(family) for family in BOTH] == [False, True]
     assert node.status.updated_s == node.status.updated[Family.IPV4] > node.status.updated[Family.IPV6]
     node.sync()
-    node.pass_time(LATE_S)
+    node.clock.now += LATE_S
     assert node.is_healthy()
 
 
@@ -162,7 +156,7 @@ def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> No
 def test_a_process_that_waits_for_its_first_lists_is_neither_eligible_nor_late() -> None:
     node = Node()
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
-    node.pass_time(3600)
+    node.clock.now += 3600
     assert paths.livez(node.status).status == server.OK
     answer = paths.healthz(node.status)
     assert answer.status == server.UNAVAILABLE
@@ -170,5 +164,5 @@ def test_a_process_that_waits_for_its_first_lists_is_neither_eligible_nor_late()
     node.missing = ()
     node.status.listed(node.clock.now)
     assert node.is_healthy()
-    node.pass_time(LATE_S)
+    node.clock.now += LATE_S
     assert not node.is_healthy()
