@@ -50,15 +50,6 @@ class Figures:
         self.leftovers: Mapping[AnyPlace, bool] = {}
         self.other_backend = False
 
-    def put_web(self) -> None:
-        """Add a virtual server without real servers to the desired state."""
-        settings = VirtualServerSettings("rr")
-        at_once(
-            self.reconciler.putting(
-                OWNER.service, ServiceState(owner=OWNER, served=(VirtualServer(WEB_KEY, settings, owner=OWNER),))
-            )
-        )
-
     def read(self) -> dict[str, dict[tuple[str, ...], float]]:
         sources = Sources(
             survey=self.reconciler.survey,
@@ -153,22 +144,19 @@ def test_set_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
     assert values["ipvsproxy_pending"][("device",)] == 0
 
 
-def test_metrics_show_the_number_of_draining_real_servers_and_the_age_of_the_oldest_drain() -> None:
+def test_metrics_show_the_numbers_of_draining_and_waiting_real_servers_and_the_age_of_the_oldest_drain() -> None:
     figures = Figures()
-    figures.put_web()
+    settings = VirtualServerSettings("rr")
+    web = ServiceState(owner=OWNER, served=(VirtualServer(WEB_KEY, settings, owner=OWNER),))
+    at_once(figures.reconciler.putting(OWNER.service, web))
     assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}
     show_draining(figures.reconciler, WEB_KEY, POD, now=40)
     show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
     values = figures.read()
     assert values["ipvsproxy_drains"] == {(): 2}
+    assert values["ipvsproxy_waiting_removals"] == {(): 0}
     assert values["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
-
-
-def test_a_real_server_without_connections_counts_as_waiting_and_not_as_draining() -> None:
-    figures = Figures()
-    figures.put_web()
-    show_draining(figures.reconciler, WEB_KEY, POD, now=40)
-    show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
+    # A real server without connections counts as waiting and not as draining.
     list(figures.reconciler.noting_connections({WEB_KEY: {OTHER_POD: ConnectionCounts(1, 0)}}, 80))
     values = figures.read()
     assert values["ipvsproxy_drains"] == {(): 1}

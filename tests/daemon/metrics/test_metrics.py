@@ -1,15 +1,17 @@
-"""Covers the counts in metrics, the formats of the page, and that all series equal the series recorded from kube-proxy."""
+"""Covers the counts in metrics, and the formats of the page.
+
+``tests/test_golden.py`` covers that the page has exactly the series recorded from kube-proxy, and
+``tests/test_reference_pages.py`` covers that each series is declared.
+"""
 
 import asyncio
 import errno
 import gzip
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
 
 import pytest
-from prometheus_client import Metric, metrics_core, parser
-from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client import metrics_core
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import metrics as metrics_module
@@ -23,11 +25,10 @@ from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Complaint, Store
-from tests.support import builders, golden_fixtures, http_client
+from tests.support import builders, golden_http, http_client
 from tests.support.summaries import Clock, state, summary
 
 BOTH = (Family.IPV4, Family.IPV6)
-READ_OPENMETRICS: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
 WALL_S = 1_800_000_000.0
 SYNC = "kubeproxy_sync_proxy_rules"
 WEB = ServiceName(builders.NAMESPACE, "web")
@@ -52,53 +53,11 @@ async def _rows(metrics: Metrics) -> Mapping[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-def _as_recorded(page: str) -> Mapping[str, Any]:
-    """The type, the labels and the buckets of each series, in the format of the recordings."""
-    types = dict(line.split()[2:4] for line in page.splitlines() if line.startswith("# TYPE"))
-    series: dict[str, dict[str, Any]] = {}
-    for line in page.splitlines():
-        if line.startswith("#"):
-            continue
-        name, _, rest = line.rpartition(" ")[0].partition("{")
-        labels = rest.removesuffix("}").split(",") if rest else []
-        family = name
-        for suffix in ("_bucket", "_sum", "_count"):
-            if types.get(name.removesuffix(suffix)) == "histogram":
-                family = name.removesuffix(suffix)
-        bounds = [label for label in labels if label.startswith("le=")]
-        row = series.setdefault(
-            f"{family}{{{','.join(label for label in labels if label not in bounds)}}}", {"type": types[family]}
-        )
-        if bounds:
-            row.setdefault("buckets", []).append(bounds[0].removeprefix('le="').removesuffix('"'))
-    return series
-
-
-@pytest.mark.parametrize(("profile", "families"), [("default", BOTH), ("single-v4", BOTH[:1])])
-async def test_every_recorded_series_exists_with_its_type_labels_and_buckets(profile: str, families: Collection[Family]) -> None:
-    recorded = golden_fixtures.recording(profile, "P0")["metrics"]
-    present = _as_recorded(await _page(_metrics(families)))
-    expected = {series: {key: value for key, value in row.items() if key != "value"} for series, row in recorded.items()}
-    assert {series: present.get(series) for series in expected} == expected
-
-
-async def test_series_of_our_page_that_the_recording_lacks_are_series_that_kube_proxy_adds_after_an_event() -> None:
-    recorded = golden_fixtures.recording("default", "P0")["metrics"]
-    present = [series for series in _as_recorded(await _page(_metrics())) if series.startswith("kubeproxy_")]
-    assert sorted(set(present) - set(recorded)) == [
-        'kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}',
-        'kubeproxy_network_programming_duration_seconds{ip_family="IPv6"}',
-        'kubeproxy_proxy_healthz_total{code="503"}',
-        'kubeproxy_proxy_livez_total{code="503"}',
-        'kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv4"}',
-        'kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv6"}',
-    ]
-
-
 async def test_the_buckets_of_network_programming_have_the_bounds_and_the_format_of_kube_proxy() -> None:
-    row = _as_recorded(await _page(_metrics()))['kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}']
+    series = golden_http.parse_metrics(await _page(_metrics()), ())
     bounds = [0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 330, 30)]
-    assert row["buckets"] == [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    buckets = series['kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}']["buckets"]
+    assert buckets == [*(f"{bound:g}" for bound in bounds), "+Inf"]
 
 
 async def test_no_metric_has_a_series_with_the_suffix_created() -> None:
@@ -283,22 +242,23 @@ async def test_netlink_batches_are_counted_by_driver_and_their_errors_by_name() 
 # The page.
 
 
-async def test_the_metrics_page_is_text_that_prometheus_can_parse() -> None:
-    metrics = _metrics()
-    metrics.synced(summary(states=[state()]))
-    answer = await metrics.expose("text/html, */*;q=0.1")
-    assert answer.headers == {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    families = {family.name: family.type for family in parser.text_string_to_metric_families(http_client.whole(answer).decode())}
-    assert families["ipvsproxy_operations"] == "counter"
-    assert families["ipvsproxy_virtual_servers"] == "gauge"
-
-
-async def test_a_client_that_accepts_openmetrics_gets_openmetrics() -> None:
-    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
+@pytest.mark.parametrize(
+    ("accept", "content_type", "is_openmetrics"),
+    [
+        ("text/html, */*;q=0.1", "text/plain; version=0.0.4; charset=utf-8", False),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            True,
+        ),
+    ],
+    ids=["text", "openmetrics"],
+)
+async def test_a_client_gets_the_format_that_it_accepts(accept: str, content_type: str, *, is_openmetrics: bool) -> None:
+    """``test_traffic`` covers that Prometheus can parse both formats."""
     answer = await _metrics().expose(accept)
-    assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    assert http_client.whole(answer).endswith(b"# EOF\n")
-    assert "kubeproxy_proxy_healthz" in {family.name for family in READ_OPENMETRICS(http_client.whole(answer).decode())}
+    assert answer.headers == {"Content-Type": content_type}
+    assert http_client.whole(answer).endswith(b"# EOF\n") is is_openmetrics
 
 
 async def test_a_client_that_accepts_gzip_gets_a_compressed_page() -> None:
